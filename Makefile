@@ -1,0 +1,40 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first, once.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+# Any Python that Paddle 3.3 has wheels for; `make PYTHON=python3.12 test` chooses another.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint setup clean help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+setup: $(READY)  ## create .venv and install lowbit into it
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "lowbit needs Python 3.10, 3.11 or 3.12 on the PATH (or: make PYTHON=/path/to/python $(MAKECMDGOALS))"; exit 2; }
+	@echo "Setting up $(VENV) with $(PYTHON) (once; about a minute)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## train, export, run in Paddle Inference, compare: a few minutes
+	@$(BIN)/lowbit demo
+
+test: $(READY)  ## the tests that CI runs
+	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy
+	@$(BIN)/python -m pytest -m "not slow" -n 2
+
+test-slow: $(READY)  ## every test, also those that take minutes
+	@$(BIN)/python -m pytest
+
+lint: $(READY)  ## style only
+	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy
+
+clean:  ## remove the environment and caches, never your runs
+	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .ruff_cache

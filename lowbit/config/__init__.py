@@ -1,0 +1,1 @@
+"""Configs with PaddleClas's sections: read, overridden, validated."""
