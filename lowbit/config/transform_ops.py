@@ -112,11 +112,6 @@ class RandomErasing(TransformOp):
 class ToCHWImage(TransformOp):
     """Channels first. Always done last; in a list it is a reminder for the reader."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing(cls, value: Any) -> Any:
-        return {} if value is None else value
-
 
 OPS: dict[str, type[TransformOp]] = {op.__name__: op for op in TransformOp.__subclasses__()}
 
