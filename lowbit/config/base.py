@@ -5,15 +5,32 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from lowbit.errors import did_you_mean
 
 _FRACTION = re.compile(r"\s*([-+]?[0-9.]+(?:e[-+]?\d+)?)\s*/\s*([0-9.]+(?:e[-+]?\d+)?)\s*", re.IGNORECASE)
 
 
 class Section(BaseModel):
-    """A config section; a misspelt key is an error, never a new setting."""
+    """A config section; a misspelt key is an error that names the nearest valid one, never a new setting."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if values is None:  # `Section:` with nothing below it
+            return {}
+        if isinstance(values, dict):
+            for key in values:
+                if key not in cls.model_fields:
+                    hint = did_you_mean(str(key), cls.model_fields)
+                    raise PydanticCustomError(
+                        "unknown_key", "unknown key, {hint}", {"key": key, "hint": hint}
+                    )
+        return values
 
 
 def parse_number(value: Any) -> Any:
@@ -25,14 +42,11 @@ def parse_number(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("expected a number, got a yes/no value")
     if isinstance(value, str):
-        if fraction := _FRACTION.fullmatch(value):
-            denominator = float(fraction[2])
-            if denominator == 0:
-                raise ValueError(f"{value!r} divides by zero")
-            return float(fraction[1]) / denominator
         try:  # YAML 1.1 reads 1e-4 (no dot) as a string
+            if fraction := _FRACTION.fullmatch(value):
+                return float(fraction[1]) / float(fraction[2])
             return float(value)
-        except ValueError:
+        except (ValueError, ZeroDivisionError):
             raise ValueError(f"expected a number or a fraction such as 1.0/255.0, got {value!r}") from None
     return value
 

@@ -1,0 +1,178 @@
+"""The config: PaddleClas's sections and keys, and a few of our own, with their types and limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from lowbit.config.base import Number, Section
+from lowbit.config.data import DataLoaders
+from lowbit.config.optimizer import OptimizerSection
+from lowbit.config.transform_ops import Op
+from lowbit.errors import LowbitError
+
+Positive = Annotated[int, Field(ge=1)]
+AmpLevel = Literal["O0", "O1", "O2"]
+AmpDtype = Literal["bf16", "fp16"]
+
+
+class GlobalSection(Section):
+    """What concerns the run as a whole."""
+
+    checkpoints: str | None = None  # resume from this checkpoint, or `auto`
+    pretrained_model: str | None = None
+    output_dir: str = "./output/"
+    device: str | None = None
+    class_num: Positive | None = None  # older PaddleClas files have it here, newer ones under Arch
+    save_interval: Positive = 1
+    eval_during_train: bool = True
+    eval_interval: Positive = 1
+    start_eval_epoch: Annotated[int, Field(ge=0)] = 0
+    epochs: Annotated[int, Field(ge=0)] = 90
+    start_epoch: Annotated[int, Field(ge=0)] = 0
+    print_batch_step: Positive = 10
+    use_visualdl: bool = False
+    image_shape: tuple[int, int, int] = (3, 224, 224)
+    save_inference_dir: str = "./inference"
+    task: Literal["classification"] = "classification"
+    # Ours from here on.
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    save_steps: Annotated[int, Field(ge=0)] = 0  # also checkpoint every so many steps; 0: only after epochs
+    max_bad_images: Annotated[int, Field(ge=0)] = 100  # unreadable training images before the run stops
+    max_bad_steps: Annotated[int, Field(ge=0)] = 20  # NaN/Inf steps in a row before the run stops
+    reset_classifier: bool = False  # take pretrained weights although the number of classes differs
+    sync_bn: bool = False
+    checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+
+class AmpSection(Section):
+    """Mixed precision. On a CPU the numerics are real and the speed is not."""
+
+    use_amp: bool = True
+    use_fp16_test: bool = False
+    scale_loss: Annotated[Number, Field(gt=0)] = 2.0**15
+    use_dynamic_loss_scaling: bool = True
+    use_promote: bool = False
+    level: AmpLevel = "O1"
+    dtype: AmpDtype = "fp16"
+
+
+class ArchSection(Section):
+    """The network: a name of ours or of PaddleClas's, or `package.module:Class`."""
+
+    name: str
+    class_num: Positive | None = None
+    pretrained: bool | str = False
+    use_sync_bn: bool = False
+    kwargs: dict[str, Any] = {}  # handed to the network's constructor
+
+    @field_validator("pretrained")
+    @classmethod
+    def _no_download(cls, value: bool | str) -> bool | str:
+        if value is True:
+            raise ValueError("lowbit downloads nothing: give the path of a .pdparams or .safetensors file")
+        return value
+
+
+class CrossEntropy(Section):
+    """Cross entropy; `epsilon` is the label smoothing."""
+
+    weight: Annotated[Number, Field(gt=0)] = 1.0
+    epsilon: Annotated[Number, Field(ge=0, lt=1)] | None = None
+
+
+class LossItem(Section):
+    """One entry of a loss list."""
+
+    CELoss: CrossEntropy
+
+
+class LossSection(Section):
+    """What is minimised in training and reported in evaluation."""
+
+    Train: Annotated[list[LossItem], Field(min_length=1, max_length=1)] = [LossItem(CELoss=CrossEntropy())]
+    Eval: Annotated[list[LossItem], Field(min_length=1, max_length=1)] = [LossItem(CELoss=CrossEntropy())]
+
+
+class TopkAnswer(Section):
+    """How inference answers."""
+
+    name: Literal["Topk"] = "Topk"
+    topk: Positive = 5
+    class_id_map_file: str | None = None
+
+
+class InferSection(Section):
+    """What PaddleClas's own inference reads; `lowbit infer` takes the same from the exported model."""
+
+    infer_imgs: str | None = None
+    batch_size: Positive = 1
+    transforms: list[Op] = []
+    PostProcess: TopkAnswer = TopkAnswer()
+
+
+class TopkAccuracy(Section):
+    """Which top-k accuracies are reported."""
+
+    topk: list[Positive] = [1, 5]
+
+
+class MetricItem(Section):
+    """One entry of a metric list."""
+
+    TopkAcc: TopkAccuracy
+
+
+class MetricSection(Section):
+    """Metrics of training and evaluation."""
+
+    Train: list[MetricItem] = [MetricItem(TopkAcc=TopkAccuracy())]
+    Eval: list[MetricItem] = [MetricItem(TopkAcc=TopkAccuracy())]
+
+
+class Config(Section):
+    """A whole config file, validated.
+
+    >>> Config(Arch={"name": "resnet18"}, DataLoader={"Train": {"dataset": {"name": "Digits"}}}).Global.epochs
+    90
+    """
+
+    Global: GlobalSection = GlobalSection()
+    AMP: AmpSection | None = None
+    Arch: ArchSection
+    Loss: LossSection = LossSection()
+    Optimizer: OptimizerSection = OptimizerSection()
+    DataLoader: DataLoaders
+    Infer: InferSection = InferSection()
+    Metric: MetricSection = MetricSection()
+    Slim: dict[str, Any] | None = None
+
+    @field_validator("Slim")
+    @classmethod
+    def _no_quantization_yet(cls, value: dict[str, Any] | None) -> None:
+        if value is not None:
+            raise ValueError(
+                "quantization-aware training is not in this version of lowbit; remove the section Slim"
+            )
+
+    @model_validator(mode="after")
+    def _one_class_count(self) -> Config:
+        if self.Arch.class_num and self.Global.class_num and self.Arch.class_num != self.Global.class_num:
+            raise ValueError("Arch.class_num and Global.class_num differ; give it once")
+        return self
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes asked for, or None: as many as the data has."""
+        return self.Arch.class_num or self.Global.class_num
+
+    @property
+    def amp_level(self) -> AmpLevel:
+        """`O0` when mixed precision is off."""
+        return self.AMP.level if self.AMP and self.AMP.use_amp else "O0"
+
+    def require_training_data(self) -> None:
+        """Stops where a config that is to be trained names no training data."""
+        if self.DataLoader.Train is None:
+            raise LowbitError("the config has no DataLoader.Train section: there is nothing to train on")
