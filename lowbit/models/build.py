@@ -1,0 +1,121 @@
+"""From a name to a model: a registered one, or the user's own by import path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from paddle.nn import Layer
+
+from lowbit.errors import LowbitError, did_you_mean
+from lowbit.models.registry import find_builder
+
+# What a constructor may call the number of classes: paddle.vision's word, then PaddleClas's.
+_CLASS_COUNT_WORDS = ("num_classes", "class_num")
+
+
+def build_model(name: str, num_classes: int, **kwargs: Any) -> Layer:
+    """Build a model with fresh weights.
+
+    `name` is a registered name ("resnet20"), PaddleClas's spelling of one ("ResNet18",
+    "MobileNetV3_small_x1_0"), or "package.module:Class" for a model of the user's own.
+    `kwargs` go to its constructor; one that it does not take is an error.
+
+    >>> build_model("resnet20", num_classes=10)
+    >>> build_model("my_package.my_module:MyNet", num_classes=10, width=32)
+    """
+    if num_classes < 1:
+        raise LowbitError(f"a model needs at least one class, not {num_classes}: set the number of classes")
+    if ":" in name:
+        return _build_own(name, num_classes, kwargs)
+    builder = find_builder(name)
+    _check_options(name, builder, kwargs)
+    return builder(num_classes, **kwargs)
+
+
+def _build_own(path: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
+    constructor = _import_constructor(path)
+    if isinstance(constructor, type) and not issubclass(constructor, Layer):
+        raise LowbitError(f'"{path}" is not a paddle.nn.Layer: derive the class from paddle.nn.Layer')
+    kwargs = dict(kwargs)
+    parameters = inspect.signature(constructor).parameters
+    for word in _CLASS_COUNT_WORDS:
+        if word in parameters:
+            kwargs.setdefault(word, num_classes)
+            break
+    _check_options(path, constructor, kwargs)
+    model = constructor(**kwargs)
+    if not isinstance(model, Layer):
+        raise LowbitError(f'"{path}" gave a {type(model).__name__}, not a paddle.nn.Layer')
+    return model
+
+
+def _import_constructor(path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
+        raise LowbitError(f'"{path}" is not a model: write "package.module:Class"')
+    module = _import_module(module_name, path)
+    if not hasattr(module, attribute):
+        public = [word for word, value in vars(module).items() if callable(value) and word[0] != "_"]
+        hint = did_you_mean(attribute, public) if public else "it defines no class or function."
+        raise LowbitError(f'module "{module_name}" ({module.__file__}) has no "{attribute}": {hint}')
+    constructor = getattr(module, attribute)
+    if not callable(constructor):
+        raise LowbitError(f'"{path}" is a {type(constructor).__name__}, not a paddle.nn.Layer class')
+    return constructor
+
+
+def _import_module(module_name: str, path: str) -> ModuleType:
+    # A user's model lies beside the config; `lowbit` as a command does not have that folder on its path.
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise LowbitError(
+                f'no module "{missing}" for the model "{path}": run from the folder that holds it '
+                f"(now {folder}), or add that folder to PYTHONPATH"
+            ) from error
+        raise _import_failed(module_name, path, error) from error
+    except Exception as error:
+        raise _import_failed(module_name, path, error) from error
+
+
+def _import_failed(module_name: str, path: str, error: Exception) -> LowbitError:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
+    else:
+        where = f"{place.filename}:{place.lineno}"
+    return LowbitError(
+        f'importing "{module_name}" for the model "{path}" failed at {where}: {type(error).__name__}: {error}'
+    )
+
+
+def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(constructor).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    valid = [word for word in parameters if word not in _CLASS_COUNT_WORDS]
+    for word in options:
+        if word not in parameters:
+            hint = did_you_mean(word, valid) if valid else "it takes none."
+            raise LowbitError(f'model "{name}" has no option "{word}": {hint}')
+    required = inspect.Parameter.empty
+    missing = [w for w in valid if parameters[w].default is required and _is_needed(parameters[w], options)]
+    if missing:
+        raise LowbitError(f'model "{name}" needs a value for: {", ".join(missing)}')
+
+
+def _is_needed(parameter: inspect.Parameter, options: dict[str, Any]) -> bool:
+    return parameter.kind is not inspect.Parameter.VAR_POSITIONAL and parameter.name not in options

@@ -1,0 +1,153 @@
+"""Weights from a file into a model: every key must match, and what does not is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.nn import Layer, Linear
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from lowbit.errors import LowbitError
+from lowbit.safe_pickle import load_arrays
+
+_SUFFIXES = (".pdparams", ".safetensors")
+_SHOWN = 10
+
+# paddle.save adds this table of internal names to a state dict; it holds no weights.
+_NAME_TABLE = "StructuredToParameterName@@"
+
+
+def read_weights(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a `.pdparams` or `.safetensors` file by name; nothing in the file is ever executed.
+
+    A path without its extension is tried with `.pdparams`, then `.safetensors`.
+
+    >>> read_weights("output/latest")["conv1.weight"].shape
+    (16, 3, 3, 3)
+    """
+    file = _find_file(Path(path))
+    if file.suffix == ".safetensors":
+        content: Any = _read_safetensors(file)
+    else:
+        content = load_arrays(file)
+    if not isinstance(content, dict):
+        raise LowbitError(f"{file}: holds a {type(content).__name__}, not weights by name")
+    return {str(key): _as_array(value, key, file) for key, value in content.items() if key != _NAME_TABLE}
+
+
+def load_weights(model: Layer, path: str | Path, *, reset_classifier: bool = False) -> list[str]:
+    """Load every parameter and buffer of a model from a file; returns the names left as they were.
+
+    A missing, an unexpected or a differently shaped key is an error that lists the keys, and then
+    the model is unchanged. With `reset_classifier` the last Linear may differ in its number of
+    classes: it keeps its initial values, and its names are returned.
+
+    >>> load_weights(model, "resnet18_imagenet.pdparams", reset_classifier=True)
+    ['fc.weight', 'fc.bias']
+    """
+    weights = read_weights(path)
+    state = model.state_dict()
+    classifier = _classifier_of_other_size(model, weights)
+    if reset_classifier:
+        weights = {key: value for key, value in weights.items() if key not in classifier}
+        state = {key: value for key, value in state.items() if key not in classifier}
+
+    missing = [key for key in state if key not in weights]
+    unexpected = [key for key in weights if key not in state]
+    reshaped = [
+        f"{key} (file {list(weights[key].shape)}, model {list(tensor.shape)})"
+        for key, tensor in state.items()
+        if key in weights and list(weights[key].shape) != list(tensor.shape)
+    ]
+    if missing or unexpected or reshaped:
+        problems = [
+            _listing("missing from the file", missing),
+            _listing("not in the model", unexpected),
+            _listing("of another shape", reshaped),
+        ]
+        only_classifier = not missing and not unexpected and len(reshaped) == len(classifier)
+        raise LowbitError(
+            f"{path}: its weights do not fit the model; nothing was loaded.\n"
+            + "\n".join(problem for problem in problems if problem)
+            + "\n"
+            + _advice(model, only_classifier)
+        )
+    for key, tensor in state.items():
+        tensor.set_value(paddle.to_tensor(weights[key], dtype=tensor.dtype))
+    return classifier if reset_classifier else []
+
+
+def _find_file(path: Path) -> Path:
+    if path.suffix in _SUFFIXES:
+        candidates = [path]
+    else:
+        # Appended, not with_suffix(): "model_0.5" has a dot of its own.
+        candidates = [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    if path.is_file():
+        raise LowbitError(f"{path}: not a kind of weights file; give one of {', '.join(_SUFFIXES)}")
+    tried = " or ".join(str(candidate) for candidate in candidates)
+    raise LowbitError(f"no weights at {tried}: check the path")
+
+
+def _read_safetensors(file: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise LowbitError(
+            f"{file}: not a readable safetensors file ({type(error).__name__}: {error}); "
+            "it may be truncated, or hold a number type that numpy has not"
+        ) from error
+
+
+def _as_array(value: Any, key: Any, file: Path) -> np.ndarray:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        value = value[1]  # paddle.save writes a tensor outside a state dict as (internal name, array)
+    if isinstance(value, (int, float)):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        raise LowbitError(
+            f'{file}: "{key}" holds a {type(value).__name__} where an array was expected; '
+            "this is not a file of model weights (an optimizer's .pdopt or a whole checkpoint?)"
+        )
+    if value.dtype == np.uint16:  # how Paddle stores bfloat16, which numpy has not
+        value = (value.astype(np.uint32) << 16).view(np.float32)
+    return value
+
+
+def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> list[str]:
+    """The last Linear's names when the file has it with another number of classes, else none."""
+    linears = [(name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear)]
+    if not linears:
+        return []
+    name, layer = linears[-1]
+    shape = list(layer.weight.shape)
+    found = weights.get(f"{name}.weight")
+    if found is None or found.ndim != 2 or found.shape[0] != shape[0] or found.shape[1] == shape[1]:
+        return []
+    return [f"{name}.weight"] + ([f"{name}.bias"] if layer.bias is not None else [])
+
+
+def _listing(title: str, keys: Iterable[str]) -> str:
+    keys = list(keys)
+    if not keys:
+        return ""
+    rest = f", … and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return f"  {len(keys)} {title}: {', '.join(keys[:_SHOWN])}{rest}"
+
+
+def _advice(model: Layer, only_classifier: bool) -> str:
+    if only_classifier:
+        return (
+            "Only the classifier differs, in its number of classes: set the number of classes to the file's, "
+            "or ask for a fresh classifier (reset_classifier)."
+        )
+    architecture = type(model).__name__
+    return f"Give weights of this very architecture ({architecture}), or name the model that the file is of."
