@@ -1,4 +1,4 @@
-"""From a config file and `-o` overrides to a validated Config, with errors that say where and what instead."""
+"""From a config file and `-o` overrides to a validated Config, with errors that say where and what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pydantic's findings in the user's words: the place, the key as it was written, and the nearest valid word."""
+"""Pydantic's findings in the user's words: the place, the key as written, and the nearest valid word."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class NormalizeImage(TransformOp):
 
 
 class RandomErasing(TransformOp):
-    """With probability EPSILON, replace a random rectangle by zeros (Zhong et al., 2017). After NormalizeImage."""
+    """With probability EPSILON, blank a random rectangle (Zhong et al., 2017); after NormalizeImage."""
 
     EPSILON: Probability = 0.5
     sl: Probability = 0.02
