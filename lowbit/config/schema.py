@@ -32,7 +32,7 @@ class GlobalSection(Section):
     epochs: Annotated[int, Field(ge=0)] = 90
     start_epoch: Annotated[int, Field(ge=0)] = 0
     print_batch_step: Positive = 10
-    use_visualdl: bool = False
+    use_visualdl: bool | None = None  # left out: when VisualDL is installed
     image_shape: tuple[int, int, int] = (3, 224, 224)
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"

@@ -1,0 +1,124 @@
+"""What a person sees while a run trains: a progress bar in a terminal, plain log lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The figures of the steps since the last report."""
+
+    epoch: int
+    iteration: int
+    metrics: dict[str, float]
+    learning_rate: float
+    reader_cost: float  # seconds a batch spent waiting for data
+    batch_cost: float  # seconds a batch
+    samples: float  # a batch, over all ranks
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput over all ranks."""
+        return self.samples / self.batch_cost if self.batch_cost else 0.0
+
+    def log_line(self) -> str:
+        """The line that Paddle's tools parse."""
+        accuracies = "".join(f"{name}: {value:.5f}, " for name, value in self.metrics.items() if name != "loss")
+        return (
+            f"[Epoch {self.epoch}, iter: {self.iteration}] {accuracies}lr: {self.learning_rate:.5f}, "
+            f"loss: {self.metrics['loss']:.5f}, avg_reader_cost: {self.reader_cost:.5f} sec, "
+            f"avg_batch_cost: {self.batch_cost:.5f} sec, avg_samples: {self.samples:.1f}, "
+            f"avg_ips: {self.images_per_second:.5f} images/sec."
+        )
+
+
+def accuracy_line(metrics: dict[str, float]) -> str:
+    """The evaluation line that Paddle's tools parse.
+
+    >>> accuracy_line({"loss": 1.2, "top1": 0.564, "top5": 0.79})
+    ' * Acc@1 0.564 Acc@5 0.790'
+    """
+    return " * " + " ".join(f"Acc@{name[3:]} {value:.3f}" for name, value in metrics.items() if name.startswith("top"))
+
+
+class PlainDisplay:
+    """Lines, for logs and pipes. Only the first rank shows anything."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self._silent = silent
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        """One line to be read."""
+        if not self._silent:
+            print(text, flush=True)
+
+    def begin(self, title: str, total: int, done: int = 0) -> None:
+        """A stretch of work of `total` steps starts (or goes on at step `done`)."""
+
+    def advance(self) -> None:
+        """One step of the stretch is done."""
+
+    def report(self, step: StepReport) -> None:
+        """The figures of the last steps."""
+        self.message(step.log_line())
+
+
+class TerminalDisplay(PlainDisplay):
+    """A progress bar with the current figures, images/s and the time left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(),
+        )
+        self._task = self._progress.add_task("", figures="", visible=False)
+
+    def __enter__(self) -> TerminalDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.update(self._task, visible=False)
+        self._progress.stop()
+
+    def message(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def begin(self, title: str, total: int, done: int = 0) -> None:
+        self._progress.reset(self._task, total=total, completed=done, description=title, figures="", visible=True)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+    def report(self, step: StepReport) -> None:
+        loss, top1 = step.metrics["loss"], step.metrics.get("top1")
+        accuracy = f" top1 {top1:.3f}" if top1 is not None else ""
+        self._progress.update(self._task, figures=f"loss {loss:.3f}{accuracy} {step.images_per_second:.0f} images/s")
+
+
+def open_display(*, first_rank: bool = True) -> PlainDisplay:
+    """The display that fits where the output goes."""
+    if first_rank and sys.stdout.isatty():
+        return TerminalDisplay()
+    return PlainDisplay(silent=not first_rank)

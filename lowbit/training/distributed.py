@@ -1,0 +1,48 @@
+"""One process or several: who I am, and sums over all of us."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the processes of `python -m paddle.distributed.launch`."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Only the first rank writes files and prints."""
+        return self.rank == 0
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """The sum over all ranks, in fp64; on one process the values themselves."""
+        if self.world == 1:
+            return values
+        total = paddle.to_tensor(np.asarray(values, np.float64))
+        dist.all_reduce(total)
+        return total.numpy()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank, so that all of them take the same branch."""
+        return bool(self.sum(np.array([float(flag)]))[0] > 0)
+
+
+def join_ranks() -> Ranks:
+    """Joins the processes that Paddle's launcher started, if it did.
+
+    The launcher says how many there are in PADDLE_TRAINERS_NUM; without it this is a run of one process.
+    """
+    world = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    if world == 1:
+        return Ranks()
+    if not dist.is_initialized():
+        dist.init_parallel_env()
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size())

@@ -1,0 +1,58 @@
+"""metrics.jsonl, one JSON object a line, and VisualDL's curves when they are wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lowbit.errors import LowbitError
+
+
+class MetricsLog:
+    """Appends records with their step. On resume, records from after the checkpoint are dropped first,
+    so that the file reads like that of an undisturbed run."""
+
+    def __init__(self, folder: Path, *, resumed_step: int, visualdl: bool | None) -> None:
+        path = folder / "metrics.jsonl"
+        kept = [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step] if resumed_step else []
+        path.write_text("".join(f"{line}\n" for line in kept), "utf-8")
+        self._file = path.open("a", encoding="utf-8")
+        self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One record: what it is (`train`, `eval`, …), when, and its values."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        if self._curves:
+            for name, value in values.items():
+                if isinstance(value, float):
+                    self._curves.add_scalar(tag=f"{kind}/{name}", step=step, value=value)
+
+    def close(self) -> None:
+        """Flushes everything to the files."""
+        self._file.close()
+        if self._curves:
+            self._curves.close()
+
+
+def _lines(path: Path) -> list[str]:
+    """The complete lines of a log; a crash may have cut the last one."""
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").split("\n")
+    return [line for line in lines[:-1] if line.endswith("}")]
+
+
+def _curves(folder: Path, *, required: bool) -> Any:
+    """VisualDL's writer; None when it is not installed and nobody insisted on it."""
+    try:
+        from visualdl import LogWriter
+    except ImportError:
+        if not required:
+            return None
+        raise LowbitError(
+            "Global.use_visualdl is on, but VisualDL is not installed: pip install 'lowbit[curves]', "
+            "or leave the key out (metrics.jsonl is written in any case)"
+        ) from None
+    return LogWriter(logdir=str(folder))

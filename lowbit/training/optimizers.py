@@ -1,0 +1,98 @@
+"""Paddle's optimizers from the Optimizer section, and their state under names that survive a restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+from paddle import optimizer as rules
+
+from lowbit.config.optimizer import OptimizerSection
+from lowbit.errors import LowbitError
+
+
+def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.Optimizer:
+    """The optimizer for a model; the loop sets its learning rate before every step."""
+    trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    if not trainable:
+        raise LowbitError("the model has no parameter to train (all have stop_gradient=True)")
+    common = {
+        "learning_rate": section.lr.learning_rate,
+        "parameters": _groups(section, trainable),
+        "grad_clip": paddle.nn.ClipGradByGlobalNorm(section.clip_norm) if section.clip_norm else None,
+    }
+    if section.name == "SGD":
+        optimizer = rules.SGD(**common, multi_precision=section.multi_precision)
+    elif section.name == "Momentum":
+        optimizer = rules.Momentum(
+            **common,
+            momentum=section.momentum,
+            use_nesterov=section.use_nesterov,
+            multi_precision=section.multi_precision,
+        )
+    elif section.name == "RMSProp":
+        optimizer = rules.RMSProp(
+            **common, rho=section.rho, momentum=section.momentum, epsilon=section.epsilon or 1e-8
+        )
+    else:
+        optimizer = rules.AdamW(
+            **common,
+            beta1=section.beta1,
+            beta2=section.beta2,
+            epsilon=section.epsilon or 1e-8,
+            multi_precision=section.multi_precision,
+        )
+    _create_state(optimizer)
+    return optimizer
+
+
+def optimizer_state(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[str, np.ndarray]:
+    """The optimizer's tensors as `{parameter}/{quantity}`, with the parameter's name in the model.
+
+    Paddle's own state_dict uses names counted up within the process (`conv2d_17.w_0_velocity_0`), which
+    differ when another layer was built first: such a state cannot be found again after a restart.
+    """
+    structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    return {
+        f"{structured[parameter]}/{quantity}": tensor.numpy()
+        for quantity, tensors in optimizer._accumulators.items()
+        for parameter, tensor in tensors.items()
+    }
+
+
+def load_optimizer_state(
+    optimizer: rules.Optimizer, model: paddle.nn.Layer, state: dict[str, np.ndarray]
+) -> None:
+    """Puts back what `optimizer_state` returned; anything missing or left over is an error."""
+    structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    expected = {
+        f"{structured[parameter]}/{quantity}": tensor
+        for quantity, tensors in optimizer._accumulators.items()
+        for parameter, tensor in tensors.items()
+    }
+    if different := sorted(expected.keys() ^ state.keys()):
+        raise LowbitError(
+            f"the checkpoint's optimizer state does not fit this run's optimizer: {len(different)} entries "
+            f"differ, such as {different[0]}; resume with the Optimizer section of the checkpoint's run"
+        )
+    for name, tensor in expected.items():
+        tensor.set_value(state[name])
+
+
+def _groups(section: OptimizerSection, parameters: list) -> list[dict]:
+    """Biases and batch norm's parameters apart where they are spared from weight decay."""
+    if not section.one_dim_param_no_weight_decay:
+        return [{"params": parameters, "weight_decay": section.decay}]
+    spared = [parameter for parameter in parameters if parameter.ndim <= 1]
+    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+    groups = [
+        {"params": decayed, "weight_decay": section.decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _create_state(optimizer: rules.Optimizer) -> None:
+    """Paddle creates the state within the first step; a checkpoint may be loaded before it."""
+    block = paddle.base.framework.default_main_program().global_block()
+    for group in optimizer._param_groups:
+        optimizer._create_accumulators(block, group["params"])

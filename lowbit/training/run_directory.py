@@ -1,0 +1,92 @@
+"""The folder of a run: one run at a time, and an earlier run's files are moved aside, never overwritten."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from lowbit.errors import LowbitError
+from lowbit.training.checkpoint import SUFFIX, find_checkpoint
+from lowbit.training.files import write_atomically
+
+_LOCK = ".lowbit.lock"
+_RECORD = "run.json"
+_FILES = (_RECORD, "config.yaml", "plan.json", "metrics.jsonl", "verify.json", "report.html")
+_FOLDERS = ("export", "vdl")
+_CHECKPOINTS = (f"*{SUFFIX}", "latest.pd*", "best.pd*", "model_*.pd*")
+
+
+class RunDirectory:
+    """`runs/<name>/` with config.yaml, metrics.jsonl and checkpoints/; held by one process at a time.
+
+    >>> with RunDirectory(Path("runs/digits"), checkpoint_dir="checkpoints") as run:  # doctest: +SKIP
+    ...     run.checkpoint("latest")
+    PosixPath('runs/digits/checkpoints/latest.lowbit')
+    """
+
+    def __init__(self, path: Path, checkpoint_dir: str) -> None:
+        self.path = path
+        self.checkpoints = path / checkpoint_dir
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise LowbitError(f"cannot write into the output folder {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(self._lock, 100).decode(errors="replace").strip()
+            os.close(self._lock)
+            raise LowbitError(
+                f"another run ({owner or 'unknown process'}) is writing into {self.path}; "
+                "wait for it or give another output folder"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, f"process {os.getpid()}\n".encode())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # The file stays: removing it would let a third process lock a new one beside a waiting second.
+        os.close(self._lock)
+
+    def checkpoint(self, name: str) -> Path:
+        """Where the checkpoint of this name is, or will be."""
+        return self.checkpoints / f"{name}{SUFFIX}"
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint of the run in this folder, if there is one."""
+        return find_checkpoint(self.checkpoints)
+
+    def move_aside_earlier_run(self) -> Path | None:
+        """Moves what an earlier run left here into `earlier/<number>`, and returns that folder."""
+        if not (self.path / _RECORD).is_file():  # nothing here is known to be ours
+            return None
+        number = 1
+        while (target := self.path / "earlier" / str(number)).exists():
+            number += 1
+        (target / self.checkpoints.relative_to(self.path)).mkdir(parents=True)
+        for name in (*_FILES, *_FOLDERS):
+            if (self.path / name).exists():
+                os.replace(self.path / name, target / name)
+        for pattern in _CHECKPOINTS:
+            for file in self.checkpoints.glob(pattern):
+                os.replace(file, target / file.relative_to(self.path))
+        return target
+
+    def record(self, config_yaml: str, environment: dict[str, str]) -> None:
+        """Writes config.yaml, and run.json with the command and the environment."""
+        write_atomically(self.path / "config.yaml", lambda file: file.write_text(config_yaml, "utf-8"))
+        described = {
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "environment": environment,
+        }
+        text = json.dumps(described, indent=2, ensure_ascii=False)
+        write_atomically(self.path / _RECORD, lambda file: file.write_text(text, "utf-8"))
