@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,12 @@ from lowbit.config.yaml_file import KeyPath, read_yaml
 from lowbit.errors import LowbitError
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(
+    path: str | Path, overrides: Iterable[str] = (), options: Mapping[str, tuple[str, Any]] | None = None
+) -> Config:
     """Reads a config, applies `Section.key=value` overrides in their order, and validates the result.
+
+    `options` are settings that have a command-line option of their own: `{"--epochs": ("Global.epochs", 2)}`.
 
     load_config("configs/digits.yaml", ["Global.epochs=2", "DataLoader.Train.sampler.batch_size=8"])
     """
@@ -27,11 +31,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
             f"{path}: expected sections such as `Global:` and `Arch:`, got {type(values).__name__}"
         )
     sources = {at: f"{path}:{line}" for at, line in lines.items()}
-    for override in overrides:
-        at = apply_override(values, override)
+    settings = [(f"-o {override}", *parse_override(override)) for override in overrides]
+    settings += [(option, name, value) for option, (name, value) in (options or {}).items()]
+    for source, name, value in settings:
+        at = set_value(values, name, value, source)
         for depth in range(1, len(at) + 1):  # also the sections that only the override brought in
             if depth == len(at) or at[:depth] not in sources:
-                sources[at[:depth]] = f"-o {override}"
+                sources[at[:depth]] = source
     return validate(values, sources, str(path))
 
 
@@ -44,46 +50,53 @@ def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -
         raise LowbitError("\n".join(dict.fromkeys(messages))) from None
 
 
-def apply_override(values: dict[str, Any], override: str) -> KeyPath:
-    """Sets one `Section.key=value`; the value is YAML. List items go by index. Returns where it went.
+def parse_override(override: str) -> tuple[str, Any]:
+    """`Section.key=value` as the key and the value, which is YAML.
 
-    >>> values = {"Global": {"epochs": 90}}
-    >>> apply_override(values, "Global.epochs=2")
-    ('Global', 'epochs')
-    >>> values
-    {'Global': {'epochs': 2}}
+    >>> parse_override("Global.image_shape=[3, 32, 32]")
+    ('Global.image_shape', [3, 32, 32])
     """
     name, equals, text = override.partition("=")
     if not equals or not name.strip():
         raise LowbitError(f"-o {override}: expected Section.key=value, such as -o Global.epochs=2")
     try:
-        value = yaml.safe_load(text)
+        return name.strip(), yaml.safe_load(text)
     except yaml.YAMLError:
         raise LowbitError(f"-o {override}: the value is not valid YAML; quote it if it is text") from None
-    keys = name.strip().split(".")
+
+
+def set_value(values: dict[str, Any], name: str, value: Any, source: str) -> KeyPath:
+    """Sets `Section.key`, list items by their index, and returns where that is.
+
+    >>> values = {"Global": {"epochs": 90}}
+    >>> set_value(values, "Global.epochs", 2, "--epochs"), values
+    (('Global', 'epochs'), {'Global': {'epochs': 2}})
+    """
     at: list[str | int] = []
     here: Any = values
-    for position, key in enumerate(keys):
-        last = position == len(keys) - 1
-        if isinstance(here, list):
-            if not key.isdigit() or int(key) >= len(here):
-                raise LowbitError(
-                    f"-o {override}: {'.'.join(map(str, at))} is a list of {len(here)}; "
-                    f"expected an index from 0 to {len(here) - 1}, got {key!r}"
-                )
-            key = int(key)
-        elif not isinstance(here, dict):
-            raise LowbitError(f"-o {override}: {'.'.join(map(str, at))} is a value, it has no key {key!r}")
-        at.append(key)
-        if last:
-            here[key] = value
-        elif isinstance(here, dict):
-            if here.get(key) is None:  # a section the file leaves out; its keys are validated like any other
-                here[key] = {}
-            here = here[key]
-        else:
-            here = here[key]
+    *sections, last = name.split(".")
+    for key in sections:
+        at.append(_key_of(here, key, at, source))
+        if isinstance(here, dict) and here.get(at[-1]) is None:
+            here[at[-1]] = {}  # a section the file leaves out; its keys are validated like any other
+        here = here[at[-1]]
+    at.append(_key_of(here, last, at, source))
+    here[at[-1]] = value
     return tuple(at)
+
+
+def _key_of(container: Any, key: str, at: list[str | int], source: str) -> str | int:
+    where = ".".join(map(str, at))
+    if isinstance(container, dict):
+        return key
+    if not isinstance(container, list):
+        raise LowbitError(f"{source}: {where} is a value, it has no key {key!r}")
+    if not key.isdigit() or int(key) >= len(container):
+        raise LowbitError(
+            f"{source}: {where} is a list of {len(container)}; "
+            f"expected an index from 0 to {len(container) - 1}, got {key!r}"
+        )
+    return int(key)
 
 
 def dump_config(config: Config) -> str:

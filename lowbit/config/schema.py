@@ -29,7 +29,7 @@ class GlobalSection(Section):
     eval_during_train: bool = True
     eval_interval: Positive = 1
     start_eval_epoch: Annotated[int, Field(ge=0)] = 0
-    epochs: Annotated[int, Field(ge=0)] = 90
+    epochs: Positive = 90
     start_epoch: Annotated[int, Field(ge=0)] = 0
     print_batch_step: Positive = 10
     use_visualdl: bool | None = None  # left out: when VisualDL is installed

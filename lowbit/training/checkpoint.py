@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from lowbit.errors import LowbitError
-from lowbit.training.files import write_atomically
+from lowbit.training.files import link_atomically, write_atomically
 
 SUFFIX = ".lowbit"
 _COMPANIONS = (".pdparams", ".pdopt")
@@ -69,7 +69,15 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 def save_for_ecosystem(path: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
     """Writes `.pdparams` and `.pdopt` beside the checkpoint, as Paddle's tools expect them."""
     for suffix, state in zip(_COMPANIONS, (model.state_dict(), optimizer.state_dict()), strict=True):
-        write_atomically(path.with_suffix(suffix), lambda temporary, state=state: paddle.save(state, str(temporary)))
+        write_atomically(
+            path.with_suffix(suffix), lambda temporary, state=state: paddle.save(state, str(temporary))
+        )
+
+
+def link_checkpoint(path: Path, other: Path) -> None:
+    """Gives a checkpoint and its companions a second name; the disk holds them once."""
+    for suffix in (*_COMPANIONS, SUFFIX):
+        link_atomically(path.with_suffix(suffix), other.with_suffix(suffix))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -82,7 +90,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if described.pop("format") != _FORMAT:
             raise LowbitError(f"{path} was written by a newer lowbit; update lowbit to read it")
         described["progress"] = Progress(**described["progress"])
-        return Checkpoint(model=_below("model/", tensors), optimizer=_below("optimizer/", tensors), **described)
+        return Checkpoint(
+            model=_below("model/", tensors), optimizer=_below("optimizer/", tensors), **described
+        )
     except FileNotFoundError:
         raise LowbitError(f"no checkpoint {path}") from None
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as error:

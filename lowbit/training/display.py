@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,9 @@ class StepReport:
 
     def log_line(self) -> str:
         """The line that Paddle's tools parse."""
-        accuracies = "".join(f"{name}: {value:.5f}, " for name, value in self.metrics.items() if name != "loss")
+        accuracies = "".join(
+            f"{name}: {value:.5f}, " for name, value in self.metrics.items() if name != "loss"
+        )
         return (
             f"[Epoch {self.epoch}, iter: {self.iteration}] {accuracies}lr: {self.learning_rate:.5f}, "
             f"loss: {self.metrics['loss']:.5f}, avg_reader_cost: {self.reader_cost:.5f} sec, "
@@ -44,7 +53,9 @@ def accuracy_line(metrics: dict[str, float]) -> str:
     >>> accuracy_line({"loss": 1.2, "top1": 0.564, "top5": 0.79})
     ' * Acc@1 0.564 Acc@5 0.790'
     """
-    return " * " + " ".join(f"Acc@{name[3:]} {value:.3f}" for name, value in metrics.items() if name.startswith("top"))
+    return " * " + " ".join(
+        f"Acc@{name[3:]} {value:.3f}" for name, value in metrics.items() if name.startswith("top")
+    )
 
 
 class PlainDisplay:
@@ -106,7 +117,9 @@ class TerminalDisplay(PlainDisplay):
         self._progress.console.print(text, markup=False, highlight=False)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        self._progress.reset(self._task, total=total, completed=done, description=title, figures="", visible=True)
+        self._progress.reset(
+            self._task, total=total, completed=done, description=title, figures="", visible=True
+        )
 
     def advance(self) -> None:
         self._progress.advance(self._task)
@@ -114,7 +127,9 @@ class TerminalDisplay(PlainDisplay):
     def report(self, step: StepReport) -> None:
         loss, top1 = step.metrics["loss"], step.metrics.get("top1")
         accuracy = f" top1 {top1:.3f}" if top1 is not None else ""
-        self._progress.update(self._task, figures=f"loss {loss:.3f}{accuracy} {step.images_per_second:.0f} images/s")
+        self._progress.update(
+            self._task, figures=f"loss {loss:.3f}{accuracy} {step.images_per_second:.0f} images/s"
+        )
 
 
 def open_display(*, first_rank: bool = True) -> PlainDisplay:

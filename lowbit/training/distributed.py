@@ -34,6 +34,10 @@ class Ranks:
         """Whether the flag is up on any rank, so that all of them take the same branch."""
         return bool(self.sum(np.array([float(flag)]))[0] > 0)
 
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.any(False)
+
 
 def join_ranks() -> Ranks:
     """Joins the processes that Paddle's launcher started, if it did.

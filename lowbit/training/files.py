@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,21 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         raise LowbitError(f"cannot write {path}: {reason}{kept}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def link_atomically(path: Path, other: Path) -> None:
+    """Makes `other` a second name of the file `path` (a copy where the file system has no links).
+
+    Safe for files of `write_atomically`: it never changes a file, it only puts a new one in its place.
+    """
+    temporary = other.with_name(f".{other.name}.{os.getpid()}.part")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:
+        write_atomically(other, lambda file: shutil.copyfile(path, file))
+        return
+    os.replace(temporary, other)
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -49,4 +49,6 @@ class Meter:
         """Mean loss and accuracies as fractions, over all ranks' samples; NaN when there were none."""
         sums = ranks.sum(self.sums) if ranks else self.sums
         means = sums[:-1] / sums[-1] if sums[-1] else np.full(len(sums) - 1, np.nan)
-        return {"loss": float(means[0])} | {f"top{k}": float(v) for k, v in zip(self.topk, means[1:], strict=True)}
+        return {"loss": float(means[0])} | {
+            f"top{k}": float(v) for k, v in zip(self.topk, means[1:], strict=True)
+        }

@@ -15,7 +15,11 @@ class MetricsLog:
 
     def __init__(self, folder: Path, *, resumed_step: int, visualdl: bool | None) -> None:
         path = folder / "metrics.jsonl"
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step] if resumed_step else []
+        kept = (
+            [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step]
+            if resumed_step
+            else []
+        )
         path.write_text("".join(f"{line}\n" for line in kept), "utf-8")
         self._file = path.open("a", encoding="utf-8")
         self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None

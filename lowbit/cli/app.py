@@ -1,0 +1,63 @@
+"""The `lowbit` command: its subcommands, and how errors reach the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+import typer
+
+from lowbit.cli import data, demo, doctor, evaluate, export, infer, train
+from lowbit.errors import LowbitError
+from lowbit.version import __version__
+
+app = typer.Typer(
+    name="lowbit",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Train vision models in few bits on PaddlePaddle and carry them, verified, to deployment.",
+    epilog="Start with `lowbit demo`, or `lowbit doctor` to see what this machine can do.",
+)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("export")(export.export)
+app.command("infer")(infer.infer)
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+app.add_typer(data.app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(f"lowbit {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """What the installed command runs."""
+    run_command(app)
+
+
+def run_command(command: Callable[[], None]) -> None:
+    """Runs a command: what the user can mend is one message without a traceback, exit code 2."""
+    warnings.showwarning = _show_warning
+    # Importing Paddle warns about a missing ccache, which concerns only those who compile with it.
+    warnings.filterwarnings("ignore", message="No ccache found")
+    warnings.filterwarnings("ignore", module=r"paddle\..*")
+    sys.path.insert(0, os.getcwd())  # so that `--model my_module:MyNet` finds the user's file
+    try:
+        command()
+    except LowbitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
+    """A warning is one line for the user; where in our code it arose does not concern him."""
+    print(f"warning: {message}", file=sys.stderr)

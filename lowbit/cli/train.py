@@ -1,0 +1,58 @@
+"""`lowbit train`: a config becomes a run folder with checkpoints and metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.options import DeviceName, Overrides, given
+from lowbit.config import load_config
+
+
+def train(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
+    ],
+    override: Overrides = None,
+    output_dir: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often the training data is gone through.")] = None,
+    device: DeviceName = None,
+    pretrained: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Weights to start from (.pdparams or .safetensors).")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."),
+    ] = None,
+    amp_level: Annotated[str | None, typer.Option(help="Mixed precision: O1 or O2.")] = None,
+    amp_dtype: Annotated[str | None, typer.Option(help="Its number format: bf16 or fp16.")] = None,
+) -> None:
+    """Train a network.
+
+    **Examples**
+
+    - `lowbit train -c configs/digits.yaml`
+    - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
+    - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
+    - `python -m paddle.distributed.launch --nproc_per_node=2 -m lowbit train -c …` with two processes
+    """
+    from lowbit.training.loop import train as run_training  # imports Paddle: seconds that --help need not wait
+
+    settings = load_config(
+        config,
+        override or (),
+        given(
+            output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
+            epochs=("Global.epochs", epochs),
+            device=("Global.device", device),
+            pretrained=("Global.pretrained_model", pretrained),
+            resume=("Global.checkpoints", resume),
+            amp_level=("AMP.level", amp_level),
+            amp_dtype=("AMP.dtype", amp_dtype),
+        ),
+    )
+    asked = device is not None or any(item.startswith("Global.device=") for item in override or ())
+    folder = run_training(settings, insist_on_device=asked)
+    print(f"Run folder: {folder}")

@@ -1,0 +1,61 @@
+"""Loaders for training and evaluation out of the config's DataLoader section."""
+
+from __future__ import annotations
+
+from lowbit.config.data import AutoDataset, DataSplit, Digits
+from lowbit.config.data import Dataset as DatasetSection
+from lowbit.data import Dataset, ListFileDataset, Loader, compose, open_dataset, open_digits
+from lowbit.errors import LowbitError
+from lowbit.training.distributed import Ranks
+
+
+def open_section(section: DatasetSection, num_classes: int | None = None) -> Dataset:
+    """The dataset that a config's `dataset` section describes; its labels must be below `num_classes`."""
+    if isinstance(section, AutoDataset):
+        return open_dataset(section.path, section.split)
+    if isinstance(section, Digits):
+        return open_digits(section.split)
+    return ListFileDataset(section.cls_label_path, section.image_root, num_classes=num_classes)
+
+
+def build_loader(
+    split: DataSplit,
+    dataset: Dataset,
+    *,
+    training: bool,
+    seed: int = 0,
+    ranks: Ranks | None = None,
+    max_bad_images: int = 0,
+) -> Loader:
+    """Batches of a dataset as its section asks for them.
+
+    Evaluation never shuffles nor drops: it counts each sample once, whatever the section says.
+    """
+    ranks = ranks or Ranks()
+    return Loader(
+        dataset,
+        compose(split.dataset.transform_ops),
+        batch_size=split.sampler.batch_size,
+        shuffle=split.sampler.shuffle and training,
+        drop_last=split.sampler.drop_last and training,
+        workers=split.loader.num_workers,
+        seed=seed,
+        rank=ranks.rank,
+        world=ranks.world,
+        training=training,
+        max_bad_images=max_bad_images,
+    )
+
+
+def check_class_count(dataset: Dataset, num_classes: int, where: str) -> None:
+    """Stops before the first batch where labels would not fit the model's outputs."""
+    if len(dataset.classes) > num_classes:
+        raise LowbitError(
+            f"the {where} data has {len(dataset.classes)} classes, the model only {num_classes} outputs; "
+            f"set Arch.class_num={len(dataset.classes)}"
+        )
+
+
+def class_names(dataset: Dataset, num_classes: int) -> list[str]:
+    """A name for every output of the model; outputs beyond the data's classes are called by their number."""
+    return [*dataset.classes, *(str(index) for index in range(len(dataset.classes), num_classes))]

@@ -1,0 +1,198 @@
+"""The training loop, from the first step to the last, readable from top to bottom."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+
+from lowbit.config import Config, dump_config
+from lowbit.errors import LowbitError
+from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
+from lowbit.training.evaluate import evaluate
+from lowbit.training.interruption import Interruption
+from lowbit.training.keeper import Keeper
+from lowbit.training.metrics import Meter
+from lowbit.training.metrics_log import MetricsLog
+from lowbit.training.run_directory import RunDirectory
+from lowbit.training.schedules import learning_rate
+from lowbit.training.session import Session, open_session
+from lowbit.training.step import TrainingStep
+
+
+def train(config: Config, *, insist_on_device: bool = False) -> Path:
+    """Trains as the config says and returns the run's folder.
+
+        train(load_config("configs/digits.yaml", ["Global.epochs=2"]))
+
+    Resumes where `Global.checkpoints` names a checkpoint, or `auto`: the latest one of this folder, if any.
+    """
+    session = open_session(config, insist_on_device=insist_on_device)
+    run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
+    first = session.ranks.is_first
+    with (
+        open_display(first_rank=first) as display,
+        run if first else nullcontext(),
+        Interruption() as interruption,
+    ):
+        resumed = _resume(session, run)
+        for line in session.notes:
+            display.message(line)
+        session.ranks.wait()  # the others must not look for checkpoints while the first moves an old run aside
+        if first and resumed is None and (aside := run.move_aside_earlier_run()):
+            display.message(f"{run.path} held an earlier run: moved to {aside}")
+        log = None
+        if first:
+            run.record(dump_config(config), session.environment)
+            log = MetricsLog(
+                run.path, resumed_step=session.progress.step, visualdl=config.Global.use_visualdl
+            )
+        try:
+            _train_epochs(session, Keeper(run, session), log, display, interruption)
+        finally:
+            if log:
+                log.close()
+    return run.path
+
+
+def _resume(session: Session, run: RunDirectory) -> Path | None:
+    wanted = session.config.Global.checkpoints
+    if wanted is None:
+        return None
+    path = run.latest() if wanted == "auto" else find_checkpoint(Path(wanted))
+    if path is None and wanted == "auto":
+        session.notes.append(f"no checkpoint in {run.checkpoints} yet: starting from the beginning")
+        return None
+    if path is None:
+        raise LowbitError(
+            f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
+            "weights alone are given with --pretrained"
+        )
+    session.restore(read_checkpoint(path), path)
+    at = session.progress
+    session.notes.append(f"resumed from {path}: epoch {at.epoch}, batch {at.batch}, step {at.step}")
+    return path
+
+
+def _train_epochs(
+    session: Session,
+    keeper: Keeper,
+    log: MetricsLog | None,
+    display: PlainDisplay,
+    interruption: Interruption,
+) -> None:
+    config, progress, ranks = session.config, session.progress, session.ranks
+    if progress.epoch >= config.Global.epochs:
+        display.message(
+            f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done (raise Global.epochs)"
+        )
+    while progress.epoch < config.Global.epochs:
+        epoch = progress.epoch
+        trained = _train_epoch(session, keeper, display, interruption)
+        progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
+        if log:
+            log.write("train", progress.step, epoch=epoch, **trained)
+
+        due = (epoch + 1) % config.Global.eval_interval == 0 or epoch + 1 == config.Global.epochs
+        metrics = None
+        if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
+            metrics = evaluate(
+                session.model,
+                session.eval_loader,
+                loss=config.Loss.Eval[0].CELoss,
+                topk=session.topk,
+                ranks=ranks,
+                display=display,
+            )
+            display.message(accuracy_line(metrics))
+            if log:
+                log.write("eval", progress.step, epoch=epoch, **metrics)
+        keeper.keep_epoch(epoch, metrics)
+        if interruption.asked and progress.epoch < config.Global.epochs:
+            _stop_for_interruption(keeper, display)
+
+
+def _train_epoch(
+    session: Session, keeper: Keeper, display: PlainDisplay, interruption: Interruption
+) -> dict[str, float]:
+    config, progress, ranks, loader = session.config, session.progress, session.ranks, session.train_loader
+    every, steps = config.Global.print_batch_step, len(loader)
+    take_step = TrainingStep(session)
+    session.network.train()
+    meter = Meter(session.topk, np.array(progress.meter) if progress.meter else None)
+    window, window_start, reading, bad_in_a_row = Meter(session.topk), time.perf_counter(), 0.0, 0
+    started, samples_before = window_start, meter.samples
+
+    display.begin(f"epoch {progress.epoch + 1}/{config.Global.epochs}", steps, progress.batch)
+    asked_for_data = time.perf_counter()
+    for batch in loader.epoch(progress.epoch, start=progress.batch):
+        reading += time.perf_counter() - asked_for_data
+        rate = learning_rate(
+            config.Optimizer.lr,
+            progress.epoch * steps + progress.batch,
+            steps_per_epoch=steps,
+            epochs=config.Global.epochs,
+        )
+        result = take_step(batch, rate)
+        progress.batch += 1
+        progress.step += 1
+        if result.finite:
+            bad_in_a_row = 0
+            for sums in (meter, window):
+                sums.add(loss=result.loss, hits=result.hits, samples=result.samples)
+        else:
+            bad_in_a_row += 1
+            progress.bad_steps += 1
+            display.message(
+                f"epoch {progress.epoch}, batch {progress.batch - 1}: loss {result.loss}, NaN or Inf: step skipped "
+                f"({bad_in_a_row} in a row, {progress.bad_steps} in all)"
+            )
+            if bad_in_a_row > config.Global.max_bad_steps:
+                raise LowbitError(
+                    f"{bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="
+                    f"{config.Global.max_bad_steps}); lower the learning rate. {keeper.last_good()}"
+                )
+
+        if progress.batch % every == 0 or progress.batch == steps:
+            now = time.perf_counter()
+            count = (progress.batch - 1) % every + 1
+            figures, samples = window.result(ranks), ranks.sum(np.array([window.samples]))[0] / count
+            display.report(
+                StepReport(
+                    epoch=progress.epoch,
+                    iteration=progress.batch,
+                    metrics=figures,
+                    learning_rate=rate,
+                    reader_cost=reading / count,
+                    batch_cost=(now - window_start) / count,
+                    samples=samples,
+                )
+            )
+            window, window_start, reading = Meter(session.topk), now, 0.0
+        display.advance()
+
+        progress.meter = meter.sums.tolist()
+        progress.bad_images = list(loader.bad_images)
+        stop = ranks.any(interruption.asked) and progress.batch < steps
+        if stop or (config.Global.save_steps and progress.step % config.Global.save_steps == 0):
+            keeper.keep_now()
+        if stop:
+            _stop_for_interruption(keeper, display)
+        asked_for_data = time.perf_counter()
+
+    seconds = time.perf_counter() - started
+    seen = ranks.sum(np.array([meter.samples - samples_before]))[0]
+    return meter.result(ranks) | {
+        "lr": rate,
+        "images_per_second": float(seen / seconds),
+        "bad_steps": progress.bad_steps,
+        "bad_images": len(loader.bad_images),
+    }
+
+
+def _stop_for_interruption(keeper: Keeper, display: PlainDisplay) -> None:
+    display.message(f"interrupted. {keeper.last_good()}")
+    raise KeyboardInterrupt

@@ -1,0 +1,64 @@
+"""One training step: forward, backward, update; or, when a number is not finite, no trace of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from lowbit.data import Batch
+from lowbit.training.loss import cross_entropy
+from lowbit.training.metrics import topk_hits
+from lowbit.training.seeding import seed_everything
+from lowbit.training.session import Session
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step saw. `finite` is False when it was skipped for a NaN or Inf on any rank."""
+
+    loss: float
+    hits: np.ndarray
+    samples: int
+    finite: bool
+
+
+class TrainingStep:
+    """Carries out steps on a session's model."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._parameters = [p for p in session.model.parameters() if not p.stop_gradient]
+        # Running means and variances change in the forward pass, before anything can be found wrong.
+        self._statistics = [buffer for buffer in session.model.buffers() if buffer.is_floating_point()]
+
+    def __call__(self, batch: Batch, learning_rate: float) -> StepResult:
+        """Trains on one batch."""
+        session, precision = self._session, self._session.precision
+        seed_everything(session.config.Global.seed, session.progress.step, session.ranks.rank)
+        before = [buffer.clone() for buffer in self._statistics]
+        labels = paddle.to_tensor(batch.labels)
+        with precision.autocast():
+            logits = session.network(paddle.to_tensor(batch.images))
+            loss = cross_entropy(session.config.Loss.Train[0].CELoss, logits.astype("float32"), labels)
+        # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.
+        weighted = loss if batch.weight == 1 else loss * batch.weight
+        precision.scale(weighted).backward()
+
+        value = float(loss)
+        finite = precision.unscale_(self._parameters) and math.isfinite(value)
+        finite = not session.ranks.any(not finite)
+        if finite:
+            session.optimizer.set_lr(learning_rate)
+            session.optimizer.step()
+        else:
+            for buffer, old in zip(self._statistics, before, strict=True):
+                buffer.set_value(old)
+        precision.update(finite)
+        session.optimizer.clear_grad(set_to_zero=False)
+
+        samples = len(batch.labels) if batch.weight > 0 else 0
+        hits = topk_hits(logits.astype("float32").numpy(), batch.labels, session.topk) * bool(samples)
+        return StepResult(loss=value, hits=hits, samples=samples, finite=finite)
