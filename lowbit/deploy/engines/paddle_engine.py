@@ -1,0 +1,113 @@
+"""Paddle Inference as an engine: Paddle's own serving library, with oneDNN on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import inference
+
+from lowbit.deploy.engines.engine import EngineOptions, check_batch
+from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
+from lowbit.deploy.model_files import ModelFiles, check_digests, find_model_files
+from lowbit.deploy.paddle_errors import cause
+from lowbit.errors import LowbitError
+from lowbit.machine import cpu_info, resolve_device
+from lowbit.machine.threads import math_threads_kept
+
+# oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.
+_ONEDNN_SHAPES = 16
+_GPU_POOL_MB = 512
+
+
+class PaddleEngine:
+    """An exported model in Paddle Inference.
+
+    engine = PaddleEngine("runs/digits/export")
+    logits = engine.run(images)        # float32 [N, C, H, W], any N
+
+    `onednn` is a switch for comparing: on a CPU it is faster than Paddle's own kernels and agrees with them
+    to float rounding. `optimize=False` runs the program as it was written, without merging operators.
+    One engine is for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        device: str | None = "cpu",
+        onednn: bool = True,
+        threads: int | None = None,
+        optimize: bool = True,
+        file_name: str = "inference",
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise LowbitError(f"threads must be at least 1, got {threads}")
+        where = resolve_device(device)
+        self.name = f"Paddle Inference {paddle.__version__}"
+        self.files = find_model_files(directory, file_name)
+        self.description: InferenceYml | None = read_inference_yml(self.files.yml) if self.files.yml else None
+        self.image_shape = self.description.Global.image_shape if self.description else None
+        self.options = EngineOptions(
+            device=where.name,
+            threads=threads or cpu_info().cores,
+            onednn=onednn and not where.is_gpu,
+            optimize=optimize,
+            memory_optim=optimize,
+        )
+        if self.description:
+            check_digests(self.files, self.description.Global.sha256)
+        with math_threads_kept():
+            self._predictor = _open(self.files, self.options, where.index or 0)
+        inputs, outputs = self._predictor.get_input_names(), self._predictor.get_output_names()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise LowbitError(
+                f"{self.files.model} has {len(inputs)} inputs and {len(outputs)} outputs; "
+                "lowbit runs models with one input (images) and one output (logits)"
+            )
+        self._input = self._predictor.get_input_handle(inputs[0])
+        self._output = self._predictor.get_output_handle(outputs[0])
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        """Logits [N, classes] of float32 images [N, C, H, W]."""
+        batch = check_batch(batch, self.image_shape)
+        try:
+            with math_threads_kept():
+                self._input.reshape(list(batch.shape))
+                self._input.copy_from_cpu(batch)
+                self._predictor.run()
+                return self._output.copy_to_cpu()
+        except (RuntimeError, ValueError, OSError) as error:  # what Paddle's C++ errors become
+            shape = list(batch.shape)
+            raise LowbitError(
+                f"{self.files.model} cannot run on a batch of {shape}: {cause(error)}"
+            ) from error
+
+
+def _open(files: ModelFiles, options: EngineOptions, card: int) -> inference.Predictor:
+    config = inference.Config(str(files.model), str(files.params))
+    config.disable_glog_info()
+    config.switch_ir_optim(options.optimize)
+    if files.model.suffix == ".json":  # without these two, a .json model fails when memory is optimised
+        config.enable_new_ir(True)
+        config.enable_new_executor(True)
+    if options.memory_optim:
+        config.enable_memory_optim()
+    if options.device == "cpu":
+        config.disable_gpu()
+        config.set_cpu_math_library_num_threads(options.threads)
+    else:
+        config.enable_use_gpu(_GPU_POOL_MB, card)
+    if options.onednn:
+        config.enable_mkldnn()
+        config.set_mkldnn_cache_capacity(_ONEDNN_SHAPES)
+    else:
+        config.disable_mkldnn()
+    try:
+        return inference.create_predictor(config)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise LowbitError(
+            f"Paddle Inference cannot open {files.model} with {files.params.name}: {cause(error)}. "
+            "The files are damaged or do not belong together; export the model again"
+        ) from error

@@ -1,0 +1,168 @@
+"""From a trained model to the files that are served: program, parameters, and how to use them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from lowbit.config.transform_ops import TransformOp
+from lowbit.deploy.engines.engine import format_shape
+from lowbit.deploy.engines.paddle_engine import PaddleEngine
+from lowbit.deploy.eval_mode import eval_mode
+from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
+from lowbit.deploy.model_files import MODEL_SUFFIXES, PARAMS_SUFFIX, find_model_files, sha256
+from lowbit.deploy.paddle_errors import cause, failing_layer
+from lowbit.errors import LowbitError
+
+# The exported program runs the same kernels as the model when nothing is merged; only sums over another
+# number of threads may differ.
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """Where an exported model is, and how large."""
+
+    directory: Path
+    model: Path
+    params: Path
+    yml: Path
+
+    @property
+    def size(self) -> int:
+        """Bytes that have to be shipped."""
+        return sum(path.stat().st_size for path in (self.model, self.params, self.yml))
+
+
+def export_model(
+    model: nn.Layer,
+    directory: str | Path,
+    *,
+    model_name: str,
+    image_shape: tuple[int, int, int],
+    transform_ops: Sequence[TransformOp],
+    classes: Sequence[str],
+    file_name: str = "inference",
+) -> ExportedModel:
+    """Write `inference.json`, `inference.pdiparams` and `inference.yml` for batches of any size.
+
+    The program is compared with the model before it is put in place: a folder never holds half a model, an
+    old program with new parameters, or one that computes something else. The model itself stays as it is,
+    also in the middle of training: parameters, buffers, modes, RNG.
+
+    export_model(net, "export", model_name="resnet18", image_shape=(3, 224, 224),
+                 transform_ops=ops, classes=names)
+    """
+    directory = Path(directory)
+    model = model._layers if isinstance(model, paddle.DataParallel) else model
+    _check_image_shape(image_shape)
+    if not model.parameters():
+        raise LowbitError(f"{model_name} has no parameters: there is nothing to export")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".exporting-") as name, eval_mode(model):
+            draft = Path(name)
+            images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
+            logits = _run_model(model, images, model_name, classes)
+            _save(model, draft / file_name, image_shape, model_name)
+            _check_draft(draft, file_name, images, logits, model_name)
+            files = find_model_files(draft, file_name)
+            description = describe_inference(
+                model_name=model_name,
+                image_shape=image_shape,
+                transform_ops=transform_ops,
+                classes=classes,
+                sha256={path.name: sha256(path) for path in (files.model, files.params)},
+            )
+            write_inference_yml(draft / f"{file_name}.yml", description)
+            return _put_in_place(draft, directory, file_name, files.model.suffix)
+    except OSError as error:
+        raise LowbitError(
+            f"cannot write the exported model to {directory}: {error.strerror or error}"
+        ) from error
+
+
+def _check_image_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise LowbitError(
+            f"image_shape must be (channels, height, width), such as (3, 224, 224); got {shape}"
+        )
+
+
+def _run_model(model: nn.Layer, images: np.ndarray, model_name: str, classes: Sequence[str]) -> np.ndarray:
+    """What the exported program has to answer; finds a shape that does not fit, with the layer's name."""
+    shape = format_shape(images.shape[1:])
+    try:
+        logits = model(paddle.to_tensor(images))
+    except Exception as error:  # the user's own forward may raise anything
+        where = failing_layer(error, model)
+        raise LowbitError(
+            f"{model_name} does not run on images of {shape} (channels x height x width)"
+            f"{f': {where}' if where else ''}: {cause(error)}"
+        ) from error
+    if not isinstance(logits, paddle.Tensor) or logits.ndim != 2 or logits.shape[0] != len(images):
+        what = (
+            f"a tensor {list(logits.shape)}" if isinstance(logits, paddle.Tensor) else type(logits).__name__
+        )
+        raise LowbitError(
+            f"{model_name}: forward must return one tensor of logits [N, classes] in evaluation mode; for "
+            f"{len(images)} images it returns {what}"
+        )
+    if classes and logits.shape[1] != len(classes):
+        raise LowbitError(
+            f"{model_name} has {logits.shape[1]} outputs, but {len(classes)} class names were given"
+        )
+    return logits.numpy()
+
+
+def _save(model: nn.Layer, prefix: Path, image_shape: tuple[int, int, int], model_name: str) -> None:
+    spec = paddle.static.InputSpec([None, *image_shape], "float32", "x")
+    try:
+        paddle.jit.save(model, str(prefix), input_spec=[spec])
+    except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
+        if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
+            raise
+        raise LowbitError(
+            f"{model_name} cannot be exported: Paddle could not translate {type(model).__name__}.forward "
+            f"into a program: {cause(error)}. Common reasons: numpy inside forward, a first argument of forward "
+            "that is not called self, source code that is not in a file"
+        ) from error
+
+
+def _check_draft(
+    draft: Path, file_name: str, images: np.ndarray, logits: np.ndarray, model_name: str
+) -> None:
+    """Open what was written and compare: finds files cut short and Python that was frozen into a constant."""
+    engine = PaddleEngine(draft, onednn=False, optimize=False, file_name=file_name)
+    scale = max(float(np.abs(logits).max()), 1e-30)
+    for batch in (3, 1):
+        answer = engine.run(images[:batch])
+        agrees = answer.shape == logits[:batch].shape and (
+            np.allclose(answer, logits[:batch], rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
+        )
+        if not agrees:
+            raise LowbitError(
+                f"{model_name} cannot be exported: the program answers differently from the model for a "
+                f"batch of {batch}. forward probably computes a value in Python (a batch size, a number taken "
+                "out of a tensor, a random number) that became a constant; nothing was written"
+            )
+
+
+def _put_in_place(draft: Path, directory: Path, file_name: str, suffix: str) -> ExportedModel:
+    """The old program goes first, the new one comes last: there is never one with other parameters."""
+    params, yml, model = (file_name + end for end in (PARAMS_SUFFIX, ".yml", suffix))
+    for name in (params, yml, model):
+        with (draft / name).open("rb") as file:
+            os.fsync(file.fileno())
+    for old in MODEL_SUFFIXES:
+        (directory / (file_name + old)).unlink(missing_ok=True)
+    for name in (params, yml, model):
+        os.replace(draft / name, directory / name)
+    return ExportedModel(directory, directory / model, directory / params, directory / yml)

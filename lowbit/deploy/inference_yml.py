@@ -1,0 +1,98 @@
+"""`inference.yml`: how to prepare an image for an exported model and how to name its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+
+from lowbit.config.base import Section
+from lowbit.config.mistakes import describe_mistake
+from lowbit.config.transform_ops import Op, TransformOp
+from lowbit.config.yaml_file import read_yaml
+from lowbit.errors import LowbitError
+
+Positive = Annotated[int, Field(ge=1)]
+# Other tools write class names that are digits without quotes.
+ClassName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
+class GlobalSection(Section):
+    model_name: str
+    image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
+    sha256: dict[str, str] = {}
+
+
+class PreProcessSection(Section):
+    transform_ops: list[Op]
+
+
+class TopkSection(Section):
+    topk: Positive = 5
+    label_list: list[ClassName] | None = None
+
+
+class PostProcessSection(Section):
+    Topk: TopkSection = TopkSection()
+
+
+class InferenceYml(Section):
+    """The file as it stands. `Hpi` is PaddleX's hint to its own engines: read over, not used."""
+
+    Global: GlobalSection
+    PreProcess: PreProcessSection
+    PostProcess: PostProcessSection = PostProcessSection()
+    Hpi: dict[str, Any] | None = None
+
+    @property
+    def ops(self) -> list[TransformOp]:
+        return list(self.PreProcess.transform_ops)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names by index, or None when the file has none."""
+        return self.PostProcess.Topk.label_list
+
+    @property
+    def topk(self) -> int:
+        return self.PostProcess.Topk.topk
+
+
+def describe_inference(
+    *,
+    model_name: str,
+    image_shape: tuple[int, int, int],
+    transform_ops: Sequence[TransformOp],
+    classes: Sequence[str],
+    sha256: dict[str, str],
+    topk: int = 5,
+) -> InferenceYml:
+    """The description that `export_model` writes."""
+    return InferenceYml(
+        Global=GlobalSection(model_name=model_name, image_shape=image_shape, sha256=sha256),
+        PreProcess=PreProcessSection(transform_ops=list(transform_ops)),
+        PostProcess=PostProcessSection(Topk=TopkSection(topk=topk, label_list=list(classes) or None)),
+    )
+
+
+def write_inference_yml(path: Path, description: InferenceYml) -> None:
+    """Write it in the layout that PaddleX and PaddleClas read."""
+    values = description.model_dump(mode="json", exclude_none=True)
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def read_inference_yml(path: str | Path) -> InferenceYml:
+    """Read and validate; every mistake is named with its line and key."""
+    path = Path(path)
+    values, lines = read_yaml(path)
+    if not isinstance(values, dict):
+        raise LowbitError(f"{path}: expected the sections Global, PreProcess and PostProcess")
+    try:
+        return InferenceYml.model_validate(values)
+    except ValidationError as error:
+        sources = {at: f"{path}:{line}" for at, line in lines.items()}
+        messages = [describe_mistake(detail, values, sources, str(path)) for detail in error.errors()]
+        raise LowbitError("\n".join(dict.fromkeys(messages))) from None
