@@ -1,0 +1,102 @@
+"""CIFAR-10 from the official archives, python or binary, packed or extracted."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from lowbit.data.dataset import ArrayDataset
+from lowbit.errors import LowbitError
+from lowbit.safe_pickle import load_arrays
+
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
+FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
+_BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "val": ["test_batch"]}
+_PIXELS = 3 * 32 * 32
+
+
+def find_cifar10(path: Path) -> Path | None:
+    """The archive or folder of batches at `path` or in it, or None."""
+    if path.is_file():
+        return path if path.name in ARCHIVES or path.name.removesuffix(".gz") in _unzipped() else None
+    if (path / "test_batch").is_file() or (path / "test_batch.bin").is_file():
+        return path
+    candidates = (path / name for name in (*FOLDERS, *ARCHIVES, *_unzipped()))
+    return next((candidate for candidate in candidates if candidate.exists()), None)
+
+
+def open_cifar10(path: str | Path, split: str) -> ArrayDataset:
+    """The 50,000 training or 10,000 test images.
+
+    >>> len(open_cifar10("cifar-10-binary.tar.gz", "val"))  # doctest: +SKIP
+    10000
+    """
+    path = Path(path)
+    source = find_cifar10(path)
+    if source is None:
+        raise LowbitError(f"{path}: no CIFAR-10 here; looked for {', '.join(FOLDERS + ARCHIVES)}")
+    images: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for name, file in _batch_files(source, _BATCHES[split]):
+        read = _read_binary if name.endswith(".bin") else _read_pickle
+        batch_images, batch_labels = read(file, name)
+        images.append(batch_images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels.append(batch_labels)
+    return ArrayDataset(np.concatenate(images), np.concatenate(labels), CLASSES, f"cifar10 {split}")
+
+
+def _unzipped() -> tuple[str, ...]:
+    return tuple(name.removesuffix(".gz") for name in ARCHIVES)
+
+
+def _batch_files(source: Path, batches: list[str]) -> Iterator[tuple[str, BinaryIO]]:
+    """Every batch of the split as an open file with its name, in order."""
+    if source.is_dir():
+        suffix = ".bin" if (source / f"{batches[0]}.bin").is_file() else ""
+        for batch in batches:
+            path = source / f"{batch}{suffix}"
+            try:
+                with open(path, "rb") as file:
+                    yield str(path), file
+            except OSError as error:
+                raise LowbitError(f"{path}: cannot be read ({error.strerror})") from error
+        return
+    contents: dict[str, bytes] = {}
+    try:
+        with tarfile.open(source) as archive:
+            for member in archive:  # one pass, in the archive's order: going back means unpacking again
+                name = Path(member.name).name
+                if member.isfile() and name.removesuffix(".bin") in batches:
+                    contents[name] = archive.extractfile(member).read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise LowbitError(f"{source}: damaged archive ({error}); download it again") from error
+    for batch in batches:
+        name = batch if batch in contents else f"{batch}.bin"
+        if name not in contents:
+            raise LowbitError(f"{source}: holds no {batch}; download the archive again")
+        yield f"{source}/{name}", io.BytesIO(contents[name])
+
+
+def _read_pickle(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:
+    batch = load_arrays(file, name=name)
+    images = batch.get("data") if isinstance(batch, dict) else None
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (_PIXELS,):
+        raise LowbitError(f'{name}: not a CIFAR-10 batch ("data" must be uint8 of shape [N, {_PIXELS}])')
+    return images, np.asarray(batch.get("labels", []), dtype=np.int64)
+
+
+def _read_binary(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.frombuffer(file.read(), dtype=np.uint8)
+    if rows.size == 0 or rows.size % (1 + _PIXELS):
+        raise LowbitError(
+            f"{name}: {rows.size} bytes are not whole records of {1 + _PIXELS} bytes; the file is truncated"
+        )
+    rows = rows.reshape(-1, 1 + _PIXELS)
+    return rows[:, 1:], rows[:, 0].astype(np.int64)

@@ -1,0 +1,188 @@
+"""Batches of transformed images, prepared ahead by threads, the same for any number of threads.
+
+Threads, not processes: decoding, resizing and normalising release Python's lock, results need not be
+copied between processes, and starting costs nothing (benchmarks/input_pipeline.py has the figures).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowbit.data.dataset import BadImageError, Dataset
+from lowbit.data.sampler import Sampler, Share, sample_generator
+from lowbit.data.transforms import Transform
+from lowbit.errors import LowbitError
+
+_log = logging.getLogger(__name__)
+_AHEAD = 2  # batches in preparation while one is used; more costs memory and gains nothing
+_CHUNKS_PER_WORKER = 4  # small enough that no thread waits long for another at the end of a batch
+
+
+@dataclass
+class Batch:
+    images: np.ndarray  # float32 NCHW
+    labels: np.ndarray  # int64
+    weight: float  # local_n * world / global_n; 0.0 for a process without images in this batch
+
+
+@dataclass
+class _Pending:
+    """A batch whose images are being written by the threads."""
+
+    batch: Batch
+    chunks: list[Future[list[BadImageError]]] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        for chunk in self.chunks:
+            chunk.cancel()
+
+
+class Loader:
+    """Iterates over a data set epoch by epoch.
+
+    In training a bad image is named in the log, counted, and replaced by the next good one of the data set, until
+    there are more than `max_bad_images` different ones; in evaluation the first is an error.
+
+    >>> for batch in Loader(dataset, transform, batch_size=64, shuffle=True, drop_last=True, workers=2,
+    ...                     seed=0, training=True).epoch(0):  # doctest: +SKIP
+    ...     step(batch.images, batch.labels)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        transform: Transform,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        workers: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        training: bool,
+        max_bad_images: int = 100,
+    ) -> None:
+        if workers < 0:
+            raise LowbitError(f"{workers} data workers: give 0 or more (0 and 1 both mean one thread)")
+        self.dataset = dataset
+        self.sampler = Sampler(
+            length=len(dataset),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            rank=rank,
+            world=world,
+        )
+        self.bad_images: list[str] = []
+        self._transform = transform
+        self._workers = max(workers, 1)
+        self._training = training
+        self._max_bad_images = max_bad_images
+        self._shape: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on; leaving the loop early stops the threads."""
+        if not 0 <= start <= len(self):
+            raise LowbitError(f"cannot start at batch {start} of an epoch of {len(self)} batches")
+        return self._iterate(epoch, start)
+
+    def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
+        order = self.sampler.order(epoch)
+        waiting: deque[_Pending] = deque()
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="lowbit-data") as pool:
+            try:
+                for number in range(start, len(self)):
+                    waiting.append(self._submit(pool, epoch, self.sampler.share(epoch, number, order)))
+                    if len(waiting) > _AHEAD:
+                        yield self._finish(waiting.popleft())
+                while waiting:
+                    yield self._finish(waiting.popleft())
+            finally:  # also when the caller leaves its loop: the pool waits only for images already begun
+                for pending in waiting:
+                    pending.cancel()
+
+    def _submit(self, pool: ThreadPoolExecutor, epoch: int, share: Share) -> _Pending:
+        count = len(share.indices)
+        batch = Batch(
+            np.empty((count, *self._image_shape()), np.float32),
+            np.empty(count, np.int64),
+            float(share.weight),
+        )
+        pending = _Pending(batch)
+        size = max(1, math.ceil(count / (self._workers * _CHUNKS_PER_WORKER)))
+        for first in range(0, count, size):
+            slots = range(first, min(first + size, count))
+            pending.chunks.append(pool.submit(self._fill, batch, slots, share.indices, epoch))
+        return pending
+
+    def _finish(self, pending: _Pending) -> Batch:
+        """Wait for a batch. Bad images are counted here, in the order of the batches, not of the threads."""
+        try:
+            for chunk in pending.chunks:
+                for error in chunk.result():
+                    self._count(error)
+        except BaseException:
+            pending.cancel()
+            raise
+        return pending.batch
+
+    def _fill(self, batch: Batch, slots: range, indices: np.ndarray, epoch: int) -> list[BadImageError]:
+        bad: list[BadImageError] = []
+        for slot in slots:
+            index = int(indices[slot])
+            generator = sample_generator(self.sampler.seed, epoch, index)
+            image, found = self._good_image(index, bad)
+            self._apply(image, found, generator, batch.images[slot])
+            batch.labels[slot] = self.dataset.label(found)
+        return bad
+
+    def _good_image(self, index: int, bad: list[BadImageError]) -> tuple[np.ndarray, int]:
+        """The image at `index`, or in training the next good one; `bad` collects those on the way."""
+        for _ in range(min(len(self.dataset), self._max_bad_images + 1)):
+            try:
+                return self.dataset.image(index, self._transform.at_least), index
+            except BadImageError as error:
+                if not self._training:
+                    raise
+                bad.append(error)
+                index = (index + 1) % len(self.dataset)
+        raise LowbitError(f"{len(bad)} bad images in a row; the first: {bad[0]}")
+
+    def _apply(self, image: np.ndarray, index: int, generator: np.random.Generator, out: np.ndarray) -> None:
+        try:
+            self._transform(image, generator, out)
+        except LowbitError as error:
+            raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
+
+    def _image_shape(self) -> tuple[int, ...]:
+        """The shape that the transform gives, found by trying it on the first image that can be read."""
+        if self._shape is None:
+            image, index = self._good_image(0, [])
+            try:
+                self._shape = self._transform(image, sample_generator(0, 0, index)).shape
+            except LowbitError as error:
+                raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
+        return self._shape
+
+    def _count(self, error: BadImageError) -> None:
+        if error.name in self.bad_images:
+            return
+        self.bad_images.append(error.name)
+        _log.warning("bad image %d, skipped: %s: %s", len(self.bad_images), error.name, error.reason)
+        if len(self.bad_images) > self._max_bad_images:
+            raise LowbitError(
+                f"more than {self._max_bad_images} bad images, the last: {error}. "
+                "Repair the data set, or raise the limit (max_bad_images)"
+            )
