@@ -1,4 +1,4 @@
-"""Image data sets of every layout lowbit knows, transforms, and a loader that gives the same batches every time."""
+"""Image data sets of every known layout, transforms, and a loader whose batches depend on the seed alone."""
 
 from lowbit.data.cifar10 import open_cifar10
 from lowbit.data.dataset import ArrayDataset, BadImageError, Dataset

@@ -56,7 +56,8 @@ def _invert(image: np.ndarray, level: float, sign: int) -> np.ndarray:
 
 
 def _solarize(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _look_up(image, np.where(_LEVELS < 256 * (1 - level), _LEVELS, 255 - _LEVELS))
+    threshold = 256 * (1 - level)
+    return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS))
 
 
 def _posterize(image: np.ndarray, level: float, sign: int) -> np.ndarray:

@@ -32,7 +32,7 @@ class Dataset(Protocol):
         """The file's name, or "cifar10 train #17": what messages call the image."""
 
     def image(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """HWC uint8 RGB. `at_least` (height, width) allows a smaller image that still has that many pixels."""
+        """HWC uint8 RGB. `at_least` (height, width) allows a smaller version that is still that large."""
 
 
 class ArrayDataset:

@@ -85,7 +85,7 @@ def _decode_jpeg(data: bytes, height: int, width: int, at_least: tuple[int, int]
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    # Searching for the marker costs a microsecond; parsing is left to Pillow and to the few files that have it.
+    # Searching for the marker costs a microsecond; Pillow then parses the few files that have it.
     if b"Exif\0\0" not in data[:4096]:
         return 1
     with warnings.catch_warnings():

@@ -46,7 +46,8 @@ def _open(path: Path, split: Split, num_classes: int | None) -> Dataset:
         return open_cifar10(path, split)
     if path.is_file():
         raise LowbitError(
-            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}; extract other archives first and give the folder"
+            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}; "
+            "extract other archives first and give the folder"
         )
     if (path / f"{split}_list.txt").is_file():
         return _open_list(path, split, num_classes)
@@ -93,5 +94,6 @@ def _nothing_found(path: Path, split: Split) -> str:
     if (path / split).is_dir():
         hint = f"; {path / split} has no class folders in it"
     elif class_folders(path):
-        hint = f"; it holds the folders {', '.join(class_folders(path)[:4])}: put the class folders into train/ and val/"
+        found = ", ".join(class_folders(path)[:4])
+        hint = f"; it holds the folders {found}: put the class folders into train/ and val/"
     return f"{path}: no {split} images here{hint}. Looked for {looked_for}"

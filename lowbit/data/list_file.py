@@ -67,8 +67,8 @@ def read_list(list_file: Path, num_classes: int | None = None) -> tuple[list[str
         path, label = _parse_line(line, f"{list_file}, line {number}")
         if num_classes is not None and label >= num_classes:
             raise LowbitError(
-                f"{list_file}, line {number}: label {label} is outside 0..{num_classes - 1}; labels count from 0, "
-                f"and the model has {num_classes} classes (class_num)"
+                f"{list_file}, line {number}: label {label} is outside 0..{num_classes - 1}; "
+                f"labels count from 0, and the model has {num_classes} classes (class_num)"
             )
         paths.append(path)
         labels.append(label)

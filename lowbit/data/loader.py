@@ -47,8 +47,8 @@ class _Pending:
 class Loader:
     """Iterates over a data set epoch by epoch.
 
-    In training a bad image is named in the log, counted, and replaced by the next good one of the data set, until
-    there are more than `max_bad_images` different ones; in evaluation the first is an error.
+    In training a bad image is named in the log, counted, and replaced by the next good one of the data set,
+    until there are more than `max_bad_images` different ones; in evaluation the first is an error.
 
     >>> for batch in Loader(dataset, transform, batch_size=64, shuffle=True, drop_last=True, workers=2,
     ...                     seed=0, training=True).epoch(0):  # doctest: +SKIP

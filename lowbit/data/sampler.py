@@ -63,8 +63,9 @@ class Sampler:
             raise LowbitError(f"rank {self.rank} is outside 0..{self.world - 1}")
         if self.drop_last and self.length < self.global_batch:
             raise LowbitError(
-                f"a batch of {self.global_batch} is larger than the data set ({self.length} images), and drop_last "
-                "leaves out incomplete batches, so there is nothing to train on; use a smaller batch or drop_last: False"
+                f"a batch of {self.global_batch} is larger than the data set ({self.length} images), and "
+                "drop_last leaves out incomplete batches, so there is nothing to train on; "
+                "use a smaller batch or drop_last: False"
             )
 
     @property

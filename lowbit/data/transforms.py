@@ -19,7 +19,7 @@ from lowbit.data.auto_augment import auto_augment
 from lowbit.data.random_erasing import random_erasing
 from lowbit.errors import LowbitError
 
-# The loader's threads share out the images; OpenCV's own threads inside one image would only get in their way.
+# The loader's threads share out the images; OpenCV's own threads inside one image would get in their way.
 cv2.setNumThreads(0)
 
 Step = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -66,8 +66,9 @@ class Transform:
             out = np.empty((3, height, width), np.float32)
         elif out.shape != (3, height, width):
             raise LowbitError(
-                f"becomes {width}x{height} where the first image became {out.shape[2]}x{out.shape[1]}; a batch needs "
-                "one size, so end the operations with one that fixes it (RandCropImage, CropImage, ResizeImage with size)"
+                f"becomes {width}x{height} where the first image became {out.shape[2]}x{out.shape[1]}; "
+                "a batch needs one size, so use an operation that fixes it "
+                "(RandCropImage, CropImage, ResizeImage with size)"
             )
         for plane, values, table in zip(out, cv2.split(image), self._tables, strict=True):
             cv2.LUT(values, table, dst=plane)
@@ -226,7 +227,8 @@ def _center_crop(op: specs.CropImage) -> Step:
 def _check_covers(image: np.ndarray, width: int, height: int, name: str) -> None:
     if image.shape[1] < width or image.shape[0] < height:
         raise LowbitError(
-            f"{name} cannot take {width}x{height} out of {image.shape[1]}x{image.shape[0]}; put a ResizeImage before it"
+            f"{name} cannot take {width}x{height} out of {image.shape[1]}x{image.shape[0]}; "
+            "put a ResizeImage before it"
         )
 
 
