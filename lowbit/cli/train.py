@@ -24,7 +24,9 @@ def train(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."),
+        typer.Option(
+            metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."
+        ),
     ] = None,
     amp_level: Annotated[str | None, typer.Option(help="Mixed precision: O1 or O2.")] = None,
     amp_dtype: Annotated[str | None, typer.Option(help="Its number format: bf16 or fp16.")] = None,
@@ -38,7 +40,9 @@ def train(
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 -m lowbit train -c …` with two processes
     """
-    from lowbit.training.loop import train as run_training  # imports Paddle: seconds that --help need not wait
+    from lowbit.training.loop import (
+        train as run_training,
+    )  # imports Paddle: seconds that --help need not wait
 
     settings = load_config(
         config,

@@ -31,14 +31,29 @@ def load_config(
             f"{path}: expected sections such as `Global:` and `Arch:`, got {type(values).__name__}"
         )
     sources = {at: f"{path}:{line}" for at, line in lines.items()}
+    return _override(values, sources, str(path), overrides, options or {})
+
+
+def override_config(config: Config, overrides: Iterable[str]) -> Config:
+    """A config with `Section.key=value` overrides applied, such as one out of a checkpoint."""
+    return _override(config.model_dump(mode="json"), {}, "config", overrides, {})
+
+
+def _override(
+    values: dict[str, Any],
+    sources: dict[KeyPath, str],
+    origin: str,
+    overrides: Iterable[str],
+    options: Mapping[str, tuple[str, Any]],
+) -> Config:
     settings = [(f"-o {override}", *parse_override(override)) for override in overrides]
-    settings += [(option, name, value) for option, (name, value) in (options or {}).items()]
+    settings += [(option, name, value) for option, (name, value) in options.items()]
     for source, name, value in settings:
         at = set_value(values, name, value, source)
         for depth in range(1, len(at) + 1):  # also the sections that only the override brought in
             if depth == len(at) or at[:depth] not in sources:
                 sources[at[:depth]] = source
-    return validate(values, sources, str(path))
+    return validate(values, sources, origin)
 
 
 def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> Config:

@@ -50,7 +50,13 @@ def load_weights(model: Layer, path: str | Path, *, reset_classifier: bool = Fal
     >>> load_weights(model, "resnet18_imagenet.pdparams", reset_classifier=True)
     ['fc.weight', 'fc.bias']
     """
-    weights = read_weights(path)
+    return assign_weights(model, read_weights(path), source=path, reset_classifier=reset_classifier)
+
+
+def assign_weights(
+    model: Layer, weights: dict[str, np.ndarray], *, source: str | Path, reset_classifier: bool = False
+) -> list[str]:
+    """`load_weights` for arrays that are already read; `source` is what messages call them."""
     state = model.state_dict()
     classifier = _classifier_of_other_size(model, weights)
     if reset_classifier:
@@ -72,7 +78,7 @@ def load_weights(model: Layer, path: str | Path, *, reset_classifier: bool = Fal
         ]
         only_classifier = not missing and not unexpected and len(reshaped) == len(classifier)
         raise LowbitError(
-            f"{path}: its weights do not fit the model; nothing was loaded.\n"
+            f"{source}: its weights do not fit the model; nothing was loaded.\n"
             + "\n".join(problem for problem in problems if problem)
             + "\n"
             + _advice(model, only_classifier)
@@ -120,6 +126,13 @@ def _as_array(value: Any, key: Any, file: Path) -> np.ndarray:
     if value.dtype == np.uint16:  # how Paddle stores bfloat16, which numpy has not
         value = (value.astype(np.uint32) << 16).view(np.float32)
     return value
+
+
+def count_classes(model: Layer, weights: dict[str, np.ndarray]) -> int | None:
+    """How many classes the weights' classifier (the model's last Linear) tells apart; None without one."""
+    names = [name for name, layer in model.named_sublayers() if isinstance(layer, Linear)]
+    found = weights.get(f"{names[-1]}.weight") if names else None
+    return None if found is None else int(found.shape[-1])
 
 
 def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> list[str]:

@@ -41,7 +41,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         resumed = _resume(session, run)
         for line in session.notes:
             display.message(line)
-        session.ranks.wait()  # the others must not look for checkpoints while the first moves an old run aside
+        session.ranks.wait()  # nobody may look for a checkpoint while the first moves an old run aside
         if first and resumed is None and (aside := run.move_aside_earlier_run()):
             display.message(f"{run.path} held an earlier run: moved to {aside}")
         log = None
@@ -87,7 +87,8 @@ def _train_epochs(
     config, progress, ranks = session.config, session.progress, session.ranks
     if progress.epoch >= config.Global.epochs:
         display.message(
-            f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done (raise Global.epochs)"
+            f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done "
+            "(raise Global.epochs to go on)"
         )
     while progress.epoch < config.Global.epochs:
         epoch = progress.epoch
@@ -147,8 +148,8 @@ def _train_epoch(
             bad_in_a_row += 1
             progress.bad_steps += 1
             display.message(
-                f"epoch {progress.epoch}, batch {progress.batch - 1}: loss {result.loss}, NaN or Inf: step skipped "
-                f"({bad_in_a_row} in a row, {progress.bad_steps} in all)"
+                f"epoch {progress.epoch}, batch {progress.batch - 1}: NaN or Inf (loss {result.loss}), "
+                f"step skipped ({bad_in_a_row} in a row, {progress.bad_steps} in all)"
             )
             if bad_in_a_row > config.Global.max_bad_steps:
                 raise LowbitError(

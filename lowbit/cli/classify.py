@@ -1,0 +1,73 @@
+"""What `lowbit infer` and the ecosystem's infer.py print: an exported model's answer for every image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, TransformOp
+from lowbit.deploy import (
+    InferenceYml,
+    PaddleEngine,
+    StageTimer,
+    benchmark_report,
+    find_model_files,
+    infer_images,
+    read_inference_yml,
+    warm_up,
+)
+
+
+def classify(
+    model_dir: Path,
+    images: list[Path] | list[str],
+    *,
+    topk: int = 1,
+    batch_size: int = 1,
+    device: str = "cpu",
+    onednn: bool = True,
+    resize_size: int | None = None,
+    crop_size: int | None = None,
+    benchmark: bool = False,
+    warmup: int = 0,
+) -> None:
+    """Prints a line per image, its `topk` classes if more than one, and the benchmark report if asked."""
+    files = find_model_files(model_dir)
+    description = read_inference_yml(files.yml) if files.yml else None
+    if description is None:
+        print(f"{model_dir} has no inference.yml: images are prepared as for ImageNet")
+    ops = _ops(description, resize_size, crop_size)
+    engine = PaddleEngine(model_dir, device=device, onednn=onednn)
+    side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
+    if warmup:
+        shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
+        warm_up(engine, batch_size=batch_size, runs=warmup, image_shape=shape)
+    timer = StageTimer()
+    predictions = infer_images(
+        engine,
+        images,
+        ops,
+        batch_size=batch_size,
+        topk=topk,
+        classes=description.classes if description else None,
+        timer=timer,
+    )
+    for prediction in predictions:
+        print(prediction.line())
+        if topk > 1:
+            print("\n".join(prediction.ranking()))
+    if benchmark:
+        name = description.Global.model_name if description else model_dir.name
+        print("\n".join(benchmark_report(timer, engine, model_name=name, batch_size=batch_size)))
+
+
+def _ops(
+    description: InferenceYml | None, resize_size: int | None, crop_size: int | None
+) -> list[TransformOp]:
+    """As the model was exported, unless sizes were given."""
+    if description is not None and resize_size is None and crop_size is None:
+        return description.ops
+    normalize = next(
+        (op for op in description.ops if isinstance(op, NormalizeImage)) if description else iter(()),
+        NormalizeImage(),
+    )
+    return [ResizeImage(resize_short=resize_size or 256), CropImage(size=crop_size or 224), normalize]

@@ -1,0 +1,131 @@
+"""`lowbit eval`: accuracy of a checkpoint or of an exported model, on the same images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowbit.cli.opening import open_model
+from lowbit.cli.options import ConfigFile, DeviceName, Overrides
+from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
+from lowbit.errors import LowbitError
+
+if TYPE_CHECKING:
+    from lowbit.training.trained_model import TrainedModel
+
+
+def evaluate(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run folder, a checkpoint, or the folder of an exported model.", show_default=False
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    override: Overrides = None,
+    pretrained: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
+    ] = None,
+    data_path: Annotated[
+        Path | None,
+        typer.Option(help="Validation images: a folder or archive whose layout lowbit recognises."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time, with --data-path.")] = 64,
+    device: DeviceName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure top-1 and top-5 accuracy.
+
+    **Examples**
+
+    - `lowbit eval runs/digits`
+    - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
+    - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
+    """
+    if model is not None and _is_exported(model):
+        metrics = _evaluate_exported(model, config, override, data_path, batch_size, device)
+    else:
+        trained = open_model(model, config, override, pretrained)
+        split = trained.config.DataLoader.Eval
+        if data_path is not None:
+            ops = split.dataset.transform_ops if split else trained.config.Infer.transforms
+            split = _auto_split(data_path, ops, batch_size)
+        metrics = evaluate_trained(trained, split, device)
+    if as_json:
+        print(json.dumps(metrics))
+    else:
+        from lowbit.training.display import accuracy_line
+
+        print(accuracy_line(metrics))
+
+
+def evaluate_trained(trained: TrainedModel, split: DataSplit | None, device: str | None) -> dict[str, float]:
+    """The accuracy of a trained model on the images of a config section; also for `train.py --test-only`."""
+    import paddle
+
+    from lowbit.machine import apply_amd_fix, resolve_device
+    from lowbit.training.display import open_display
+    from lowbit.training.evaluate import evaluate as measure
+    from lowbit.training.inputs import build_loader, check_class_count, open_section
+
+    if split is None:
+        raise LowbitError("the config has no DataLoader.Eval section; give the images with --data-path")
+    apply_amd_fix()
+    paddle.set_device(resolve_device(device).name)
+    dataset = open_section(split.dataset, len(trained.classes))
+    check_class_count(dataset, len(trained.classes), "validation")
+    with open_display() as display:
+        display.message(f"{trained.source}: {len(dataset)} images")
+        return measure(
+            trained.model,
+            build_loader(split, dataset, training=False),
+            loss=trained.config.Loss.Eval[0].CELoss,
+            topk=tuple(trained.config.Metric.Eval[0].TopkAcc.topk),
+            display=display,
+        )
+
+
+def _is_exported(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("inference.json", "inference.pdmodel"))
+
+
+def _evaluate_exported(
+    directory: Path,
+    config: Path | None,
+    override: list[str] | None,
+    data_path: Path | None,
+    batch_size: int,
+    device: str | None,
+) -> dict[str, float]:
+    from lowbit.config import load_config
+    from lowbit.deploy import PaddleEngine, evaluate_engine, read_inference_yml
+    from lowbit.machine import resolve_device
+    from lowbit.training.inputs import build_loader, open_section
+
+    if data_path is not None:
+        ops = read_inference_yml(directory / "inference.yml").ops
+        split = _auto_split(data_path, ops, batch_size)
+    elif config is not None:
+        split = load_config(config, override or ()).DataLoader.Eval
+    else:
+        run = directory.parent / "config.yaml"  # an export stands in its run's folder
+        split = load_config(run, override or ()).DataLoader.Eval if run.is_file() else None
+    if split is None:
+        raise LowbitError(
+            f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG"
+        )
+    dataset = open_section(split.dataset)
+    engine = PaddleEngine(directory, device=resolve_device(device).name)
+    print(f"{directory}: {len(dataset)} images in Paddle Inference")
+    return evaluate_engine(engine, build_loader(split, dataset, training=False))
+
+
+def _auto_split(path: Path, ops: list, batch_size: int) -> DataSplit:
+    if not ops:
+        raise LowbitError("how to prepare the images is not known; give -c CONFIG with DataLoader.Eval")
+    dataset = AutoDataset(name="AutoDataset", path=str(path), split="val", transform_ops=ops)
+    return DataSplit(dataset=dataset, sampler=Sampler(batch_size=batch_size), loader=Loading(num_workers=2))

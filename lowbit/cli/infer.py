@@ -1,0 +1,44 @@
+"""`lowbit infer`: classes and probabilities for images, from an exported model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.options import DeviceName
+
+
+def infer(
+    model_dir: Annotated[Path, typer.Argument(help="The folder of an exported model.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    topk: Annotated[int, typer.Option(min=1, help="How many classes to name for an image.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    device: DeviceName = None,
+    onednn: Annotated[bool, typer.Option(help="Use oneDNN on a CPU: faster, last digits differ.")] = True,
+    benchmark: Annotated[
+        bool, typer.Option(help="Also print the AutoLog report of times and memory.")
+    ] = False,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 0,
+) -> None:
+    """Classify images with an exported model.
+
+    **Examples**
+
+    - `lowbit infer runs/digits/export photo.jpg --topk 5`
+    - `lowbit infer runs/digits/export folder/ --batch-size 8 --benchmark --warmup 3`
+    """
+    from lowbit.cli.classify import classify
+    from lowbit.machine import resolve_device
+
+    classify(
+        model_dir,
+        images,
+        topk=topk,
+        batch_size=batch_size,
+        device=resolve_device(device).name,
+        onednn=onednn,
+        benchmark=benchmark,
+        warmup=warmup,
+    )

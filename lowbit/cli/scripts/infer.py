@@ -1,0 +1,58 @@
+"""`deploy/inference_python/infer.py`: an exported model's answer for images, with the ecosystem's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.errors import LowbitError
+
+_YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def _yes_no(text: str) -> bool:
+    """The ecosystem writes `--use-gpu=True`, not a bare flag."""
+    if text.lower() not in _YES_NO:
+        raise typer.BadParameter(f"expected True or False, got {text!r}")
+    return _YES_NO[text.lower()]
+
+
+YesNo = Annotated[bool, typer.Option(parser=_yes_no, metavar="True|False")]
+
+
+def infer(
+    img_path: Annotated[Path, typer.Option(help="An image, or a folder of images.")],
+    model_dir: Annotated[Path, typer.Option(help="The folder of an exported model.")] = Path("."),
+    use_gpu: YesNo = "False",
+    max_batch_size: Annotated[int, typer.Option(min=1, help="The largest --batch-size allowed.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    resize_size: Annotated[
+        int | None, typer.Option(min=1, help="Short side before the crop; left out: as exported, else 256.")
+    ] = None,
+    crop_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the crop; left out: as exported, else 224.")
+    ] = None,
+    benchmark: YesNo = "False",
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 0,
+) -> None:
+    """Classify images with an exported model.
+
+    **Example**: `python deploy/inference_python/infer.py --model-dir output/infer --img-path images/demo.jpg`
+    """
+    from lowbit.cli.classify import classify
+    from lowbit.machine import resolve_device
+
+    if batch_size > max_batch_size:
+        raise LowbitError(f"--batch-size {batch_size} is above --max-batch-size {max_batch_size}")
+    classify(
+        model_dir,
+        [img_path],
+        batch_size=batch_size,
+        device=resolve_device("gpu" if use_gpu else "cpu").name,
+        resize_size=resize_size,
+        crop_size=crop_size,
+        benchmark=benchmark,
+        warmup=warmup,
+    )

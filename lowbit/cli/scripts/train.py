@@ -1,0 +1,157 @@
+"""`train.py`: the training script of Paddle's model repositories, as a config in the form of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowbit.config import Config, validate
+from lowbit.config.yaml_file import KeyPath
+from lowbit.errors import LowbitError
+
+
+def train(
+    data_path: Annotated[
+        str, typer.Option(help="A folder or archive whose layout lowbit recognises.")
+    ] = "./data",
+    model: Annotated[
+        str, typer.Option(help="A model's name, or package.module:Class.")
+    ] = "mobilenet_v3_small",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, gpu or gpu:0; left out: the best there is.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Images a step and process.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Times through the training data.")] = 90,
+    amp_level: Annotated[str | None, typer.Option("--amp_level", help="Mixed precision: O1 or O2.")] = None,
+    amp_dtype: Annotated[str, typer.Option("--amp_dtype", help="Its number format: bf16 or fp16.")] = "fp16",
+    workers: Annotated[int, typer.Option("--workers", "-j", help="Threads that decode images.")] = 8,
+    opt: Annotated[str, typer.Option(help="sgd (with momentum), rmsprop or adamw.")] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
+    momentum: float = 0.9,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", "--wd")] = 1e-4,
+    lr_step_size: Annotated[int, typer.Option(help="Epochs between two cuts of the rate.")] = 30,
+    lr_gamma: Annotated[float, typer.Option(help="The factor of such a cut.")] = 0.1,
+    print_freq: Annotated[int, typer.Option(help="Steps between two log lines.")] = 10,
+    output_dir: Annotated[Path, typer.Option(help="Where checkpoints and logs go.")] = Path("."),
+    resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or auto.")] = None,
+    start_epoch: Annotated[int, typer.Option(help="The number of the first epoch.")] = 0,
+    sync_bn: Annotated[bool, typer.Option("--sync-bn", help="Batch norm over all processes.")] = False,
+    test_only: Annotated[bool, typer.Option("--test-only", help="Evaluate --pretrained and stop.")] = False,
+    pretrained: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
+    auto_augment: Annotated[
+        str | None, typer.Option(help="AutoAugment's policy: imagenet, cifar10 or svhn.")
+    ] = None,
+    random_erase: Annotated[float, typer.Option(help="Probability of blanking a rectangle.")] = 0.0,
+    pact_quant: Annotated[bool, typer.Option("--pact_quant", help="Quantization-aware training.")] = False,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Left out: as many as the data, or the weights, have.")
+    ] = None,
+    reset_classifier: Annotated[
+        bool, typer.Option("--reset-classifier", help="Take weights of another number of classes.")
+    ] = False,
+    resize_size: Annotated[int, typer.Option(help="Short side before the validation crop.")] = 256,
+    crop_size: Annotated[int, typer.Option(help="Side of the images that the model sees.")] = 224,
+    seed: int = 0,
+    save_steps: Annotated[int, typer.Option(help="Also checkpoint every so many steps.")] = 0,
+) -> None:
+    """Train a model, or evaluate one with --test-only.
+
+    **Examples**
+
+    - `python train.py --data-path ./lite_data --epochs 2 -b 4`
+    - `python train.py --test-only --pretrained latest.pdparams --data-path ./lite_data`
+    - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
+    """
+    if pact_quant:
+        raise LowbitError("--pact_quant: quantization-aware training is not in this version of lowbit")
+    normalize = {"NormalizeImage": {}}
+    train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
+    train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
+    train_ops += [normalize, *([{"RandomErasing": {"EPSILON": random_erase}}] if random_erase else [])]
+    eval_ops = [{"ResizeImage": {"resize_short": resize_size}}, {"CropImage": {"size": crop_size}}, normalize]
+    values = {
+        "Global": {
+            "output_dir": str(output_dir),
+            "checkpoint_dir": ".",  # the ecosystem's tools look for latest.pdparams in the folder itself
+            "epochs": epochs,
+            "start_epoch": start_epoch,
+            "device": device,
+            "print_batch_step": print_freq,
+            "checkpoints": resume,
+            "pretrained_model": pretrained,
+            "reset_classifier": reset_classifier,
+            "sync_bn": sync_bn,
+            "image_shape": [3, crop_size, crop_size],
+            "seed": seed,
+            "save_steps": save_steps,
+        },
+        "AMP": {"level": amp_level, "dtype": amp_dtype} if amp_level else None,
+        "Arch": {"name": model, "class_num": num_classes},
+        "Optimizer": {
+            "name": _OPTIMIZERS.get(opt, opt),
+            "momentum": momentum,
+            "regularizer": {"coeff": weight_decay},
+            "lr": {"name": "Step", "learning_rate": lr, "step_size": lr_step_size, "gamma": lr_gamma},
+        },
+        "DataLoader": {
+            "Train": _split(data_path, "train", train_ops, batch_size, workers, shuffle=True),
+            "Eval": _split(data_path, "val", eval_ops, batch_size, workers, shuffle=False),
+        },
+    }
+    config = validate(values, _SOURCES, "train.py")
+    if test_only:
+        _test(config, pretrained or resume, device)
+    else:
+        from lowbit.training.loop import train as run_training
+
+        run_training(config, insist_on_device=device is not None)
+
+
+_OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
+
+# Where a mistake in the config came from: the option that the user gave.
+_SOURCES: dict[KeyPath, str] = {
+    ("Global", "epochs"): "--epochs",
+    ("Global", "start_epoch"): "--start-epoch",
+    ("Global", "print_batch_step"): "--print-freq",
+    ("Global", "image_shape"): "--crop-size",
+    ("Global", "seed"): "--seed",
+    ("Global", "save_steps"): "--save-steps",
+    ("AMP", "level"): "--amp_level",
+    ("AMP", "dtype"): "--amp_dtype",
+    ("Arch", "class_num"): "--num-classes",
+    ("Optimizer", "name"): "--opt (sgd, rmsprop or adamw)",
+    ("Optimizer", "momentum"): "--momentum",
+    ("Optimizer", "regularizer", "coeff"): "--weight-decay",
+    ("Optimizer", "lr", "learning_rate"): "--lr",
+    ("Optimizer", "lr", "step_size"): "--lr-step-size",
+    ("Optimizer", "lr", "gamma"): "--lr-gamma",
+    ("DataLoader", "Train", "sampler", "batch_size"): "--batch-size",
+    ("DataLoader", "Train", "loader", "num_workers"): "--workers",
+    ("DataLoader", "Train", "dataset", "transform_ops"): "--crop-size, --auto-augment or --random-erase",
+    ("DataLoader", "Eval", "dataset", "transform_ops"): "--crop-size or --resize-size",
+}
+
+
+def _split(
+    path: str, split: str, ops: list[dict[str, Any]], batch_size: int, workers: int, *, shuffle: bool
+) -> dict[str, Any]:
+    return {
+        "dataset": {"name": "AutoDataset", "path": path, "split": split, "transform_ops": ops},
+        "sampler": {"batch_size": batch_size, "shuffle": shuffle},
+        "loader": {"num_workers": workers},
+    }
+
+
+def _test(config: Config, weights: str | None, device: str | None) -> None:
+    from lowbit.cli.evaluate import evaluate_trained
+    from lowbit.training.display import accuracy_line
+    from lowbit.training.trained_model import open_weights
+
+    if weights is None:
+        raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
+    print(
+        accuracy_line(evaluate_trained(open_weights(config, Path(weights)), config.DataLoader.Eval, device))
+    )

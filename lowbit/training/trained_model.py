@@ -1,0 +1,64 @@
+"""A trained model out of a checkpoint, or out of a config and a weights file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+
+from lowbit.config import Config, validate
+from lowbit.errors import LowbitError
+from lowbit.models import assign_weights, build_model, count_classes, read_weights
+from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+
+
+@dataclass
+class TrainedModel:
+    """A model with its weights, in evaluation mode, and what it was trained with."""
+
+    model: paddle.nn.Layer
+    config: Config
+    classes: list[str]
+    source: Path
+
+
+def open_checkpoint(path: Path) -> TrainedModel:
+    """The model of a checkpoint; of a run folder the best one, or the latest where none was evaluated.
+
+    >>> open_checkpoint(Path("runs/digits")).classes  # doctest: +SKIP
+    ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
+    """
+    found = find_checkpoint(path, name="best") or find_checkpoint(path)
+    if found is None:
+        raise LowbitError(
+            f"{path}: no lowbit checkpoint there; give a run folder, a .lowbit file, "
+            "or -c CONFIG and --pretrained WEIGHTS"
+        )
+    checkpoint = read_checkpoint(found)
+    config = validate(checkpoint.config, {}, str(found))
+    model = build_model(config.Arch.name, len(checkpoint.classes), **config.Arch.kwargs)
+    assign_weights(model, checkpoint.model, source=found)
+    model.eval()
+    return TrainedModel(model, config, checkpoint.classes, found)
+
+
+def open_weights(config: Config, path: Path) -> TrainedModel:
+    """A config's model with the weights of a .pdparams or .safetensors file, which says how many classes.
+
+    Where training left a checkpoint beside the weights, class names come from there.
+    """
+    weights = read_weights(path)
+    num_classes = config.num_classes
+    if num_classes is None:
+        sketch = build_model(config.Arch.name, 1000, **config.Arch.kwargs)
+        num_classes = count_classes(sketch, weights) or 1000
+    model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
+    assign_weights(model, weights, source=path)
+    model.eval()
+    classes = [str(index) for index in range(num_classes)]
+    if beside := find_checkpoint(path):
+        trained_with = read_checkpoint(beside)
+        if len(trained_with.classes) == num_classes:
+            classes = trained_with.classes
+    return TrainedModel(model, config, classes, path)
