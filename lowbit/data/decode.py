@@ -1,6 +1,6 @@
 """The bytes of an image file to RGB pixels, or an error that says what is wrong with them.
 
-JPEG goes through simplejpeg (libjpeg-turbo; 1.7x Pillow's speed, and it reports every warning of the
+JPEG goes through simplejpeg (libjpeg-turbo; about 1.5x Pillow's speed, and it reports every warning of the
 decoder, so that a truncated file is an error and not a half grey image). Everything else, and CMYK JPEG, goes
 through Pillow, which is as fast as OpenCV there and tells truncated files from whole ones. What comes out:
 
