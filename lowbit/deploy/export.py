@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from lowbit.errors import LowbitError
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another
 # number of threads may differ.
 _TOLERANCE = 1e-4
+_ALMOST_FULL = 1 << 16  # bytes; below this a file that cannot be read back was cut short
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,8 @@ def _save(model: nn.Layer, prefix: Path, image_shape: tuple[int, int, int], mode
             raise
         raise LowbitError(
             f"{model_name} cannot be exported: Paddle could not translate {type(model).__name__}.forward "
-            f"into a program: {cause(error)}. Common reasons: numpy inside forward, a first argument of forward "
-            "that is not called self, source code that is not in a file"
+            f"into a program: {cause(error)}. Common reasons: numpy inside forward, a first argument of "
+            "forward that is not called self, source code that is not in a file"
         ) from error
 
 
@@ -140,7 +143,12 @@ def _check_draft(
     draft: Path, file_name: str, images: np.ndarray, logits: np.ndarray, model_name: str
 ) -> None:
     """Open what was written and compare: finds files cut short and Python that was frozen into a constant."""
-    engine = PaddleEngine(draft, onednn=False, optimize=False, file_name=file_name)
+    try:
+        engine = PaddleEngine(draft, onednn=False, optimize=False, file_name=file_name)
+    except LowbitError:
+        if shutil.disk_usage(draft).free < _ALMOST_FULL:  # Paddle writes as much as fits and says nothing
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+        raise
     scale = max(float(np.abs(logits).max()), 1e-30)
     for batch in (3, 1):
         answer = engine.run(images[:batch])
@@ -150,8 +158,8 @@ def _check_draft(
         if not agrees:
             raise LowbitError(
                 f"{model_name} cannot be exported: the program answers differently from the model for a "
-                f"batch of {batch}. forward probably computes a value in Python (a batch size, a number taken "
-                "out of a tensor, a random number) that became a constant; nothing was written"
+                f"batch of {batch}. forward probably computes a value in Python (a batch size, a number "
+                "taken out of a tensor, a random number) that became a constant; nothing was written"
             )
 
 

@@ -87,6 +87,8 @@ def write_inference_yml(path: Path, description: InferenceYml) -> None:
 def read_inference_yml(path: str | Path) -> InferenceYml:
     """Read and validate; every mistake is named with its line and key."""
     path = Path(path)
+    if not path.is_file():
+        raise LowbitError(f"no {path}: how images are prepared for this model is not known; export it again")
     values, lines = read_yaml(path)
     if not isinstance(values, dict):
         raise LowbitError(f"{path}: expected the sections Global, PreProcess and PostProcess")

@@ -69,9 +69,10 @@ def decide_amd_fix(cpu: CpuInfo | None = None, environ: MutableMapping[str, str]
             f"{SWITCH}={environ[SWITCH]} is not understood; use 0 to switch the AMD fix off, 1 for on"
         )
     if value := environ.get(SETTING):
+        in_place = cpu.is_amd and value == AVX2_PATH
+        said = "AMD fix in place" if in_place else "matrix library"
         return AmdFix(
-            FixStatus.ALREADY_SET,
-            f"matrix library: {SETTING}={value} found in the environment, left as it is",
+            FixStatus.ALREADY_SET, f"{said}: {SETTING}={value} is in the environment, left as it is"
         )
     if not cpu.is_amd:
         vendor = cpu.vendor or "of unknown vendor"

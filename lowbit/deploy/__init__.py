@@ -1,0 +1,35 @@
+"""From a trained model to a served one: export, engines, inference, and the comparisons between them."""
+
+from lowbit.deploy.autolog import benchmark_report
+from lowbit.deploy.compare import Comparison, compare_logits, compare_outputs
+from lowbit.deploy.engines import Engine, EngineOptions, PaddleEngine
+from lowbit.deploy.eval_mode import eval_mode
+from lowbit.deploy.evaluate import evaluate_engine
+from lowbit.deploy.export import ExportedModel, export_model
+from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
+from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
+from lowbit.deploy.model_files import ModelFiles, find_model_files
+from lowbit.deploy.stage_timer import StageTimer
+
+__all__ = [
+    "Comparison",
+    "Engine",
+    "EngineOptions",
+    "ExportedModel",
+    "InferenceYml",
+    "ModelFiles",
+    "PaddleEngine",
+    "Prediction",
+    "StageTimer",
+    "benchmark_report",
+    "compare_logits",
+    "compare_outputs",
+    "eval_mode",
+    "evaluate_engine",
+    "export_model",
+    "find_images",
+    "find_model_files",
+    "infer_images",
+    "read_inference_yml",
+    "warm_up",
+]
