@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import paddle
+import pytest
+
+from lowbit.deploy import PaddleEngine, compare_outputs, export_model
+from lowbit.errors import LowbitError
+
+SHAPE = (3, 64, 64)
+
+
+def trained_looking(name: str) -> paddle.nn.Layer:
+    """Fresh networks answer nearly zero; statistics as after training make the comparison mean something."""
+    paddle.seed(1)
+    model = getattr(paddle.vision.models, name)(num_classes=10)
+    rng = np.random.default_rng(1)
+    for key, value in model.state_dict().items():
+        if key.endswith("_mean"):
+            value.set_value(rng.normal(0, 0.1, value.shape).astype(np.float32))
+        elif key.endswith("_variance"):
+            value.set_value(rng.uniform(0.3, 2, value.shape).astype(np.float32))
+    return model
+
+
+@pytest.fixture(scope="module", params=["mobilenet_v3_small", "resnet18"])
+def network(request, tmp_path_factory):
+    model = trained_looking(request.param)
+    directory = tmp_path_factory.mktemp(request.param)
+    export_model(model, directory, model_name=request.param, image_shape=SHAPE, transform_ops=[], classes=[])
+    return model, directory
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+def test_answers_equal_the_models_for_batches_of_any_size(network, onednn):
+    model, directory = network
+    engine = PaddleEngine(directory, onednn=onednn, threads=1)
+    images = np.random.default_rng(2).standard_normal((8, *SHAPE), dtype=np.float32)
+    for batch in (1, 3, 8, 2):
+        comparison = compare_outputs(model, engine, images[:batch])
+        assert comparison.within(1e-4) and comparison.top1_agreement == 1, str(comparison)
+    assert engine.options.onednn is onednn and engine.options.threads == 1
+
+
+def test_two_engines_side_by_side_do_not_disturb_each_other(network):
+    _, directory = network
+    one, two = PaddleEngine(directory, onednn=True), PaddleEngine(directory, onednn=False)
+    images = np.random.default_rng(3).standard_normal((4, *SHAPE), dtype=np.float32)
+    first = one.run(images[:2])
+    kept = first.copy()
+    two.run(images)
+    one.run(images[2:])
+    assert np.array_equal(first, kept), "an answer must not change when the engine runs again"
+    np.testing.assert_allclose(one.run(images[:2]), kept, rtol=1e-5)
+
+
+@pytest.fixture
+def copy(exported, tmp_path):
+    return shutil.copytree(exported.directory, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_parameters_cut_short(copy, tenths):
+    params = copy / "inference.pdiparams"
+    data = params.read_bytes()
+    params.write_bytes(data[: len(data) * tenths // 10])
+    with pytest.raises(LowbitError, match=r"inference\.pdiparams is damaged.*export the model again"):
+        PaddleEngine(copy)
+    (copy / "inference.yml").unlink()  # without the recorded digests, Paddle's reader has to notice
+    with pytest.raises(LowbitError, match=r"cannot open .*inference\.pdiparams.*export the model again"):
+        PaddleEngine(copy)
+
+
+@pytest.mark.parametrize("name", ["inference.json", "inference.pdiparams"])
+def test_one_flipped_bit_anywhere(copy, name):
+    data = bytearray((copy / name).read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    (copy / name).write_bytes(data)
+    with pytest.raises(LowbitError, match=f"{name} is damaged"):
+        PaddleEngine(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "not json"])
+def test_a_broken_program_without_a_digest(copy, text):
+    (copy / "inference.yml").unlink()
+    (copy / "inference.json").write_text(text)
+    with pytest.raises(LowbitError, match=r"cannot open .*inference\.json"):
+        PaddleEngine(copy)
+
+
+def test_missing_parameters_are_not_random_ones(copy):
+    (copy / "inference.pdiparams").unlink()
+    with pytest.raises(LowbitError, match="the parameters are missing"):
+        PaddleEngine(copy)
+
+
+def test_a_folder_from_another_tool_has_no_description(copy, images):
+    expected = PaddleEngine(copy).run(images)
+    (copy / "inference.yml").unlink()
+    engine = PaddleEngine(copy)
+    assert engine.description is None and engine.image_shape is None
+    assert np.array_equal(engine.run(images), expected)
+    with pytest.raises(LowbitError, match=r"cannot run on a batch of \[1, 5, 16, 16\]"):
+        engine.run(np.zeros((1, 5, 16, 16), np.float32))
+    assert np.array_equal(engine.run(images), expected), "an engine works on after a bad batch"
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_impossible_threads(exported, threads):
+    with pytest.raises(LowbitError, match="threads must be at least 1"):
+        PaddleEngine(exported.directory, threads=threads)
+
+
+@pytest.mark.skipif(paddle.device.is_compiled_with_cuda(), reason="about builds without CUDA")
+def test_a_gpu_that_is_not_there(exported):
+    with pytest.raises(LowbitError, match="CPU build"):
+        PaddleEngine(exported.directory, device="gpu")

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from lowbit.deploy import PaddleEngine, find_model_files, read_inference_yml
+from lowbit.errors import LowbitError
+
+
+def logits_of(model, images):
+    model.eval()
+    return model(paddle.to_tensor(images)).numpy()
+
+
+def test_writes_the_three_files_and_nothing_else(tiny, export, tmp_path):
+    exported = export(tiny, tmp_path / "new" / "export")
+    assert sorted(os.listdir(exported.directory)) == [
+        "inference.json",
+        "inference.pdiparams",
+        "inference.yml",
+    ]
+    assert exported.size == sum(p.stat().st_size for p in exported.directory.iterdir())
+    description = read_inference_yml(exported.yml)
+    assert description.Global.model_name == "tiny" and description.Global.image_shape == (3, 16, 16)
+    assert description.classes == ["ant", "bee", "cat", "dog"] and description.topk == 5
+    assert set(description.Global.sha256) == {"inference.json", "inference.pdiparams"}
+
+
+def test_other_files_in_the_folder_stay(tiny, export, tmp_path):
+    (tmp_path / "latest.pdparams").write_text("weights")
+    export(tiny, tmp_path)
+    assert (tmp_path / "latest.pdparams").read_text() == "weights"
+
+
+def test_twice_in_a_row_the_second_model_counts(tiny, export, tmp_path, images):
+    export(tiny, tmp_path)
+    tiny.head.bias.set_value(paddle.to_tensor([1.0, 2.0, 3.0, 4.0]))
+    export(tiny, tmp_path)
+    assert paddle.in_dynamic_mode()
+    np.testing.assert_allclose(PaddleEngine(tmp_path).run(images), logits_of(tiny, images), rtol=1e-4)
+
+
+def test_another_file_name(tiny, export, tmp_path, images):
+    exported = export(tiny, tmp_path, file_name="best")
+    assert exported.model.name == "best.json" and exported.yml.name == "best.yml"
+    assert PaddleEngine(tmp_path, file_name="best").run(images).shape == (8, 4)
+
+
+def train(model, optimizer, steps, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        images = paddle.to_tensor(rng.standard_normal((4, 3, 16, 16), dtype=np.float32))
+        loss = nn.functional.cross_entropy(model(images), paddle.to_tensor(rng.integers(0, 4, 4)))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+
+def test_training_goes_on_as_if_there_had_been_no_export(build, export, tmp_path):
+    """Bit for bit: parameters, batch norm's statistics, momentum and dropout's random numbers."""
+    final = []
+    for with_export in (False, True):
+        model = build(seed=3)
+        optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+        paddle.seed(5)
+        train(model, optimizer, 2, seed=1)
+        if with_export:
+            export(model, tmp_path)
+        train(model, optimizer, 2, seed=2)
+        final.append([value.numpy() for value in model.state_dict().values()])
+    assert all(np.array_equal(a, b) for a, b in zip(*final, strict=True))
+
+
+def test_modes_and_gradients_stay(tiny, export, tmp_path):
+    tiny.train()
+    tiny.norm.eval()  # a frozen batch norm in a training model
+    tiny.conv.weight.stop_gradient = True
+    tiny(paddle.rand([2, 3, 16, 16])).sum().backward()
+    gradient = tiny.head.weight.grad.numpy()
+    before = {name: value.numpy() for name, value in tiny.state_dict().items()}
+    export(tiny, tmp_path)
+    assert tiny.training and tiny.drop.training and not tiny.norm.training
+    assert tiny.conv.weight.stop_gradient and not tiny.head.weight.stop_gradient
+    assert np.array_equal(tiny.head.weight.grad.numpy(), gradient)
+    assert all(np.array_equal(value.numpy(), before[name]) for name, value in tiny.state_dict().items())
+
+
+def test_modes_come_back_after_a_failure_too(tiny, export, tmp_path):
+    with pytest.raises(LowbitError):
+        export(tiny, tmp_path, image_shape=(1, 16, 16))
+    assert tiny.training and tiny.drop.training
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shape_that_does_not_fit_names_the_layer(tiny, export, tmp_path):
+    with pytest.raises(
+        LowbitError, match=r'tiny does not run on images of 1x16x16.*layer "conv" \(Conv2D\).*channels'
+    ):
+        export(tiny, tmp_path, image_shape=(1, 16, 16))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (3, 0, 16), (3, 16, 16, 16), (3, 16.0, 16)])
+def test_an_impossible_shape(tiny, export, tmp_path, shape):
+    with pytest.raises(LowbitError, match=r"image_shape must be \(channels, height, width\)"):
+        export(tiny, tmp_path, image_shape=shape)
+
+
+def test_wrong_number_of_class_names(tiny, export, tmp_path):
+    with pytest.raises(LowbitError, match="4 outputs, but 2 class names"):
+        export(tiny, tmp_path, classes=["a", "b"])
+
+
+def test_no_class_names_are_allowed(tiny, export, tmp_path):
+    assert read_inference_yml(export(tiny, tmp_path, classes=[]).yml).classes is None
+
+
+class TwoOutputs(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.head(x.mean([2, 3])), x
+
+
+class FrozenNumber(TwoOutputs):
+    """Takes a number out of Python state: every call differs, the program keeps the one it saw."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x.mean([2, 3])) * float(self.calls)
+
+
+class OddlyNamedSelf(TwoOutputs):
+    def forward(this, x):
+        return this.head(x.mean([2, 3]))
+
+
+class WithoutParameters(nn.Layer):
+    def forward(self, x):
+        return x.mean([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (TwoOutputs, "must return one tensor of logits.*returns tuple"),
+        (FrozenNumber, "answers differently from the model.*became a constant"),
+        (OddlyNamedSelf, r"could not translate OddlyNamedSelf\.forward.*not called self"),
+        (WithoutParameters, "no parameters"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(network, message, export, tmp_path):
+    with pytest.raises(LowbitError, match=message):
+        export(network(), tmp_path, model_name="odd")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tiny, export, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LowbitError, match=r"cannot write the exported model to .*file.*Not a directory"):
+        export(tiny, tmp_path / "file" / "export")
+
+
+def test_a_full_disk(tiny, export, tmp_path, monkeypatch):
+    """Paddle writes what fits and reports success; here it is cut short as on a real full disk."""
+    save = paddle.jit.save
+
+    def cut_short(model, path, **options):
+        save(model, path, **options)
+        with open(path + ".pdiparams", "r+b") as file:
+            file.truncate(100)
+
+    export(tiny, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(paddle.jit, "save", cut_short)
+    monkeypatch.setattr("lowbit.deploy.export.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(LowbitError, match="No space left on device"):
+        export(tiny, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("survives", range(4))
+def test_a_crash_between_the_moves_leaves_a_whole_model_or_none(
+    survives, tiny, export, tmp_path, monkeypatch, images
+):
+    export(tiny, tmp_path)
+    tiny.head.bias.set_value(paddle.to_tensor([9.0, 0.0, 0.0, 0.0]))
+    moves = iter(range(10))
+    replace = os.replace
+
+    def crash_later(source, target):
+        if next(moves) == survives:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash_later)
+    if survives < 3:
+        with pytest.raises(KeyboardInterrupt):
+            export(tiny, tmp_path)
+        with pytest.raises(LowbitError, match=r"no inference\.json"):
+            find_model_files(tmp_path)
+    else:
+        export(tiny, tmp_path)
+        np.testing.assert_allclose(PaddleEngine(tmp_path).run(images), logits_of(tiny, images), rtol=1e-4)
+    assert not list(tmp_path.glob(".exporting-*"))
+
+
+def test_the_format_of_paddle_2(tiny, export, tmp_path, images):
+    """With Paddle's old program format the model is a .pdmodel; a .json from before does not stay."""
+    export(tiny, tmp_path)
+    script = Path(__file__).with_name("export_in_old_format.py")
+    environment = os.environ | {"FLAGS_enable_pir_api": "0"}
+    subprocess.run([sys.executable, script, tmp_path], env=environment, check=True, capture_output=True)
+    assert not (tmp_path / "inference.json").exists()
+    for onednn in (False, True):
+        logits = PaddleEngine(tmp_path, onednn=onednn).run(images)
+        np.testing.assert_allclose(logits, np.load(tmp_path / "logits.npy"), rtol=1e-4, atol=1e-6)
