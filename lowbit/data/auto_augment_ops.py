@@ -21,7 +21,7 @@ def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
     # The matrices describe where a pixel comes from, hence the inverse map.
     return cv2.warpAffine(
         image,
-        np.array(matrix),
+        np.array(matrix, np.float64),
         (width, height),
         flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
         borderMode=cv2.BORDER_CONSTANT,

@@ -46,11 +46,9 @@ def decode(data: bytes, name: str, at_least: tuple[int, int] | None = None) -> n
     if not data:
         raise BadImageError(name, "the file is empty")
     try:
-        if data.startswith(b"\xff\xd8\xff"):
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            _check_size(height, width)
-            if colours not in ("CMYK", "YCCK"):
-                return _upright(_decode_jpeg(data, height, width, at_least), _jpeg_orientation(data))
+        size = _jpeg_size(data) if data.startswith(b"\xff\xd8\xff") else None
+        if size is not None:
+            return _upright(_decode_jpeg(data, *size, at_least), _jpeg_orientation(data))
         return _decode_with_pillow(data)
     except MemoryError as error:
         raise BadImageError(name, "does not fit into memory") from error
@@ -67,6 +65,18 @@ def _reason(error: Exception) -> str:
 def _check_size(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
         raise ValueError(f"{width}x{height} is more than {MAX_PIXELS} pixels")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG that simplejpeg can make RGB of; None for the kinds left to Pillow."""
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError as error:
+        if "subsampling" in str(error):  # a rare ratio of colour to brightness that TurboJPEG has no name for
+            return None
+        raise
+    _check_size(height, width)
+    return None if colours in ("CMYK", "YCCK") else (height, width)
 
 
 def _decode_jpeg(data: bytes, height: int, width: int, at_least: tuple[int, int] | None) -> np.ndarray:

@@ -24,9 +24,11 @@ def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 
 def _generator(seed: int, epoch: int, stream: int, index: int) -> np.random.Generator:
-    key = [seed & _WORD, epoch & _WORD]
+    # Explicit uint64: numpy would read large numbers of a list as floats, and confuse neighbours.
+    key = np.array([seed & _WORD, epoch & _WORD], np.uint64)
     # The generator counts up in the lowest word, so the others are free to tell streams apart.
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index, stream]))
+    counter = np.array([0, 0, index, stream], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 @dataclass(frozen=True)

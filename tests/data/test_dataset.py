@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.data.dataset import ArrayDataset, BadImageError
+from lowbit.errors import LowbitError
+
+
+def test_grey_arrays_become_rgb():
+    dataset = ArrayDataset(np.arange(8, dtype=np.uint8).reshape(2, 2, 2), np.array([0, 1]), ["a", "b"], "toy")
+    assert len(dataset) == 2 and dataset.label(1) == 1 and dataset.name(1) == "toy #1"
+    assert dataset.image(1).tolist() == [[[4] * 3, [5] * 3], [[6] * 3, [7] * 3]]
+
+
+def test_wrong_labels_are_named():
+    images = np.zeros((3, 2, 2, 3), np.uint8)
+    with pytest.raises(LowbitError, match=r"toy: image #2 has label 5, outside 0\.\.1"):
+        ArrayDataset(images, np.array([0, 1, 5]), ["a", "b"], "toy")
+    with pytest.raises(LowbitError, match="toy: 3 images but 2 labels"):
+        ArrayDataset(images, np.array([0, 1]), ["a", "b"], "toy")
+    with pytest.raises(LowbitError, match="holds no images"):
+        ArrayDataset(images[:0], np.array([], int), ["a", "b"], "toy")
+
+
+def test_one_class_is_a_warning():
+    with pytest.warns(UserWarning, match="toy: all images have one class"):
+        ArrayDataset(np.zeros((2, 2, 2, 3), np.uint8), np.array([1, 1]), ["a", "b"], "toy")
+
+
+def test_a_bad_image_is_a_user_facing_error():
+    error = BadImageError("cat.jpg", "the file is empty")
+    assert isinstance(error, LowbitError) and error.name == "cat.jpg" and error.reason == "the file is empty"
+    assert str(error).startswith("cat.jpg: the file is empty")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from pictures import encoded, picture
+
+from lowbit.data.dataset import BadImageError
+from lowbit.data.folder import FolderDataset
+from lowbit.errors import LowbitError
+
+
+def test_classes_are_sorted_and_labels_follow(class_folders):
+    dataset = FolderDataset(class_folders / "train")
+    assert dataset.classes == ["cat", "dog", "emu"]
+    assert [dataset.label(index) for index in range(len(dataset))] == [0, 0, 0, 1, 1, 2]
+    assert dataset.name(3) == str(class_folders / "train" / "dog" / "0.jpg")
+    assert dataset.image(0).shape == (48, 64, 3)
+
+
+def test_a_class_without_validation_images_does_not_shift_labels(class_folders):
+    dataset = FolderDataset(class_folders / "val", ["cat", "dog", "emu"])
+    assert [dataset.label(index) for index in range(len(dataset))] == [0, 2]
+
+
+def test_other_files_and_hidden_folders_are_left_out(class_folders):
+    cat = class_folders / "train" / "cat"
+    (cat / "notes.txt").write_text("x")
+    (cat / ".hidden.jpg").write_text("x")
+    (class_folders / "train" / ".cache").mkdir()
+    (cat / "more").mkdir()
+    (cat / "more" / "UPPER.PNG").write_bytes(encoded(picture(), "PNG"))
+    dataset = FolderDataset(class_folders / "train")
+    assert dataset.classes == ["cat", "dog", "emu"] and len(dataset) == 7
+
+
+def test_order_does_not_depend_on_the_file_system(class_folders):
+    names = [str(path) for path in sorted((class_folders / "train").rglob("*.jpg"))]
+    dataset = FolderDataset(class_folders / "train")
+    assert [dataset.name(index) for index in range(len(dataset))] == names
+
+
+def test_a_validation_class_unknown_to_training_is_an_error(class_folders):
+    (class_folders / "val" / "catt").mkdir()
+    with pytest.raises(
+        LowbitError, match=r'catt: "catt" is not a class of the training set, did you mean "cat"'
+    ):
+        FolderDataset(class_folders / "val", ["cat", "dog", "emu"])
+
+
+def test_no_class_folders_and_no_images(tmp_path):
+    with pytest.raises(LowbitError, match="no class folders; expected"):
+        FolderDataset(tmp_path / "missing")
+    (tmp_path / "cat").mkdir()
+    with (
+        pytest.warns(UserWarning, match="cat: no images"),
+        pytest.raises(LowbitError, match=r"looked for \.jpg"),
+    ):
+        FolderDataset(tmp_path)
+
+
+def test_one_class_only_and_an_empty_class_are_warnings(class_folders):
+    shutil.rmtree(class_folders / "train" / "dog")
+    shutil.rmtree(class_folders / "train" / "emu")
+    with pytest.warns(UserWarning, match="one class"):
+        assert len(FolderDataset(class_folders / "train")) == 3
+    (class_folders / "val" / "fox").mkdir()
+    with pytest.warns(UserWarning, match="fox: no images; the class can never be learned"):
+        FolderDataset(class_folders / "val")
+
+
+def test_a_file_that_vanished_is_named(class_folders):
+    dataset = FolderDataset(class_folders / "train")
+    (class_folders / "train" / "cat" / "0.jpg").unlink()
+    with pytest.raises(BadImageError, match=r"0\.jpg: cannot be read"):
+        dataset.image(0)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from pictures import encoded, picture
+
+from lowbit.data.dataset import BadImageError
+from lowbit.data.list_file import ListFileDataset, read_list
+from lowbit.errors import LowbitError
+
+
+def write(tmp_path, text: str | bytes):
+    path = tmp_path / "train_list.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_paths_may_hold_spaces_and_lines_may_end_in_crlf(tmp_path):
+    path = write(tmp_path, "\ufefftrain/my cat.jpg 0\r\ntrain/b\t12  \r\n\r\n/abs/c.jpg   3")
+    assert read_list(path) == (["train/my cat.jpg", "train/b", "/abs/c.jpg"], [0, 12, 3])
+
+
+def test_images_are_relative_to_the_list_or_to_a_root(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "my cat.jpg").write_bytes(encoded(picture(), "JPEG"))
+    path = write(tmp_path, "images/my cat.jpg 0\nimages/gone.jpg 2\n")
+    dataset = ListFileDataset(path)
+    assert dataset.image(0).shape == (48, 64, 3)
+    assert dataset.classes == ["0", "1", "2"] and dataset.label(1) == 2
+    with pytest.raises(BadImageError, match=r"gone\.jpg: cannot be read"):
+        dataset.image(1)
+    other = ListFileDataset(write(tmp_path, "my cat.jpg 0\nb.jpg 1"), tmp_path / "images", num_classes=1000)
+    assert other.image(0).shape == (48, 64, 3) and len(other.classes) == 1000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("cat.jpg", "expected `path label`, got `cat.jpg`"),
+        ("cat.jpg dog", "whole number from 0, got `dog`"),
+        ("cat.jpg -1", "whole number from 0, got `-1`"),
+        ("cat.jpg 1.0", "whole number from 0, got `1.0`"),
+        ("cat.jpg ²", "whole number from 0, got `²`"),
+        ("cat.jpg 10", r"label 10 is outside 0\.\.9; labels count from 0"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = write(tmp_path, f"a.jpg 0\n\n{line}\nb.jpg 1\n")
+    with pytest.raises(LowbitError, match=rf"train_list\.txt, line 3: .*{message}"):
+        ListFileDataset(path, num_classes=10)
+
+
+def test_empty_missing_and_binary_lists(tmp_path):
+    with pytest.raises(LowbitError, match="names no images; expected lines such as"):
+        ListFileDataset(write(tmp_path, "\n \n"))
+    with pytest.raises(LowbitError, match="not a text file"):
+        ListFileDataset(write(tmp_path, b"\xff\xfe\x00\x81"))
+    with pytest.raises(LowbitError, match=r"none\.txt: cannot be read"):
+        ListFileDataset(tmp_path / "none.txt")
+
+
+def test_one_class_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"train_list\.txt: all images have one class"):
+        ListFileDataset(write(tmp_path, "a.jpg 3\nb.jpg 3"))
