@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import paddle
 from paddle import Tensor
+from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -54,12 +58,37 @@ def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
     """The values of `x` rounded to the nearest on the grid (half to even), held in the type of `x`.
 
     What lies beyond the largest finite value becomes Inf, and NaN stays NaN, as in hardware. The
-    gradient goes straight through, rounded to the same grid: the two casts that round the value
-    round what comes back along them too, which is what training in that type does.
+    gradient goes straight through, rounded to the same grid: a pair of casts, which rounds the value,
+    rounds what comes back along it too, and that is what training in that type does.
 
     >>> round_to_grid(paddle.to_tensor([1.001, 70000.0]), FP16).tolist()
     [1.0009765625, inf]
     """
     if grid.storage is None:
         return x
+    if grid is FP16 and x.place.is_cpu_place():
+        return _Float16OnCpu.apply(x)
     return x.cast(grid.storage).cast(x.dtype)
+
+
+class _Float16OnCpu(PyLayer):
+    """The pair of casts by NumPy.
+
+    Paddle's CPU cast to float16 is wrong far below the grid: between 1.6e-27 and 6.7e-24 it gives up to
+    6e-5 in the place of 0 (3.3.1). NumPy's is right, and no slower.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _through_float16(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return _through_float16(dy)
+
+
+def _through_float16(x: Tensor) -> Tensor:
+    values = np.from_dlpack(x.detach())
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float16, order="C").astype(values.dtype)
+    return paddle.from_dlpack(rounded)
