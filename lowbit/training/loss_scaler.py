@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor, _C_ops
 
@@ -114,8 +115,7 @@ class LossScaler:
                 "loss scaling; resume it with the precision that it was started with"
             )
         # GradScaler saves its scale as an array of one value.
-        scale = state["scale"]
-        self.value = float(scale.item() if hasattr(scale, "item") else scale)
+        self.value = float(np.asarray(state["scale"]).item())
         for word in _SETTINGS:
             setattr(self, word, state[word])
         self._good_steps = int(state["incr_count"])

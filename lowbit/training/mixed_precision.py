@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.nn import Layer
@@ -100,7 +101,8 @@ class MixedPrecision:
         """What the loss is multiplied by now; 1 without loss scaling."""
         if self._scaler is None:
             return 1.0
-        return float(self._scaler.state_dict()["scale"])
+        # An array of one value from GradScaler, a number from LossScaler.
+        return np.asarray(self._scaler.state_dict()["scale"]).item()
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward()` on."""
