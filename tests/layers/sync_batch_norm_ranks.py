@@ -30,22 +30,24 @@ def make_model() -> nn.Layer:
     )
 
 
-def run(model: nn.Layer, rows: slice, all_reduce: bool) -> dict[str, np.ndarray]:
+def run(model: nn.Layer, rows: slice, world: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     optimizer = paddle.optimizer.SGD(0.1, model.parameters())
+    # As in training: gradients go over the same wire as the statistics do.
+    network = paddle.DataParallel(model) if world > 1 else model
     outputs = {}
     for step in range(STEPS):
         # A mean far from zero shows variances that were computed by cancellation in fp32.
         images = (rng.normal(size=(8, 3, 9, 9)) + 30).astype("float32")[rows]
         targets = rng.normal(size=(8, 5)).astype("float32")[rows]
-        y = model(paddle.to_tensor(images))
-        ((y - paddle.to_tensor(targets)) ** 2).sum().backward()
-        gradients = {}
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                if all_reduce:
-                    dist.all_reduce(parameter.grad)
-                gradients[f"grad {step} {name}"] = parameter.grad.numpy()
+        y = network(paddle.to_tensor(images))
+        loss = ((y - paddle.to_tensor(targets)) ** 2).sum()
+        (loss * world).backward()  # DataParallel takes the mean over ranks
+        gradients = {
+            f"grad {step} {name}": parameter.grad.numpy()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
         outputs |= {f"y {step}": y.numpy(), **gradients}
         optimizer.step()
         optimizer.clear_grad()
@@ -60,7 +62,7 @@ def main(folder: str) -> None:
     rank = dist.get_rank()
     start = sum(SHARES[:rank])
     rows = slice(start, start + SHARES[rank])
-    synced = run(convert_sync_batch_norm(make_model()), rows, all_reduce=True)
+    synced = run(convert_sync_batch_norm(make_model()), rows, dist.get_world_size())
     np.savez(f"{folder}/rank{rank}.npz", **synced)
 
 

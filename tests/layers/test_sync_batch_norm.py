@@ -32,7 +32,7 @@ def test_two_processes_equal_one_with_the_whole_batch(tmp_path):
     logs = "\n".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
     assert done.returncode == 0, done.stdout + done.stderr + logs
 
-    whole = ranks.run(ranks.make_model(), slice(None), all_reduce=False)
+    whole = ranks.run(ranks.make_model(), slice(None), world=1)
     first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in (0, 1))
     assert first.keys() == second.keys() == whole.keys()
     for key, expected in whole.items():

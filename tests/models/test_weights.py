@@ -10,7 +10,7 @@ from paddle import nn
 from safetensors.numpy import save_file
 
 from lowbit.errors import LowbitError
-from lowbit.models import load_weights, read_weights
+from lowbit.models import assign_weights, count_classes, load_weights, read_weights
 
 
 def make(classes: int = 4, width: int = 6) -> nn.Layer:
@@ -101,6 +101,20 @@ def test_reset_classifier_of_the_same_size_loads_it(saved):
     fresh = make()
     assert load_weights(fresh, path, reset_classifier=True) == []
     assert_equal(fresh, arrays(model))
+
+
+def test_number_of_classes_in_the_file(saved):
+    _, path = saved
+    assert count_classes(make(classes=9), read_weights(path)) == 4
+    assert count_classes(make(), {}) is None
+    assert count_classes(nn.Conv2D(1, 1, 1), read_weights(path)) is None
+
+
+def test_arrays_already_read_are_called_by_their_source():
+    model, other = make(), make(classes=9)
+    assert assign_weights(make(), arrays(model), source="checkpoint 7") == []
+    with pytest.raises(LowbitError, match="checkpoint 7: its weights do not fit"):
+        assign_weights(other, arrays(model), source="checkpoint 7")
 
 
 def test_every_mismatch_is_listed_and_nothing_loaded(tmp_path):
