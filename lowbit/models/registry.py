@@ -49,6 +49,6 @@ def find_builder(name: str) -> Builder:
     if builder is None:
         raise LowbitError(
             f'unknown model "{name}": {did_you_mean(name, [*_BUILDERS, *_ALIASES])} '
-            'A model of your own is named as "package.module:Class".'
+            '(a model of your own is named as "package.module:Class")'
         )
     return builder
