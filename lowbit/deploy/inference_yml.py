@@ -81,7 +81,10 @@ def describe_inference(
 def write_inference_yml(path: Path, description: InferenceYml) -> None:
     """Write it in the layout that PaddleX and PaddleClas read."""
     values = description.model_dump(mode="json", exclude_none=True)
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    if "\x85" in text:  # the one character that PyYAML writes as it is and reads back as a blank
+        text = yaml.safe_dump(values, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def read_inference_yml(path: str | Path) -> InferenceYml:
