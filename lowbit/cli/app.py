@@ -48,6 +48,7 @@ def run_command(command: Callable[[], None]) -> None:
     # Importing Paddle warns about a missing ccache, which concerns only those who compile with it.
     warnings.filterwarnings("ignore", message="No ccache found")
     warnings.filterwarnings("ignore", module=r"paddle\..*")
+    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's C++ side warns of its own unfinished business
     sys.path.insert(0, os.getcwd())  # so that `--model my_module:MyNet` finds the user's file
     try:
         command()

@@ -52,8 +52,7 @@ def evaluate(
         trained = open_model(model, config, override, pretrained)
         split = trained.config.DataLoader.Eval
         if data_path is not None:
-            ops = split.dataset.transform_ops if split else trained.config.Infer.transforms
-            split = _auto_split(data_path, ops, batch_size)
+            split = _auto_split(data_path, trained.preprocessing, batch_size)
         metrics = evaluate_trained(trained, split, device)
     if as_json:
         print(json.dumps(metrics))
@@ -125,7 +124,5 @@ def _evaluate_exported(
 
 
 def _auto_split(path: Path, ops: list, batch_size: int) -> DataSplit:
-    if not ops:
-        raise LowbitError("how to prepare the images is not known; give -c CONFIG with DataLoader.Eval")
     dataset = AutoDataset(name="AutoDataset", path=str(path), split="val", transform_ops=ops)
     return DataSplit(dataset=dataset, sampler=Sampler(batch_size=batch_size), loader=Loading(num_workers=2))

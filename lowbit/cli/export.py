@@ -9,7 +9,6 @@ import typer
 
 from lowbit.cli.opening import open_model
 from lowbit.cli.options import ConfigFile, Overrides
-from lowbit.errors import LowbitError
 
 
 def export(
@@ -37,13 +36,6 @@ def export(
 
     trained = open_model(checkpoint, config, override, pretrained)
     settings = trained.config
-    evaluation = settings.DataLoader.Eval
-    ops = evaluation.dataset.transform_ops if evaluation else settings.Infer.transforms
-    if not ops:
-        raise LowbitError(
-            "how images are prepared for this model is not known: give DataLoader.Eval.dataset.transform_ops "
-            "or Infer.transforms in the config"
-        )
     if output is None:
         run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
         output = run / "export" if run else Path(settings.Global.save_inference_dir)
@@ -52,7 +44,7 @@ def export(
         output,
         model_name=settings.Arch.name,
         image_shape=settings.Global.image_shape,
-        transform_ops=ops,
+        transform_ops=trained.preprocessing,
         classes=trained.classes,
     )
     print(f"Exported {trained.source} to {exported.directory} ({exported.size / 1e6:.1f} MB)")

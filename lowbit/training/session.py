@@ -8,6 +8,7 @@ from pathlib import Path
 import paddle
 
 from lowbit.config import Config
+from lowbit.config.schema import AmpSection
 from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.layers import convert_sync_batch_norm
@@ -156,5 +157,11 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
 
 
 def _precision(config: Config, device: str) -> MixedPrecision:
-    dtype = config.AMP.dtype if config.AMP else "bf16"
-    return MixedPrecision(config.amp_level, dtype, device)
+    section = config.AMP or AmpSection()
+    return MixedPrecision(
+        config.amp_level,
+        section.dtype,
+        device,
+        init_loss_scaling=section.scale_loss,
+        use_dynamic_loss_scaling=section.use_dynamic_loss_scaling,
+    )

@@ -31,8 +31,10 @@ class TrainingStep:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._parameters = [p for p in session.model.parameters() if not p.stop_gradient]
-        # Running means and variances change in the forward pass, before anything can be found wrong.
-        self._statistics = [buffer for buffer in session.model.buffers() if buffer.is_floating_point()]
+        # Running means and variances change in the forward pass, before anything can be found wrong. Paddle
+        # keeps batch norm's among the parameters, as ones without a gradient.
+        frozen = [p for p in session.model.parameters() if p.stop_gradient]
+        self._statistics = frozen + [b for b in session.model.buffers() if b.is_floating_point()]
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepResult:
         """Trains on one batch."""

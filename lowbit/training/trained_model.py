@@ -8,9 +8,10 @@ from pathlib import Path
 import paddle
 
 from lowbit.config import Config, validate
+from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
 from lowbit.models import assign_weights, build_model, count_classes, read_weights
-from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+from lowbit.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 
 
 @dataclass
@@ -21,6 +22,18 @@ class TrainedModel:
     config: Config
     classes: list[str]
     source: Path
+
+    @property
+    def preprocessing(self) -> list[TransformOp]:
+        """How an image is prepared for this model: as in its evaluation."""
+        evaluation = self.config.DataLoader.Eval
+        ops = list(evaluation.dataset.transform_ops if evaluation else self.config.Infer.transforms)
+        if not ops:
+            raise LowbitError(
+                f"how images are prepared for {self.source} is not known: give "
+                "DataLoader.Eval.dataset.transform_ops or Infer.transforms in the config"
+            )
+        return ops
 
 
 def open_checkpoint(path: Path) -> TrainedModel:
@@ -36,17 +49,22 @@ def open_checkpoint(path: Path) -> TrainedModel:
             "or -c CONFIG and --pretrained WEIGHTS"
         )
     checkpoint = read_checkpoint(found)
-    config = validate(checkpoint.config, {}, str(found))
+    config = _config_of(checkpoint, found)
     model = build_model(config.Arch.name, len(checkpoint.classes), **config.Arch.kwargs)
     assign_weights(model, checkpoint.model, source=found)
     model.eval()
     return TrainedModel(model, config, checkpoint.classes, found)
 
 
+def _config_of(checkpoint: Checkpoint, path: Path) -> Config:
+    return validate(checkpoint.config, {}, str(path))
+
+
 def open_weights(config: Config, path: Path) -> TrainedModel:
     """A config's model with the weights of a .pdparams or .safetensors file, which says how many classes.
 
-    Where training left a checkpoint beside the weights, class names come from there.
+    Where training left a checkpoint beside the weights, it says what the classes are called, and how images
+    are prepared if the config does not.
     """
     weights = read_weights(path)
     num_classes = config.num_classes
@@ -61,4 +79,6 @@ def open_weights(config: Config, path: Path) -> TrainedModel:
         trained_with = read_checkpoint(beside)
         if len(trained_with.classes) == num_classes:
             classes = trained_with.classes
+        if config.DataLoader.Eval is None:
+            config = config.model_copy(update={"DataLoader": _config_of(trained_with, beside).DataLoader})
     return TrainedModel(model, config, classes, path)

@@ -42,13 +42,12 @@ def export_model(
         "Infer": {"transforms": [*ops, {"NormalizeImage": {}}]},
     }
     trained = open_weights(validate(values, {}, "export_model.py"), pretrained)
-    evaluation = trained.config.DataLoader.Eval
     exported = write_model(
         trained.model,
         save_inference_dir,
         model_name=model,
         image_shape=(3, img_size, img_size),
-        transform_ops=evaluation.dataset.transform_ops if evaluation else trained.config.Infer.transforms,
+        transform_ops=trained.preprocessing,
         classes=trained.classes,
     )
     print(f"Exported {pretrained} to {exported.directory} ({exported.size / 1e6:.1f} MB)")
