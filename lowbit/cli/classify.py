@@ -19,7 +19,7 @@ from lowbit.deploy import (
 
 def classify(
     model_dir: Path,
-    images: list[Path] | list[str],
+    images: list[str],
     *,
     topk: int = 1,
     batch_size: int = 1,
@@ -37,6 +37,8 @@ def classify(
         print(f"{model_dir} has no inference.yml: images are prepared as for ImageNet")
     ops = _ops(description, resize_size, crop_size)
     engine = PaddleEngine(model_dir, device=device, onednn=onednn)
+    if engine.note:
+        print(engine.note)
     side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
     if warmup:
         shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))

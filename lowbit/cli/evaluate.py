@@ -119,7 +119,7 @@ def _evaluate_exported(
         )
     dataset = open_section(split.dataset)
     engine = PaddleEngine(directory, device=resolve_device(device).name)
-    print(f"{directory}: {len(dataset)} images in Paddle Inference")
+    print(engine.note or f"{directory}: {len(dataset)} images in Paddle Inference")
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 

@@ -12,7 +12,7 @@ from lowbit.cli.options import DeviceName
 
 def infer(
     model_dir: Annotated[Path, typer.Argument(help="The folder of an exported model.")],
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
     topk: Annotated[int, typer.Option(min=1, help="How many classes to name for an image.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
     device: DeviceName = None,

@@ -1,5 +1,6 @@
 """Image data sets of every known layout, transforms, and a loader whose batches depend on the seed alone."""
 
+from lowbit.data.accuracy import topk_hits
 from lowbit.data.cifar10 import open_cifar10
 from lowbit.data.dataset import ArrayDataset, BadImageError, Dataset
 from lowbit.data.decode import EXTENSIONS, decode, read_image
@@ -31,5 +32,6 @@ __all__ = [
     "open_digits",
     "open_idx",
     "read_image",
+    "topk_hits",
     "write_lite_data",
 ]

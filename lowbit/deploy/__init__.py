@@ -3,7 +3,6 @@
 from lowbit.deploy.autolog import benchmark_report
 from lowbit.deploy.compare import Comparison, compare_logits, compare_outputs
 from lowbit.deploy.engines import Engine, EngineOptions, PaddleEngine
-from lowbit.deploy.eval_mode import eval_mode
 from lowbit.deploy.evaluate import evaluate_engine
 from lowbit.deploy.export import ExportedModel, export_model
 from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
@@ -24,7 +23,6 @@ __all__ = [
     "benchmark_report",
     "compare_logits",
     "compare_outputs",
-    "eval_mode",
     "evaluate_engine",
     "export_model",
     "find_images",

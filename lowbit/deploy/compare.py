@@ -9,8 +9,8 @@ import paddle
 from paddle import nn
 
 from lowbit.deploy.engines.engine import Engine
-from lowbit.deploy.eval_mode import eval_mode
 from lowbit.errors import LowbitError
+from lowbit.layers import eval_mode
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from lowbit.data.accuracy import topk_hits
 from lowbit.data.loader import Loader
 from lowbit.deploy.engines.engine import Engine
 from lowbit.errors import LowbitError
-from lowbit.training.metrics import topk_hits
 
 
 def evaluate_engine(engine: Engine, loader: Loader, topk: tuple[int, ...] = (1, 5)) -> dict[str, float]:

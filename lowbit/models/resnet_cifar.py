@@ -45,8 +45,9 @@ class BasicBlock(nn.Layer):
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
         if self.zero_channels:
-            # Pairs (before, after) for N, C, H, W.
-            x = F.pad(x, [0, 0, self.zero_channels, self.zero_channels, 0, 0, 0, 0])
+            # Not F.pad: an exported `pad` of the channels crashes in Paddle Inference's oneDNN.
+            zeros = paddle.zeros_like(x[:, : self.zero_channels])
+            x = paddle.concat([zeros, x, zeros], axis=1)
         return x
 
 

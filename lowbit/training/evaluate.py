@@ -5,11 +5,12 @@ from __future__ import annotations
 import paddle
 
 from lowbit.config.schema import CrossEntropy
-from lowbit.data import Loader
+from lowbit.data import Loader, topk_hits
+from lowbit.layers import eval_mode
 from lowbit.training.display import PlainDisplay
 from lowbit.training.distributed import Ranks
 from lowbit.training.loss import cross_entropy
-from lowbit.training.metrics import Meter, topk_hits
+from lowbit.training.metrics import Meter
 
 
 def evaluate(
@@ -28,19 +29,13 @@ def evaluate(
     """
     section, display = loss or CrossEntropy(), display or PlainDisplay(silent=True)
     meter = Meter(topk=topk)
-    was_training = model.training
-    model.eval()
-    try:
-        display.begin("evaluate", len(loader))
-        with paddle.no_grad():
-            for batch in loader.epoch(0):
-                if batch.weight > 0:  # a rank without a share of the last batch gets a stand-in of weight 0
-                    logits = model(paddle.to_tensor(batch.images))
-                    value = cross_entropy(section, logits, paddle.to_tensor(batch.labels))
-                    hits = topk_hits(logits.numpy(), batch.labels, topk)
-                    meter.add(loss=float(value), hits=hits, samples=len(batch.labels))
-                display.advance()
-    finally:
-        if was_training:
-            model.train()
+    display.begin("evaluate", len(loader))
+    with eval_mode(model):
+        for batch in loader.epoch(0):
+            if batch.weight > 0:  # a rank without a share of the last batch gets a stand-in of weight 0
+                logits = model(paddle.to_tensor(batch.images))
+                value = cross_entropy(section, logits, paddle.to_tensor(batch.labels))
+                hits = topk_hits(logits.numpy(), batch.labels, topk)
+                meter.add(loss=float(value), hits=hits, samples=len(batch.labels))
+            display.advance()
     return meter.result(ranks)

@@ -9,18 +9,6 @@ import numpy as np
 from lowbit.training.distributed import Ranks
 
 
-def topk_hits(logits: np.ndarray, labels: np.ndarray, topk: tuple[int, ...]) -> np.ndarray:
-    """How many samples have their label among the k highest logits, for each k.
-
-    >>> topk_hits(np.array([[0.1, 0.7, 0.2]]), np.array([2]), (1, 2))
-    array([0., 1.])
-    """
-    own = np.take_along_axis(logits, labels[:, None], axis=1)
-    # Written with `not <=` so that a NaN counts as above everything: a broken output is never a hit.
-    above = (~(logits <= own)).sum(axis=1)
-    return np.array([(above < k).sum() for k in topk], np.float64)
-
-
 @dataclass
 class Meter:
     """Loss and accuracy over the samples seen so far.

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import paddle
 
-from lowbit.data import Batch
+from lowbit.data import Batch, topk_hits
 from lowbit.training.loss import cross_entropy
-from lowbit.training.metrics import topk_hits
 from lowbit.training.seeding import seed_everything
 from lowbit.training.session import Session
 

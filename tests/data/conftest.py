@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pictures import encoded, picture
+
+from tests.data.pictures import encoded, picture
 
 
 @pytest.fixture

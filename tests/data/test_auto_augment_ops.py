@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pictures import picture
 from PIL import Image, ImageEnhance, ImageOps
 
 from lowbit.data.auto_augment_ops import apply
+from tests.data.pictures import picture
 
 NOISE = np.random.default_rng(0).integers(30, 200, (40, 50, 3), dtype=np.uint8)
 SMOOTH = picture(40, 50)

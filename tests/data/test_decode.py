@@ -7,12 +7,12 @@ import pytest
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import encoded, picture
 from PIL import Image, ImageOps
 
 from lowbit.data.dataset import BadImageError
 from lowbit.data.decode import decode, read_image
 from lowbit.errors import LowbitError
+from tests.data.pictures import encoded, picture
 
 PICTURE = picture()
 JPEG = encoded(PICTURE, "JPEG", quality=95)

@@ -4,13 +4,13 @@ import gzip
 
 import numpy as np
 import pytest
-from pictures import idx_file
 
 from lowbit.data.cifar10 import CLASSES
 from lowbit.data.detect import open_dataset
 from lowbit.data.folder import FolderDataset
 from lowbit.data.list_file import ListFileDataset
 from lowbit.errors import LowbitError
+from tests.data.pictures import idx_file
 
 
 def test_class_folders(class_folders):

@@ -3,11 +3,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from pictures import encoded, picture
 
 from lowbit.data.dataset import BadImageError
 from lowbit.data.folder import FolderDataset
 from lowbit.errors import LowbitError
+from tests.data.pictures import encoded, picture
 
 
 def test_classes_are_sorted_and_labels_follow(class_folders):

@@ -4,10 +4,10 @@ import gzip
 
 import numpy as np
 import pytest
-from pictures import idx_file
 
 from lowbit.data.idx import open_idx
 from lowbit.errors import LowbitError
+from tests.data.pictures import idx_file
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, 28, 28), dtype=np.uint8)

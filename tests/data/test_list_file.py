@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from pictures import encoded, picture
 
 from lowbit.data.dataset import BadImageError
 from lowbit.data.list_file import ListFileDataset, read_list
 from lowbit.errors import LowbitError
+from tests.data.pictures import encoded, picture
 
 
 def write(tmp_path, text: str | bytes):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures import picture
 from PIL import Image
 
 from lowbit.config.transform_ops import (
@@ -23,6 +22,7 @@ from lowbit.config.transform_ops import (
 )
 from lowbit.data.transforms import compose, draw_box
 from lowbit.errors import LowbitError
+from tests.data.pictures import picture
 
 PICTURE = picture(48, 64)
 

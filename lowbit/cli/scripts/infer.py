@@ -24,7 +24,7 @@ def _yes_no_option(help: str) -> typer.models.OptionInfo:
 
 
 def infer(
-    img_path: Annotated[Path, typer.Option(help="An image, or a folder of images.")],
+    img_path: Annotated[str, typer.Option(help="An image, or a folder of images.")],
     model_dir: Annotated[Path, typer.Option(help="The folder of an exported model.")] = Path("."),
     use_gpu: Annotated[str, _yes_no_option("Run on a GPU.")] = "False",
     max_batch_size: Annotated[int, typer.Option(min=1, help="The largest --batch-size allowed.")] = 16,

@@ -49,10 +49,15 @@ class PaddleEngine:
         self.files = find_model_files(directory, file_name)
         self.description: InferenceYml | None = read_inference_yml(self.files.yml) if self.files.yml else None
         self.image_shape = self.description.Global.image_shape if self.description else None
+        onednn = onednn and not where.is_gpu
+        self.note: str | None = None  # a line for the user, when something is not as asked
+        if onednn and crashes_in_onednn(self.files.model):
+            onednn = False
+            self.note = f"{self.files.model} runs without oneDNN, whose `pad` corrupts memory (Paddle 3.3)"
         self.options = EngineOptions(
             device=where.name,
             threads=threads or cpu_info().cores,
-            onednn=onednn and not where.is_gpu,
+            onednn=onednn,
             optimize=optimize,
             memory_optim=optimize,
         )
@@ -83,6 +88,15 @@ class PaddleEngine:
             raise LowbitError(
                 f"{self.files.model} cannot run on a batch of {shape}: {cause(error)}"
             ) from error
+
+
+def crashes_in_onednn(model: Path) -> bool:
+    """Whether the program has an operator that oneDNN's kernels in Paddle 3.3 bring down the process with.
+
+    `pad` of a tensor's channels ends in a segmentation fault or a hang; `pad3d`, which padding of images
+    becomes, is sound. In a .json program `1.` stands for Paddle's own operators.
+    """
+    return model.suffix == ".json" and b'"1.pad"' in model.read_bytes()
 
 
 def _open(files: ModelFiles, options: EngineOptions, card: int) -> inference.Predictor:

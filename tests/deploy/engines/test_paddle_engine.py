@@ -117,3 +117,25 @@ def test_impossible_threads(exported, threads):
 def test_a_gpu_that_is_not_there(exported):
     with pytest.raises(LowbitError, match="CPU build"):
         PaddleEngine(exported.directory, device="gpu")
+
+
+class _PadsChannels(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.linear = paddle.nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.linear(paddle.nn.functional.pad(x, [0, 0, 1, 1, 0, 0, 0, 0]).mean([2, 3]))
+
+
+def test_a_program_that_crashes_in_onednn_runs_without_it_and_says_so(tmp_path):
+    """Fails (by ending the process) where oneDNN is used: its `pad` kernel writes out of bounds."""
+    model = _PadsChannels()
+    export_model(
+        model, tmp_path, model_name="pads", image_shape=(3, 16, 16), transform_ops=[], classes=["a", "b"]
+    )
+    engine = PaddleEngine(tmp_path, onednn=True)
+    assert not engine.options.onednn
+    assert "pad" in engine.note
+    images = np.random.default_rng(0).standard_normal((64, 3, 16, 16), dtype=np.float32)
+    np.testing.assert_allclose(engine.run(images), model(paddle.to_tensor(images)).numpy(), atol=1e-5)

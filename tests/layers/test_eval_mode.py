@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from lowbit.deploy import eval_mode
+from lowbit.layers import eval_mode
 
 
 def test_everything_is_in_evaluation_inside_and_as_before_outside(tiny):
