@@ -5,36 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import paddle
 import pytest
 from paddle import nn
 
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, ToCHWImage
 from lowbit.deploy import ExportedModel, export_model
+from tests.tiny_net import TinyNet, build_tiny
 
 CLASSES = ["ant", "bee", "cat", "dog"]
 SHAPE = (3, 16, 16)
 OPS = [ResizeImage(resize_short=20), CropImage(size=16), NormalizeImage(), ToCHWImage()]
-
-
-class TinyNet(nn.Layer):
-    """Everything that behaves differently in training: batch norm and dropout."""
-
-    def __init__(self, classes: int = len(CLASSES)) -> None:
-        super().__init__()
-        self.conv = nn.Conv2D(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2D(8)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(8, classes)
-
-    def forward(self, x):
-        x = nn.functional.relu(self.norm(self.conv(x)))
-        return self.head(self.drop(x.mean([2, 3])))
-
-
-def build_tiny(seed: int = 0) -> TinyNet:
-    paddle.seed(seed)
-    return TinyNet()
 
 
 def export_tiny(model: nn.Layer, directory: Path, **changes) -> ExportedModel:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-sys.path.insert(0, str(Path(__file__).parent))
-from conftest import SHAPE, build_tiny, export_tiny
+from tests.deploy.conftest import SHAPE, export_tiny
+from tests.tiny_net import build_tiny
 
 directory = Path(sys.argv[1])
 model = build_tiny()

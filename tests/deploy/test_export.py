@@ -219,9 +219,10 @@ def test_a_crash_between_the_moves_leaves_a_whole_model_or_none(
 def test_the_format_of_paddle_2(tiny, export, tmp_path, images):
     """With Paddle's old program format the model is a .pdmodel; a .json from before does not stay."""
     export(tiny, tmp_path)
-    script = Path(__file__).with_name("export_in_old_format.py")
+    command = [sys.executable, "-m", "tests.deploy.export_in_old_format", tmp_path]
     environment = os.environ | {"FLAGS_enable_pir_api": "0"}
-    subprocess.run([sys.executable, script, tmp_path], env=environment, check=True, capture_output=True)
+    root = Path(__file__).parents[2]
+    subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True)
     assert not (tmp_path / "inference.json").exists()
     for onednn in (False, True):
         logits = PaddleEngine(tmp_path, onednn=onednn).run(images)
