@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lowbit.errors import did_you_mean
@@ -51,4 +51,7 @@ def parse_number(value: Any) -> Any:
     return value
 
 
-Number = Annotated[float, BeforeValidator(parse_number)]
+Number = Annotated[float, BeforeValidator(parse_number), Field(allow_inf_nan=False)]
+Integer = Annotated[int, Field(strict=True)]  # `epochs: yes` is a mistake, not 1
+Count = Annotated[Integer, Field(ge=0)]
+Positive = Annotated[Integer, Field(ge=1)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lowbit.config.base import Section
+from lowbit.config.base import Count, Positive, Section
 from lowbit.config.transform_ops import Op
 
 Split = Literal["train", "val"]
@@ -45,7 +45,7 @@ class Sampler(Section):
     """Batches. `batch_size` is per process, as in PaddleClas."""
 
     name: Literal["DistributedBatchSampler", "BatchSampler"] = "DistributedBatchSampler"
-    batch_size: Annotated[int, Field(ge=1)] = 256
+    batch_size: Positive = 256
     drop_last: bool = False
     shuffle: bool = False
 
@@ -53,7 +53,7 @@ class Sampler(Section):
 class Loading(Section):
     """Who decodes. lowbit's workers are threads, so they need no shared memory whatever this says."""
 
-    num_workers: Annotated[int, Field(ge=0)] = 4
+    num_workers: Count = 4
     use_shared_memory: bool = True
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lowbit.config.mistakes import describe_mistake
 from lowbit.config.schema import Config
-from lowbit.config.yaml_file import KeyPath, read_yaml
+from lowbit.config.yaml_file import KeyPath, parse_yaml, read_yaml
 from lowbit.errors import LowbitError
 
 
@@ -50,9 +50,10 @@ def _override(
     settings += [(option, name, value) for option, (name, value) in options.items()]
     for source, name, value in settings:
         at = set_value(values, name, value, source)
+        for replaced in [key for key in sources if key[: len(at)] == at]:
+            del sources[replaced]
         for depth in range(1, len(at) + 1):  # also the sections that only the override brought in
-            if depth == len(at) or at[:depth] not in sources:
-                sources[at[:depth]] = source
+            sources.setdefault(at[:depth], source)
     return validate(values, sources, origin)
 
 
@@ -72,11 +73,11 @@ def parse_override(override: str) -> tuple[str, Any]:
     ('Global.image_shape', [3, 32, 32])
     """
     name, equals, text = override.partition("=")
-    if not equals or not name.strip():
+    if not equals or not all(name.strip().split(".")):
         raise LowbitError(f"-o {override}: expected Section.key=value, such as -o Global.epochs=2")
     try:
-        return name.strip(), yaml.safe_load(text)
-    except yaml.YAMLError:
+        return name.strip(), parse_yaml(text)
+    except ValueError:
         raise LowbitError(f"-o {override}: the value is not valid YAML; quote it if it is text") from None
 
 
@@ -106,16 +107,18 @@ def _key_of(container: Any, key: str, at: list[str | int], source: str) -> str |
         return key
     if not isinstance(container, list):
         raise LowbitError(f"{source}: {where} is a value, it has no key {key!r}")
-    if not key.isdigit() or int(key) >= len(container):
+    index = int(key) if key.isdecimal() and len(key) < 10 else len(container)
+    if index >= len(container):
+        expected = f"an index from 0 to {len(container) - 1}" if container else "no index at all"
         raise LowbitError(
-            f"{source}: {where} is a list of {len(container)}; "
-            f"expected an index from 0 to {len(container) - 1}, got {key!r}"
+            f"{source}: {where} is a list of {len(container)}; expected {expected}, got {key!r}"
         )
-    return int(key)
+    return index
 
 
 def dump_config(config: Config) -> str:
     """The config as YAML, complete: what is saved with every run and can be trained again."""
-    return yaml.safe_dump(
-        config.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True
-    )
+    values = config.model_dump(mode="json")
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    # A few characters PyYAML writes as they are and does not read back; escaped it reads them.
+    return text if parse_yaml(text) == values else yaml.safe_dump(values, sort_keys=False)

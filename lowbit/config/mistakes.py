@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from typing import Any
 
 from lowbit.config.transform_ops import OPS
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import nearest
 
-_COMPLETE = ("unknown_key", "value_error", "missing", "union_tag_invalid")  # messages that need no ", got …"
+_SECTION = "expected a section of `key: value` lines"
+_WORDS = {
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "dict_type": _SECTION,
+    "finite_number": "expected a finite number",
+    "float_type": "expected a number",
+    "invalid-json-value": "expected text, a number, true or false, null, a list or a section",
+    "int_type": "expected a whole number",
+    "list_type": "expected a list",
+    "missing": "missing",
+    "model_attributes_type": _SECTION,
+    "model_type": _SECTION,
+    "string_type": "expected text (put it in quotes)",
+    "too_long": "too many entries",
+    "too_short": "too few entries",
+    "tuple_type": "expected a list",
+    "union_tag_not_found": "missing",
+}
+# Messages that are complete without ", got …".
+_COMPLETE = ("missing", "union_tag_invalid", "union_tag_not_found", "unknown_key", "value_error")
 
 
 def describe_mistake(detail: dict[str, Any], values: Any, sources: dict[KeyPath, str], origin: str) -> str:
@@ -20,20 +41,25 @@ def describe_mistake(detail: dict[str, Any], values: Any, sources: dict[KeyPath,
         at = (*at, context["key"])
     elif kind == "missing":
         at = (*at, detail["loc"][-1])
+    elif kind.startswith("union_tag_"):
+        at = (*at, context["discriminator"].strip("'"))
     place = next((sources[at[:depth]] for depth in range(len(at), -1, -1) if at[:depth] in sources), origin)
     return f"{place}: {'.'.join(map(str, at)) or 'config'}: {_message(kind, context, detail)}"
 
 
 def _message(kind: str, context: dict[str, Any], detail: dict[str, Any]) -> str:
-    message, given = detail["msg"].removeprefix("Value error, "), detail.get("input")
-    message = message[:1].lower() + message[1:]
+    given, expected = detail.get("input"), context.get("expected_tags") or context.get("expected") or ""
+    if kind == "value_error":  # our own words
+        return detail["msg"].removeprefix("Value error, ")
     if kind == "union_tag_invalid":
         given = context["tag"]
-        message = f"unknown name {given!r}, valid: {context['expected_tags']}"
-    elif kind not in _COMPLETE and not isinstance(given, dict | list):
-        message += f", got {given!r}"
-    expected = context.get("expected_tags") or context.get("expected") or ""
-    guess = nearest(str(given), re.findall(r"'([^']*)'", str(expected)))
+        message = f"unknown name {given!r}, valid: {expected}"
+    else:
+        message = _WORDS.get(kind) or detail["msg"][:1].lower() + detail["msg"][1:]
+        message = message.replace("input should be", "must be")
+    if kind not in _COMPLETE:
+        message += f", got {reprlib.repr(given)}"
+    guess = nearest(str(given), re.findall(r"'([^']*)'", str(expected))) if isinstance(given, str) else None
     return f'{message}; did you mean "{guess}"?' if guess else message
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lowbit.config.base import Number, Section
+from lowbit.config.base import Count, Number, Positive, Section
 
 Rate = Annotated[Number, Field(ge=0)]
 
@@ -17,10 +17,10 @@ class Schedule(Section):
     name: Literal["Constant", "Piecewise", "Step", "Cosine"] = "Step"
     learning_rate: Rate = 0.1
     # Piecewise: values[i] until decay_epochs[i]
-    decay_epochs: list[Annotated[int, Field(ge=0)]] | None = None
+    decay_epochs: list[Count] | None = None
     values: list[Rate] | None = None
     # Step: times gamma every step_size epochs
-    step_size: Annotated[int, Field(ge=1)] = 30
+    step_size: Positive = 30
     gamma: Rate = 0.1
     # Cosine: down to eta_min
     eta_min: Rate = 0.0

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from lowbit.config.base import Number, Section
+from lowbit.config.base import Count, Integer, Number, Positive, Section
 from lowbit.config.data import DataLoaders
 from lowbit.config.optimizer import OptimizerSection
 from lowbit.config.transform_ops import Op
-from lowbit.errors import LowbitError
+from lowbit.errors import LowbitError, did_you_mean
 
-Positive = Annotated[int, Field(ge=1)]
 AmpLevel = Literal["O0", "O1", "O2"]
 AmpDtype = Literal["bf16", "fp16"]
+_ONE = Field(min_length=1, max_length=1)
 
 
 class GlobalSection(Section):
@@ -28,29 +29,36 @@ class GlobalSection(Section):
     save_interval: Positive = 1
     eval_during_train: bool = True
     eval_interval: Positive = 1
-    start_eval_epoch: Annotated[int, Field(ge=0)] = 0
+    start_eval_epoch: Count = 0
     epochs: Positive = 90
-    start_epoch: Annotated[int, Field(ge=0)] = 0
+    start_epoch: Count = 0
     print_batch_step: Positive = 10
     use_visualdl: bool | None = None  # left out: when VisualDL is installed
-    image_shape: tuple[int, int, int] = (3, 224, 224)
+    image_shape: tuple[Literal[3], Positive, Positive] = (3, 224, 224)  # images are RGB
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"
     # Ours from here on.
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    save_steps: Annotated[int, Field(ge=0)] = 0  # also checkpoint every so many steps; 0: only after epochs
-    max_bad_images: Annotated[int, Field(ge=0)] = 100  # unreadable training images before the run stops
-    max_bad_steps: Annotated[int, Field(ge=0)] = 20  # NaN/Inf steps in a row before the run stops
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
+    save_steps: Count = 0  # also checkpoint every so many steps; 0: only after epochs
+    max_bad_images: Count = 100  # unreadable training images before the run stops
+    max_bad_steps: Count = 20  # NaN/Inf steps in a row before the run stops
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
     sync_bn: bool = False
     checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"cpu|gpu(:\d+)?", value.strip().lower()):
+            raise ValueError(f'unknown device "{value}", {did_you_mean(value, ["cpu", "gpu", "gpu:0"])}')
+        return value
 
 
 class AmpSection(Section):
     """Mixed precision. On a CPU the numerics are real and the speed is not."""
 
     use_amp: bool = True
-    use_fp16_test: bool = False
+    use_fp16_test: Literal[False] = False  # evaluation is in fp32
     scale_loss: Annotated[Number, Field(gt=0)] = 2.0**15
     use_dynamic_loss_scaling: bool = True
     use_promote: bool = False
@@ -65,13 +73,16 @@ class ArchSection(Section):
     class_num: Positive | None = None
     pretrained: bool | str = False
     use_sync_bn: bool = False
-    kwargs: dict[str, Any] = {}  # handed to the network's constructor
+    kwargs: dict[str, JsonValue] = {}  # handed to the network's constructor
 
-    @field_validator("pretrained")
+    @field_validator("pretrained", mode="before")
     @classmethod
-    def _no_download(cls, value: bool | str) -> bool | str:
-        if value is True:
-            raise ValueError("lowbit downloads nothing: give the path of a .pdparams or .safetensors file")
+    def _no_download(cls, value: Any) -> Any:
+        if value is not False and not isinstance(value, str):
+            raise ValueError(
+                f"expected false or the path of a .pdparams or .safetensors file, got {value!r}; "
+                "lowbit downloads nothing"
+            )
         return value
 
 
@@ -91,8 +102,8 @@ class LossItem(Section):
 class LossSection(Section):
     """What is minimised in training and reported in evaluation."""
 
-    Train: Annotated[list[LossItem], Field(min_length=1, max_length=1)] = [LossItem(CELoss=CrossEntropy())]
-    Eval: Annotated[list[LossItem], Field(min_length=1, max_length=1)] = [LossItem(CELoss=CrossEntropy())]
+    Train: Annotated[list[LossItem], _ONE] = [LossItem(CELoss=CrossEntropy())]
+    Eval: Annotated[list[LossItem], _ONE] = [LossItem(CELoss=CrossEntropy())]
 
 
 class TopkAnswer(Section):
@@ -117,6 +128,13 @@ class TopkAccuracy(Section):
 
     topk: list[Positive] = [1, 5]
 
+    @field_validator("topk")
+    @classmethod
+    def _with_top1(cls, topk: list[int]) -> list[int]:
+        if 1 not in topk:
+            raise ValueError(f"topk must have 1 in it: the best checkpoint is chosen by top-1; got {topk}")
+        return topk
+
 
 class MetricItem(Section):
     """One entry of a metric list."""
@@ -127,8 +145,8 @@ class MetricItem(Section):
 class MetricSection(Section):
     """Metrics of training and evaluation."""
 
-    Train: list[MetricItem] = [MetricItem(TopkAcc=TopkAccuracy())]
-    Eval: list[MetricItem] = [MetricItem(TopkAcc=TopkAccuracy())]
+    Train: Annotated[list[MetricItem], _ONE] = [MetricItem(TopkAcc=TopkAccuracy())]
+    Eval: Annotated[list[MetricItem], _ONE] = [MetricItem(TopkAcc=TopkAccuracy())]
 
 
 class Config(Section):

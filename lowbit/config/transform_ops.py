@@ -6,11 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
-from lowbit.config.base import Number, Section
+from lowbit.config.base import Count, Number, Positive, Section
 from lowbit.errors import did_you_mean
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "area", "lanczos"]
-Size = int | tuple[int, int]
+
+
+def _check_size(value: Any) -> Any:
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+        raise ValueError(f"expected a whole number above 0, or two as [width, height], got {value!r}")
+    return value
+
+
+Size = Annotated[int | tuple[int, int], BeforeValidator(_check_size)]
 Probability = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -42,7 +51,7 @@ class RandomCropImage(TransformOp):
     """A `size` window at a random place of the image padded by `padding`: CIFAR's training crop."""
 
     size: Size
-    padding: Annotated[int, Field(ge=0)] = 0
+    padding: Count = 0
 
 
 class RandFlipImage(TransformOp):
@@ -55,7 +64,7 @@ class RandFlipImage(TransformOp):
 class ResizeImage(TransformOp):
     """The short side becomes `resize_short`, or the whole image `size` ([width, height])."""
 
-    resize_short: Annotated[int, Field(ge=1)] | None = None
+    resize_short: Positive | None = None
     size: Size | None = None
     interpolation: Interpolation = "bilinear"
     backend: Literal["cv2", "pil"] | None = None
@@ -92,7 +101,7 @@ class NormalizeImage(TransformOp):
     @field_validator("std")
     @classmethod
     def _positive(cls, std: list[float]) -> list[float]:
-        if min(std) <= 0:
+        if min(std, default=0) <= 0:
             raise ValueError("every std must be positive")
         return std
 
@@ -104,7 +113,7 @@ class RandomErasing(TransformOp):
     sl: Probability = 0.02
     sh: Probability = 0.33
     r1: Annotated[Number, Field(gt=0)] = 0.3
-    attempt: Annotated[int, Field(ge=1)] = 10
+    attempt: Positive = 10
     use_log_aspect: bool = True
     mode: Literal["const", "pixel"] = "const"
 
@@ -131,7 +140,7 @@ def parse_op(entry: Any) -> TransformOp:
     ((name, arguments),) = entry.items()
     if name not in OPS:
         raise ValueError(f'unknown operation "{name}", {did_you_mean(str(name), OPS)}')
-    return OPS[name].model_validate(arguments or {})
+    return OPS[name].model_validate(arguments)
 
 
 def dump_op(op: TransformOp) -> dict[str, dict[str, Any]]:
