@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowbit.deploy.params_file import is_complete
 from lowbit.errors import LowbitError
 
 # Paddle 3's format first; .pdmodel is what Paddle 2 wrote and Paddle 3 still runs.
@@ -62,11 +63,13 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_digests(files: ModelFiles, digests: dict[str, str]) -> None:
-    """Stop when a file is not the one that was exported: cut short, damaged, or from another export."""
+def check_files(files: ModelFiles, digests: dict[str, str]) -> None:
+    """Stop when a file is not what was exported: cut short, damaged, or from another export."""
     for path in (files.model, files.params):
         if path.name in digests and sha256(path) != digests[path.name]:
             raise LowbitError(
                 f"{path} is damaged or belongs to another export: its digest is not the one that {files.yml} "
                 "recorded; export the model again"
             )
+    if files.params.name not in digests and not is_complete(files.params):
+        raise LowbitError(f"{files.params} is damaged: tensors in it are cut short; export the model again")

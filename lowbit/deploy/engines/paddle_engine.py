@@ -10,7 +10,7 @@ from paddle import inference
 
 from lowbit.deploy.engines.engine import EngineOptions, check_batch
 from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
-from lowbit.deploy.model_files import ModelFiles, check_digests, find_model_files
+from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
 from lowbit.deploy.paddle_errors import cause
 from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info, resolve_device
@@ -61,8 +61,7 @@ class PaddleEngine:
             optimize=optimize,
             memory_optim=optimize,
         )
-        if self.description:
-            check_digests(self.files, self.description.Global.sha256)
+        check_files(self.files, self.description.Global.sha256 if self.description else {})
         with math_threads_kept():
             self._predictor = _open(self.files, self.options, where.index or 0)
         inputs, outputs = self._predictor.get_input_names(), self._predictor.get_output_names()

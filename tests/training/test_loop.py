@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import paddle
+import pytest
+
+from lowbit.errors import LowbitError
+from lowbit.training import loop
+from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.loop import train
+from tests.training.conftest import tiny_config, tiny_values, weights_hash
+
+
+def records(folder, kind):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def test_a_run_learns_and_leaves_what_the_ecosystem_expects(tmp_path, capsys):
+    folder = train(tiny_config(tmp_path / "run", epochs=3))
+    losses = [record["loss"] for record in records(folder, "train")]
+    assert losses[-1] < losses[0] * 0.9
+    assert records(folder, "eval")[-1]["top1"] > 0.25
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {
+        f"{name}.{suffix}"
+        for name in ("latest", "best", "model_0", "model_1", "model_2")
+        for suffix in ("lowbit", "pdparams", "pdopt")
+    }
+    out = capsys.readouterr().out
+    assert out.count(" * Acc@1 ") == 3
+    # A step of 12 batches, a line every 10 and at the end.
+    assert "[Epoch 0, iter: 10] top1: 0." in out and "[Epoch 2, iter: 12] top1: 0." in out
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
+    hashes = [
+        weights_hash(train(tiny_config(tmp_path / name, epochs=1, seed=seed)) / "checkpoints/latest.lowbit")
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_stopping_at_every_step_of_an_epoch_and_resuming_changes_no_bit(tmp_path, monkeypatch):
+    expected = weights_hash(train(tiny_config(tmp_path / "undisturbed")) / "checkpoints/latest.lowbit")
+    expected_metrics = [record["loss"] for record in records(tmp_path / "undisturbed", "train")]
+
+    class OneStep(loop.TrainingStep):
+        def __call__(self, batch, learning_rate):
+            result = super().__call__(batch, learning_rate)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+    monkeypatch.setattr(loop, "TrainingStep", OneStep)
+    folder = tmp_path / "disturbed"
+    interruptions = 0
+    while True:
+        try:
+            train(tiny_config(folder, checkpoints="auto"))
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+            assert read_checkpoint(folder / "checkpoints/latest.lowbit").progress.step == interruptions
+    assert interruptions == 23  # two epochs of 12 steps; after the very last there is nothing to interrupt
+    assert weights_hash(folder / "checkpoints/latest.lowbit") == expected
+    assert [record["loss"] for record in records(folder, "train")] == pytest.approx(
+        expected_metrics, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("level, dtype", [("O1", "bf16"), ("O2", "fp16")])
+def test_mixed_precision_resumes_bit_for_bit_with_its_scaler(tmp_path, level, dtype):
+    def config(name, **settings):
+        values = tiny_values(tmp_path / name, **settings)
+        values["AMP"] = {"level": level, "dtype": dtype}
+        return loop.Config.model_validate(values)
+
+    straight = weights_hash(train(config("straight", epochs=2)) / "checkpoints/latest.lowbit")
+    # Resumed from the end of the first epoch, with the same schedule over two.
+    folder = tmp_path / "straight"
+    again = weights_hash(
+        train(config("again", epochs=2, checkpoints=str(folder / "checkpoints/model_0.lowbit")))
+        / "checkpoints/latest.lowbit"
+    )
+    assert again == straight
+    assert bool(read_checkpoint(folder / "checkpoints/latest.lowbit").scaler) == (dtype == "fp16")
+
+
+class _Poison:
+    """A training step whose loss is NaN at the given steps: the images are."""
+
+    def __init__(self, monkeypatch, steps):
+        original = loop.TrainingStep.__call__
+
+        def poisoned(step, batch, learning_rate):
+            if step._session.progress.step in steps:
+                batch.images[0, 0, 0, 0] = np.nan
+            return original(step, batch, learning_rate)
+
+        monkeypatch.setattr(loop.TrainingStep, "__call__", poisoned)
+
+
+def test_a_nan_step_is_skipped_counted_and_leaves_no_trace(tmp_path, monkeypatch, capsys):
+    _Poison(monkeypatch, {3, 4})
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    assert "step skipped (1 in a row, 1 in all)" in capsys.readouterr().out
+    checkpoint = read_checkpoint(folder / "checkpoints/latest.lowbit")
+    assert checkpoint.progress.bad_steps == 2
+    assert all(np.isfinite(array).all() for array in checkpoint.model.values())
+    assert records(folder, "train")[0]["bad_steps"] == 2
+    assert np.isfinite(records(folder, "train")[0]["loss"])
+
+
+def test_too_many_nan_steps_stop_the_run_and_name_the_last_good_checkpoint(tmp_path, monkeypatch):
+    _Poison(monkeypatch, range(14, 100))
+    with pytest.raises(
+        LowbitError, match=r"3 steps in a row .*checkpoints/latest\.lowbit \(go on with --resume"
+    ):
+        train(tiny_config(tmp_path / "run", max_bad_steps=2))
+    kept = read_checkpoint(tmp_path / "run/checkpoints/latest.lowbit")
+    assert kept.progress.epoch == 1
+
+
+def test_a_finished_run_has_nothing_to_resume(tmp_path, capsys):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    before = weights_hash(folder / "checkpoints/latest.lowbit")
+    train(tiny_config(folder, epochs=1, checkpoints="auto"))
+    assert "nothing to train: 1 of 1 epochs are done" in capsys.readouterr().out
+    assert weights_hash(folder / "checkpoints/latest.lowbit") == before
+    assert len(records(folder, "train")) == 1
+
+
+def test_a_second_run_moves_the_first_aside(tmp_path, capsys):
+    folder = train(tiny_config(tmp_path / "run", epochs=1, seed=1))
+    first = weights_hash(folder / "checkpoints/latest.lowbit")
+    train(tiny_config(folder, epochs=1, seed=2))
+    assert "held an earlier run: moved to" in capsys.readouterr().out
+    assert weights_hash(folder / "earlier/1/checkpoints/latest.lowbit") == first
+    assert weights_hash(folder / "checkpoints/latest.lowbit") != first
+
+
+def test_other_batches_in_the_middle_of_an_epoch_are_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        asked = {"asked": True, "_before": {}}
+        patch.setattr(loop.Interruption, "__init__", lambda self: self.__dict__.update(asked))
+        train(tiny_config(folder))
+    with pytest.raises(LowbitError, match=r"middle of an epoch.*seed was 0, is 5"):
+        train(tiny_config(folder, checkpoints="auto", seed=5))
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    values = tiny_values(tmp_path / "other", checkpoints=str(folder))
+    values["Arch"] = {"name": "resnet20", "class_num": 10}
+    with pytest.raises(
+        LowbitError, match=r"checkpoint of tests\.tiny_net:TinyNet, the config trains resnet20"
+    ):
+        train(loop.Config.model_validate(values))
+
+
+def test_resuming_from_nothing_says_what_to_do(tmp_path):
+    with pytest.raises(LowbitError, match=r"no lowbit checkpoint .*--pretrained"):
+        train(tiny_config(tmp_path / "run", checkpoints=str(tmp_path / "nowhere.pdparams")))
+
+
+def test_more_classes_in_the_data_than_outputs_is_an_error(tmp_path):
+    values = tiny_values(tmp_path / "run")
+    values["Arch"]["class_num"] = 4
+    with pytest.raises(LowbitError, match=r"training data has 10 classes, the model only 4 outputs"):
+        train(loop.Config.model_validate(values))
+
+
+def test_label_smoothing_is_paddles(tmp_path):
+    from lowbit.config.schema import CrossEntropy
+    from lowbit.training.loss import cross_entropy
+
+    rng = np.random.default_rng(0)
+    logits = paddle.to_tensor(rng.standard_normal((6, 5), dtype=np.float32) * 4)
+    labels = paddle.to_tensor(rng.integers(0, 5, 6))
+    smooth = paddle.nn.functional.label_smooth(paddle.nn.functional.one_hot(labels, 5), epsilon=0.1)
+    expected = paddle.nn.functional.cross_entropy(logits, smooth, soft_label=True)
+    assert float(cross_entropy(CrossEntropy(epsilon=0.1), logits, labels)) == pytest.approx(
+        float(expected), rel=1e-6
+    )
