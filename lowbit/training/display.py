@@ -85,6 +85,9 @@ class PlainDisplay:
         """The figures of the last steps."""
         self.message(step.log_line())
 
+    def finish(self, metrics: dict[str, float]) -> None:
+        """The stretch is done; in a log its last report has said so already."""
+
 
 class TerminalDisplay(PlainDisplay):
     """A progress bar with the current figures, images/s and the time left."""
@@ -102,6 +105,7 @@ class TerminalDisplay(PlainDisplay):
             console=Console(),
         )
         self._task = self._progress.add_task("", figures="", visible=False)
+        self._title = ""
 
     def __enter__(self) -> TerminalDisplay:
         self._progress.start()
@@ -117,6 +121,7 @@ class TerminalDisplay(PlainDisplay):
         self._progress.console.print(text, markup=False, highlight=False)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
+        self._title = title
         self._progress.reset(
             self._task, total=total, completed=done, description=title, figures="", visible=True
         )
@@ -125,11 +130,16 @@ class TerminalDisplay(PlainDisplay):
         self._progress.advance(self._task)
 
     def report(self, step: StepReport) -> None:
-        loss, top1 = step.metrics["loss"], step.metrics.get("top1")
-        accuracy = f" top1 {top1:.3f}" if top1 is not None else ""
-        self._progress.update(
-            self._task, figures=f"loss {loss:.3f}{accuracy} {step.images_per_second:.0f} images/s"
-        )
+        figures = _figures(step.metrics, step.images_per_second)
+        self._progress.update(self._task, figures=figures)
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        self.message(f"{self._title}: {_figures(metrics, metrics['images_per_second'])}")
+
+
+def _figures(metrics: dict[str, float], images_per_second: float) -> str:
+    accuracy = f" top1 {metrics['top1']:.3f}" if "top1" in metrics else ""
+    return f"loss {metrics['loss']:.3f}{accuracy} {images_per_second:.0f} images/s"
 
 
 def open_display(*, first_rank: bool = True) -> PlainDisplay:

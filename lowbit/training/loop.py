@@ -93,6 +93,7 @@ def _train_epochs(
     while progress.epoch < config.Global.epochs:
         epoch = progress.epoch
         trained = _train_epoch(session, keeper, display, interruption)
+        display.finish(trained)
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         if log:
             log.write("train", progress.step, epoch=epoch, **trained)

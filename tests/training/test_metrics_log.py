@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from lowbit.errors import LowbitError
+from lowbit.training.metrics_log import MetricsLog
+
+
+def steps(folder):
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(folder, *when, resumed=0, visualdl=False):
+    log = MetricsLog(folder, resumed_step=resumed, visualdl=visualdl)
+    for step in when:
+        log.write("train", step, loss=0.5, epoch=0)
+    log.close()
+
+
+def test_a_new_run_starts_a_new_file(tmp_path):
+    write(tmp_path, 1, 2)
+    write(tmp_path, 5)
+    assert steps(tmp_path) == [5]
+
+
+def test_a_resumed_run_drops_what_came_after_the_checkpoint(tmp_path):
+    write(tmp_path, 10, 20, 30)
+    write(tmp_path, 30, 40, resumed=20)
+    assert steps(tmp_path) == [10, 20, 30, 40]
+
+
+def test_a_line_cut_by_a_crash_is_dropped(tmp_path):
+    write(tmp_path, 10)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    write(tmp_path, 20, resumed=10)
+    assert steps(tmp_path) == [10, 20]
+
+
+def test_visualdl_gets_the_scalars(tmp_path):
+    pytest.importorskip("visualdl")
+    write(tmp_path, 1, 2, visualdl=True)
+    (file,) = (tmp_path / "vdl").iterdir()
+    assert b"train/loss" in file.read_bytes()
+
+
+def test_without_visualdl_the_curves_are_left_out_unless_insisted_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "visualdl", None)
+    write(tmp_path, 1, visualdl=None)
+    assert steps(tmp_path) == [1] and not (tmp_path / "vdl").exists()
+    with pytest.raises(LowbitError, match=r"VisualDL is not installed: pip install"):
+        write(tmp_path, 1, visualdl=True)
