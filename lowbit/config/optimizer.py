@@ -25,7 +25,7 @@ class Schedule(Section):
     # Cosine: down to eta_min
     eta_min: Rate = 0.0
     # Any: from warmup_start_lr up to learning_rate, in warmup_epoch epochs
-    warmup_epoch: Annotated[Number, Field(ge=0)] = 0
+    warmup_epoch: Annotated[Number, Field(ge=0)] = 0.0
     warmup_start_lr: Rate = 0.0
     by_epoch: bool = False  # change the rate once an epoch instead of once a step
 
