@@ -164,7 +164,7 @@ def test_every_config_we_ship(file):
     assert config.DataLoader.Eval is not None
     first = file.read_text().splitlines()[0]
     assert first.startswith("# ")
-    assert "`" in first, "the first line says how to run it"
+    assert f"`lowbit train -c configs/{file.name}`" in first
     size = config.DataLoader.Eval.dataset.transform_ops[-2:]
     crops = [op.size for op in size if hasattr(op, "size")]
     assert all(crop == config.Global.image_shape[1] for crop in crops)
