@@ -92,7 +92,7 @@ def _train_epochs(
         )
     while progress.epoch < config.Global.epochs:
         epoch = progress.epoch
-        trained = _train_epoch(session, keeper, display, interruption)
+        trained = train_epoch(session, keeper, display, interruption)
         display.finish(trained)
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         if log:
@@ -117,9 +117,10 @@ def _train_epochs(
             _stop_for_interruption(keeper, display)
 
 
-def _train_epoch(
+def train_epoch(
     session: Session, keeper: Keeper, display: PlainDisplay, interruption: Interruption
 ) -> dict[str, float]:
+    """Trains on the rest of the current epoch and returns its figures."""
     config, progress, ranks, loader = session.config, session.progress, session.ranks, session.train_loader
     every, steps = config.Global.print_batch_step, len(loader)
     take_step = TrainingStep(session)
