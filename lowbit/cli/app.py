@@ -42,6 +42,18 @@ def main() -> None:
     run_command(app)
 
 
+def script_app(function: Callable[..., None]) -> typer.Typer:
+    """A script's one function as a command whose help looks like that of `lowbit` itself."""
+    script = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="markdown", add_completion=False)
+    script.command()(function)
+    return script
+
+
+def run_script(function: Callable[..., None]) -> None:
+    """What the ecosystem's scripts run, such as train.py."""
+    run_command(script_app(function))
+
+
 def run_command(command: Callable[[], None]) -> None:
     """Runs a command: what the user can mend is one message without a traceback, exit code 2."""
     warnings.showwarning = _show_warning

@@ -34,7 +34,8 @@ def demo(
     from lowbit.training.trained_model import open_checkpoint
 
     with as_file(files("lowbit.cli") / "digits.yaml") as path:
-        config = load_config(path, [f"Global.output_dir={output_dir}", "Global.checkpoints=auto"])
+        options = {"--output-dir": ("Global.output_dir", str(output_dir))}
+        config = load_config(path, ["Global.checkpoints=auto"], options)
     print("1/3  Train ResNet20 on handwritten digits", flush=True)
     train(config)
     print("2/3  Export it for Paddle Inference", flush=True)

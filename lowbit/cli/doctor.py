@@ -22,7 +22,7 @@ def doctor(
 ) -> None:
     """Say what this machine can do: processor, compiler, Paddle, engines; and what is missing, at what cost.
 
-    Examples: lowbit doctor, or for a bug report: lowbit doctor --json
+    **Examples**: `lowbit doctor`, or for a bug report `lowbit doctor --json`
     """
     findings = list(checkup())
     if as_json:

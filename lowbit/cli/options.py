@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from lowbit.config.schema import AmpDtype, AmpLevel
+from lowbit.errors import LowbitError
+
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
 ]
@@ -19,6 +22,20 @@ Overrides = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]
+# The ecosystem's spelling with an underscore, and the one that goes with the other options.
+AmpLevelName = Annotated[
+    AmpLevel | None, typer.Option("--amp_level", "--amp-level", help="Mixed precision.", show_default=False)
+]
+AmpDtypeName = Annotated[
+    AmpDtype | None,
+    typer.Option("--amp_dtype", "--amp-dtype", help="Its number format; left out: fp16.", show_default=False),
+]
+
+
+def check_amp(level: str | None, dtype: str | None) -> None:
+    """Stops where a number format was given that nothing would use."""
+    if dtype is not None and level is None:
+        raise LowbitError(f"--amp_dtype {dtype} has no effect without --amp_level; add --amp_level O1 or O2")
 
 
 def given(**options: tuple[str, Any]) -> dict[str, tuple[str, Any]]:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import DeviceName, Overrides, given
+from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, Overrides, check_amp, given
 from lowbit.config import load_config
+from lowbit.config.load import parse_override
 
 
 def train(
@@ -28,8 +29,8 @@ def train(
             metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."
         ),
     ] = None,
-    amp_level: Annotated[str | None, typer.Option(help="Mixed precision: O1 or O2.")] = None,
-    amp_dtype: Annotated[str | None, typer.Option(help="Its number format: bf16 or fp16.")] = None,
+    amp_level: AmpLevelName = None,
+    amp_dtype: AmpDtypeName = None,
 ) -> None:
     """Train a network.
 
@@ -40,10 +41,9 @@ def train(
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 -m lowbit train -c …` with two processes
     """
-    from lowbit.training.loop import (
-        train as run_training,
-    )  # imports Paddle: seconds that --help need not wait
+    from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
 
+    check_amp(amp_level, amp_dtype)
     settings = load_config(
         config,
         override or (),
@@ -54,9 +54,11 @@ def train(
             pretrained=("Global.pretrained_model", pretrained),
             resume=("Global.checkpoints", resume),
             amp_level=("AMP.level", amp_level),
+            use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
             amp_dtype=("AMP.dtype", amp_dtype),
         ),
     )
-    asked = device is not None or any(item.startswith("Global.device=") for item in override or ())
+    named = [parse_override(item)[0] for item in override or ()]
+    asked = device is not None or "Global.device" in named
     folder = run_training(settings, insist_on_device=asked)
     print(f"Run folder: {folder}")

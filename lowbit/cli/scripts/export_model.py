@@ -8,20 +8,26 @@ from typing import Annotated
 import typer
 
 from lowbit.config import validate
+from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
 from lowbit.errors import LowbitError
+
+_IMAGENET_SIDE = 224
 
 
 def export_model(
     model: Annotated[
         str, typer.Option(help="A model's name, or package.module:Class.")
     ] = "mobilenet_v3_small",
-    img_size: Annotated[int, typer.Option(min=1, help="Side of the images that the model sees.")] = 224,
+    img_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Side of the images that the model sees; left out: as trained, else 224."),
+    ] = None,
     save_inference_dir: Annotated[
         Path, typer.Option(help="Where to write inference.json and its like.")
     ] = Path("."),
     pretrained: Annotated[Path | None, typer.Option(help="The weights: .pdparams or .safetensors.")] = None,
     num_classes: Annotated[
-        int | None, typer.Option(help="Left out: as many as the weights have (ImageNet: 1000).")
+        int | None, typer.Option(min=1, help="Left out: as many as the weights have (ImageNet: 1000).")
     ] = None,
 ) -> None:
     """Export a model for Paddle Inference.
@@ -29,25 +35,33 @@ def export_model(
     **Example**: `python tools/export_model.py --pretrained output/latest.pdparams --save-inference-dir infer`
     """
     from lowbit.deploy import export_model as write_model
+    from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.trained_model import open_weights
 
     if pretrained is None:
         raise LowbitError(
             "give the weights with --pretrained: a model with random weights is of no use to anybody"
         )
-    ops = [{"ResizeImage": {"resize_short": img_size * 256 // 224}}, {"CropImage": {"size": img_size}}]
+    side = img_size or _IMAGENET_SIDE
+    resize_and_crop = [ResizeImage(resize_short=side * 256 // 224), CropImage(size=side)]
     values = {
         "Arch": {"name": model, "class_num": num_classes},
         "DataLoader": {},
-        "Infer": {"transforms": [*ops, {"NormalizeImage": {}}]},
+        "Infer": {"transforms": [*resize_and_crop, NormalizeImage()]},
     }
     trained = open_weights(validate(values, {}, "export_model.py"), pretrained)
+    ops, shape = trained.preprocessing, (3, side, side)
+    checkpoint = find_checkpoint(pretrained)
+    if img_size is not None:
+        ops = [*resize_and_crop, *(op for op in ops if isinstance(op, NormalizeImage))]
+    elif checkpoint is not None:
+        shape = validate(read_checkpoint(checkpoint).config, {}, str(checkpoint)).Global.image_shape
     exported = write_model(
         trained.model,
         save_inference_dir,
         model_name=model,
-        image_shape=(3, img_size, img_size),
-        transform_ops=trained.preprocessing,
+        image_shape=shape,
+        transform_ops=ops,
         classes=trained.classes,
     )
     print(f"Exported {pretrained} to {exported.directory} ({exported.size / 1e6:.1f} MB)")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, check_amp
 from lowbit.config import Config, validate
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
@@ -19,42 +20,50 @@ def train(
     model: Annotated[
         str, typer.Option(help="A model's name, or package.module:Class.")
     ] = "mobilenet_v3_small",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, gpu or gpu:0; left out: the best there is.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Images a step and process.")] = 256,
-    epochs: Annotated[int, typer.Option(help="Times through the training data.")] = 90,
-    amp_level: Annotated[str | None, typer.Option("--amp_level", help="Mixed precision: O1 or O2.")] = None,
-    amp_dtype: Annotated[str, typer.Option("--amp_dtype", help="Its number format: bf16 or fp16.")] = "fp16",
-    workers: Annotated[int, typer.Option("--workers", "-j", help="Threads that decode images.")] = 8,
-    opt: Annotated[str, typer.Option(help="sgd (with momentum), rmsprop or adamw.")] = "sgd",
+    device: DeviceName = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-b", min=1, help="Images a step and process.")
+    ] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help="Times through the training data.")] = 90,
+    amp_level: AmpLevelName = None,
+    amp_dtype: AmpDtypeName = None,
+    workers: Annotated[int, typer.Option("--workers", "-j", min=0, help="Threads that decode images.")] = 8,
+    opt: Annotated[
+        Literal["sgd", "rmsprop", "adamw"], typer.Option(help="The optimizer; sgd is the one with momentum.")
+    ] = "sgd",
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
-    momentum: float = 0.9,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", "--wd")] = 1e-4,
-    lr_step_size: Annotated[int, typer.Option(help="Epochs between two cuts of the rate.")] = 30,
+    momentum: Annotated[float, typer.Option(help="Of sgd and rmsprop.")] = 0.9,
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", "--wd", help="Pulls the weights towards zero.")
+    ] = 1e-4,
+    lr_step_size: Annotated[int, typer.Option(min=1, help="Epochs between two cuts of the rate.")] = 30,
     lr_gamma: Annotated[float, typer.Option(help="The factor of such a cut.")] = 0.1,
-    print_freq: Annotated[int, typer.Option(help="Steps between two log lines.")] = 10,
+    print_freq: Annotated[int, typer.Option(min=1, help="Steps between two log lines.")] = 10,
     output_dir: Annotated[Path, typer.Option(help="Where checkpoints and logs go.")] = Path("."),
-    resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or auto.")] = None,
-    start_epoch: Annotated[int, typer.Option(help="The number of the first epoch.")] = 0,
+    resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or `auto`.")] = None,
+    start_epoch: Annotated[int, typer.Option(min=0, help="The number of the first epoch.")] = 0,
     sync_bn: Annotated[bool, typer.Option("--sync-bn", help="Batch norm over all processes.")] = False,
-    test_only: Annotated[bool, typer.Option("--test-only", help="Evaluate --pretrained and stop.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Evaluate --pretrained (or --resume) and stop.")
+    ] = False,
     pretrained: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
     auto_augment: Annotated[
-        str | None, typer.Option(help="AutoAugment's policy: imagenet, cifar10 or svhn.")
+        Literal["imagenet", "cifar10", "svhn"] | None, typer.Option(help="AutoAugment's policy.")
     ] = None,
-    random_erase: Annotated[float, typer.Option(help="Probability of blanking a rectangle.")] = 0.0,
+    random_erase: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability of blanking a rectangle.")
+    ] = 0.0,
     pact_quant: Annotated[bool, typer.Option("--pact_quant", help="Quantization-aware training.")] = False,
     num_classes: Annotated[
-        int | None, typer.Option(help="Left out: as many as the data, or the weights, have.")
+        int | None, typer.Option(min=1, help="Left out: as many as the data, or the weights, have.")
     ] = None,
     reset_classifier: Annotated[
         bool, typer.Option("--reset-classifier", help="Take weights of another number of classes.")
     ] = False,
-    resize_size: Annotated[int, typer.Option(help="Short side before the validation crop.")] = 256,
-    crop_size: Annotated[int, typer.Option(help="Side of the images that the model sees.")] = 224,
-    seed: int = 0,
-    save_steps: Annotated[int, typer.Option(help="Also checkpoint every so many steps.")] = 0,
+    resize_size: Annotated[int, typer.Option(min=1, help="Short side before the validation crop.")] = 256,
+    crop_size: Annotated[int, typer.Option(min=1, help="Side of the images that the model sees.")] = 224,
+    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal runs.")] = 0,
+    save_steps: Annotated[int, typer.Option(min=0, help="Also checkpoint every so many steps.")] = 0,
 ) -> None:
     """Train a model, or evaluate one with --test-only.
 
@@ -66,6 +75,7 @@ def train(
     """
     if pact_quant:
         raise LowbitError("--pact_quant: quantization-aware training is not in this version of lowbit")
+    check_amp(amp_level, amp_dtype)
     normalize = {"NormalizeImage": {}}
     train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
     train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
@@ -87,10 +97,10 @@ def train(
             "seed": seed,
             "save_steps": save_steps,
         },
-        "AMP": {"level": amp_level, "dtype": amp_dtype} if amp_level else None,
+        "AMP": {"level": amp_level, "dtype": amp_dtype or "fp16"} if amp_level else None,
         "Arch": {"name": model, "class_num": num_classes},
         "Optimizer": {
-            "name": _OPTIMIZERS.get(opt, opt),
+            "name": _OPTIMIZERS[opt],
             "momentum": momentum,
             "regularizer": {"coeff": weight_decay},
             "lr": {"name": "Step", "learning_rate": lr, "step_size": lr_step_size, "gamma": lr_gamma},
@@ -102,7 +112,7 @@ def train(
     }
     config = validate(values, _SOURCES, "train.py")
     if test_only:
-        _test(config, pretrained or resume, device)
+        _test(config, device)
     else:
         from lowbit.training.loop import train as run_training
 
@@ -113,25 +123,12 @@ _OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
 
 # Where a mistake in the config came from: the option that the user gave.
 _SOURCES: dict[KeyPath, str] = {
-    ("Global", "epochs"): "--epochs",
-    ("Global", "start_epoch"): "--start-epoch",
-    ("Global", "print_batch_step"): "--print-freq",
-    ("Global", "image_shape"): "--crop-size",
+    ("Global", "device"): "--device",
     ("Global", "seed"): "--seed",
-    ("Global", "save_steps"): "--save-steps",
-    ("AMP", "level"): "--amp_level",
-    ("AMP", "dtype"): "--amp_dtype",
-    ("Arch", "class_num"): "--num-classes",
-    ("Optimizer", "name"): "--opt (sgd, rmsprop or adamw)",
     ("Optimizer", "momentum"): "--momentum",
     ("Optimizer", "regularizer", "coeff"): "--weight-decay",
     ("Optimizer", "lr", "learning_rate"): "--lr",
-    ("Optimizer", "lr", "step_size"): "--lr-step-size",
     ("Optimizer", "lr", "gamma"): "--lr-gamma",
-    ("DataLoader", "Train", "sampler", "batch_size"): "--batch-size",
-    ("DataLoader", "Train", "loader", "num_workers"): "--workers",
-    ("DataLoader", "Train", "dataset", "transform_ops"): "--crop-size, --auto-augment or --random-erase",
-    ("DataLoader", "Eval", "dataset", "transform_ops"): "--crop-size or --resize-size",
 }
 
 
@@ -145,13 +142,17 @@ def _split(
     }
 
 
-def _test(config: Config, weights: str | None, device: str | None) -> None:
+def _test(config: Config, device: str | None) -> None:
     from lowbit.cli.evaluate import evaluate_trained
     from lowbit.training.display import accuracy_line
-    from lowbit.training.trained_model import open_weights
+    from lowbit.training.trained_model import open_checkpoint, open_weights
 
-    if weights is None:
+    settings = config.Global
+    if settings.pretrained_model is not None:
+        trained = open_weights(config, Path(settings.pretrained_model))
+    elif settings.checkpoints is not None:
+        auto = settings.checkpoints == "auto"
+        trained = open_checkpoint(Path(settings.output_dir if auto else settings.checkpoints))
+    else:
         raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
-    print(
-        accuracy_line(evaluate_trained(open_weights(config, Path(weights)), config.DataLoader.Eval, device))
-    )
+    print(accuracy_line(evaluate_trained(trained, config.DataLoader.Eval, device)))
