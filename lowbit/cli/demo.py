@@ -22,7 +22,7 @@ def demo(
 ) -> None:
     """Train, export, run in Paddle Inference and compare, on handwritten digits; a minute or two.
 
-    A second run takes up what the first one left in the folder.
+    **Example**: `lowbit demo --output-dir runs/demo`; a second run takes up what the first one left there.
     """
     import numpy as np
 

@@ -1,0 +1,133 @@
+"""Commands and scripts run in this process, and a tiny trained and exported model to run them on."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from lowbit.cli.app import app, run_command, script_app
+from lowbit.cli.scripts.export_model import export_model
+from lowbit.cli.scripts.infer import infer
+from lowbit.cli.scripts.train import train
+from lowbit.config import Config
+from lowbit.data import write_lite_data
+
+COMMANDS: dict[str, typer.Typer] = {
+    "lowbit": app,
+    "train.py": script_app(train),
+    "export_model.py": script_app(export_model),
+    "infer.py": script_app(infer),
+}
+# A network and images so small that an epoch takes a few hundredths of a second.
+SMALL = ("--model=tests.tiny_net:TinyNet", "--crop-size=32", "--resize-size=36", "-j=2", "-b=8", "--epochs=1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a user sees of a command: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The message of a command that the user can mend, and nothing else on stderr."""
+        assert self.code == 2, self
+        assert self.err.startswith("error: "), self
+        assert "Traceback" not in self.err
+        return self.err.removeprefix("error: ").strip()
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch) -> Run:
+    """Runs a command as `main` does: `run("lowbit", "train", "-c", file)`."""
+
+    def call(command: str, *arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setenv("GLOG_minloglevel", "2")
+        capsys.readouterr()
+        code = 0
+        with warnings.catch_warnings():
+            try:
+                run_command(COMMANDS[command])
+            except SystemExit as stop:
+                code = stop.code or 0
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[Config, bool]]:
+    """Training is left out; what it was asked for is in the list: the config, and whether the device was."""
+    calls: list[tuple[Config, bool]] = []
+
+    def record(config: Config, *, insist_on_device: bool = False) -> Path:
+        calls.append((config, insist_on_device))
+        return Path(config.Global.output_dir)
+
+    monkeypatch.setattr("lowbit.training.loop.train", record)
+    return calls
+
+
+@pytest.fixture(scope="session")
+def lite(tmp_path_factory) -> Path:
+    """16 training and 16 validation images of four classes."""
+    return write_lite_data(tmp_path_factory.mktemp("cli") / "lite_data", tar=False)
+
+
+def tiny_values(data: Path, output: Path) -> dict:
+    """The config of a run of TinyNet on lite data."""
+
+    def split(name: str, *ops: dict) -> dict:
+        dataset = {"name": "AutoDataset", "path": str(data), "split": name}
+        sampler = {"batch_size": 8, "shuffle": name == "train"}
+        return {"dataset": dataset | {"transform_ops": [*ops, {"NormalizeImage": None}]}, "sampler": sampler}
+
+    return {
+        "Global": {"epochs": 1, "output_dir": str(output), "image_shape": [3, 32, 32], "use_visualdl": False},
+        "Arch": {"name": "tests.tiny_net:TinyNet"},
+        "DataLoader": {
+            "Train": split("train", {"RandCropImage": {"size": 32}}),
+            "Eval": split("val", {"ResizeImage": {"resize_short": 36}}, {"CropImage": {"size": 32}}),
+        },
+    }
+
+
+def write_config(file: Path, values: dict) -> Path:
+    file.write_text(yaml.safe_dump(values), "utf-8")
+    return file
+
+
+@pytest.fixture
+def config_file(lite, tmp_path) -> Path:
+    """A config of a tiny run into `run` beside it."""
+    return write_config(tmp_path / "tiny.yaml", tiny_values(lite, tmp_path / "run"))
+
+
+@pytest.fixture(scope="session")
+def trained(lite, tmp_path_factory) -> Path:
+    """The folder of a finished run, exported into its folder `export`; look, don't touch."""
+    from lowbit.cli.export import export
+    from lowbit.config import validate
+    from lowbit.training.loop import train
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    values = tiny_values(lite, folder)
+    values["Global"]["epochs"] = 3
+    train(validate(values, {}, "tiny"))
+    export(folder)
+    return folder

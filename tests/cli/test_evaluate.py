@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from tests.cli.conftest import tiny_values, write_config
+from tests.cli.test_train import ACCURACY
+
+
+def figures(result) -> dict[str, float]:
+    assert result.code == 0, result
+    return json.loads(result.out.splitlines()[-1])
+
+
+def test_a_run_folder(run, trained):
+    result = run("lowbit", "eval", trained)
+    assert result.code == 0, result
+    assert ACCURACY.search(result.out)
+    assert "best.lowbit: 16 images" in result.out
+
+
+@pytest.mark.parametrize(
+    "which", ["checkpoints/latest.lowbit", "checkpoints/model_0", "checkpoints/best.pdparams"]
+)
+def test_one_checkpoint(run, trained, which):
+    name = which.split("/")[1].split(".")[0]
+    result = run("lowbit", "eval", trained / which)
+    assert result.code == 0, result
+    assert f"{name}.lowbit" in result.out
+
+
+def test_before_and_after_export_are_the_same(run, trained):
+    before = figures(run("lowbit", "eval", trained, "--json"))
+    after = figures(run("lowbit", "eval", trained / "export", "--json"))
+    assert {"top1", "top5", "loss"} <= set(before)
+    assert (after["top1"], after["top5"]) == (before["top1"], before["top5"])
+    assert after["samples"] == 16
+
+
+def test_a_config_and_weights(run, trained, lite, tmp_path):
+    config = write_config(tmp_path / "c.yaml", tiny_values(lite, tmp_path))
+    weights = trained / "checkpoints" / "best.pdparams"
+    got = figures(run("lowbit", "eval", "-c", config, "--pretrained", weights, "--json"))
+    assert got == figures(run("lowbit", "eval", trained, "--json"))
+
+
+def test_other_images(run, trained, lite, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(lite, data, ignore=shutil.ignore_patterns("*_list.txt", "cross_1.jpg"))
+    for model in (trained, trained / "export"):
+        result = run("lowbit", "eval", model, "--data-path", data, "--batch-size", 4)
+        assert result.code == 0, result
+        assert ": 15 images" in result.out
+
+
+def test_overrides_change_the_checkpoints_config(run, trained):
+    result = run("lowbit", "eval", trained, "-o", "Metric.Eval.0.TopkAcc.topk=[1, 2, 3]")
+    assert " * Acc@1 " in result.out
+    assert " Acc@2 " in result.out
+    message = run("lowbit", "eval", trained, "-o", "DataLoader.Eval.samplr.batch_size=1").error
+    assert 'did you mean "sampler"?' in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either a checkpoint (or run folder), or -c CONFIG with --pretrained WEIGHTS"),
+        (("--pretrained=w.pdparams",), "--pretrained needs -c CONFIG"),
+        (("nowhere",), "nowhere: no lowbit checkpoint there"),
+        (("--device=gpu", "TRAINED"), "is not available"),
+        (("--device=tpu", "TRAINED"), "unknown device"),
+        (("--data-path=nowhere", "TRAINED"), "nowhere: no such folder"),
+        (("TRAINED", "--pretrained=w.pdparams"), "give either a checkpoint"),
+        (("-c", "nowhere.yaml", "TRAINED"), "no config file nowhere.yaml"),
+    ],
+)
+def test_mistakes(run, trained, arguments, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = [str(trained) if word == "TRAINED" else word for word in arguments]
+    assert message in run("lowbit", "eval", *words).error
+
+
+def test_a_folder_without_a_checkpoint(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "no lowbit checkpoint there; give a run folder" in run("lowbit", "eval", tmp_path / "empty").error
+
+
+def test_an_export_that_does_not_know_its_images(run, trained, tmp_path):
+    shutil.copytree(trained / "export", tmp_path / "moved")
+    message = run("lowbit", "eval", tmp_path / "moved").error
+    assert "does not say which images to evaluate on; give --data-path or -c CONFIG" in message
+
+
+def test_a_corrupt_image_is_an_error_that_names_it(run, trained, lite, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(lite, data)
+    (data / "val" / "cross" / "cross_1.jpg").write_bytes(b"not a picture")
+    for model in (trained, trained / "export"):
+        assert "cross_1.jpg" in run("lowbit", "eval", model, "--data-path", data).error
+
+
+def test_more_classes_than_outputs(run, trained, lite, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(lite, data, ignore=shutil.ignore_patterns("*_list.txt"))
+    for split in ("train", "val"):
+        shutil.copytree(data / split / "cross", data / split / "zebra")
+    assert "5 classes" in run("lowbit", "eval", trained, "--data-path", data).error
+    message = run("lowbit", "eval", trained / "export", "--data-path", data).error
+    assert "4 outputs" in message

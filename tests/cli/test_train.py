@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lowbit.config import load_config
+from tests.cli.conftest import tiny_values, write_config
+from tests.config.paddleclas import MOBILENET
+
+STEP = re.compile(
+    r"^\[Epoch \d+, iter: \d+\] top1: \d\.\d{5}, top5: \d\.\d{5}, lr: \d+\.\d{5}, loss: \d+\.\d{5}, "
+    r"avg_reader_cost: \d+\.\d{5} sec, avg_batch_cost: \d+\.\d{5} sec, avg_samples: \d+\.\d, "
+    r"avg_ips: \d+\.\d{5} images/sec\.$",
+    re.MULTILINE,
+)
+ACCURACY = re.compile(r"^ \* Acc@1 \d\.\d{3} Acc@5 \d\.\d{3}$", re.MULTILINE)
+
+
+def test_a_run(run, config_file, tmp_path):
+    result = run("lowbit", "train", "-c", config_file, "--epochs", 2)
+    assert result.code == 0, result
+    assert len(STEP.findall(result.out)) == 2
+    assert len(ACCURACY.findall(result.out)) == 2
+    folder = tmp_path / "run"
+    assert result.out.splitlines()[-1] == f"Run folder: {folder}"
+    assert {"config.yaml", "metrics.jsonl", "run.json"} <= {file.name for file in folder.iterdir()}
+    names = {file.name for file in (folder / "checkpoints").iterdir()}
+    for name in ("latest", "best", "model_0", "model_1"):
+        assert {f"{name}.lowbit", f"{name}.pdparams", f"{name}.pdopt"} <= names
+    # What was saved with the run trains again, and says what was asked for.
+    assert load_config(folder / "config.yaml") == load_config(config_file, ["Global.epochs=2"])
+
+
+def test_options_and_overrides_reach_the_config(run, asked, config_file):
+    options = ["--epochs=7", "--output-dir=2024", "--device=cpu", "--pretrained=w.pdparams", "--resume=auto"]
+    options += ["--amp_level=O2", "--amp-dtype=bf16", "-o", "Optimizer.lr.learning_rate=1e-3"]
+    result = run("lowbit", "train", "-c", config_file, *options)
+    assert result.code == 0, result
+    ((config, insists),) = asked
+    settings = config.Global
+    assert (settings.epochs, settings.output_dir, settings.device) == (7, "2024", "cpu")
+    assert (settings.pretrained_model, settings.checkpoints) == ("w.pdparams", "auto")
+    assert (config.amp_level, config.AMP.dtype) == ("O2", "bf16")
+    assert config.Optimizer.lr.learning_rate == 1e-3
+    assert insists
+
+
+def test_nothing_given_changes_nothing(run, asked, config_file):
+    run("lowbit", "train", "-c", config_file)
+    assert asked == [(load_config(config_file), False)]
+
+
+def test_amp_level_wins_over_the_use_amp_of_a_paddleclas_file(run, asked, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(MOBILENET)
+    run("lowbit", "train", "-c", file)
+    run("lowbit", "train", "-c", file, "--amp-level=O1")
+    assert [config.amp_level for config, _ in asked] == ["O0", "O1"]
+
+
+def test_amp_dtype_alone_is_an_error(run, asked, config_file):
+    assert (
+        "no effect without --amp_level" in run("lowbit", "train", "-c", config_file, "--amp-dtype=bf16").error
+    )
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "how", [("--device=gpu",), ("-o", "Global.device=gpu"), ("-o", " Global.device = gpu:0")]
+)
+def test_asking_for_a_gpu_that_is_not_there_is_an_error(run, config_file, how, tmp_path):
+    message = run("lowbit", "train", "-c", config_file, *how).error
+    assert "is not available: the installed Paddle" in message
+    assert "CPU build" in message
+    assert "--device cpu" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_files_gpu_is_a_visible_line(run, lite, tmp_path):
+    values = tiny_values(lite, tmp_path / "run")
+    values["Global"]["device"] = "gpu"
+    result = run("lowbit", "train", "-c", write_config(tmp_path / "c.yaml", values))
+    assert result.code == 0, result
+    assert re.search(r"^device gpu is not available \(.*CPU build\): using cpu$", result.out, re.MULTILINE)
+
+
+def test_mixed_precision_on_a_cpu_says_what_it_is(run, config_file):
+    result = run("lowbit", "train", "-c", config_file, "--amp_level=O1", "--amp_dtype=bf16")
+    assert result.code == 0, result
+    assert "bf16" in result.out
+    assert "speed" in result.out
+
+
+def test_paddleclas_config_trains_as_it_is_given_data(run, lite, tmp_path, monkeypatch):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "ILSVRC2012").symlink_to(lite)
+    (tmp_path / "mobilenet.yaml").write_text(MOBILENET)
+    monkeypatch.chdir(tmp_path)
+    # As it is but for the length of the run.
+    result = run("lowbit", "train", "-c", "mobilenet.yaml", "-o", "Global.epochs=1")
+    assert result.code == 0, result
+    assert "using cpu" in result.out  # the file says gpu
+    assert STEP.search(result.out)
+    assert ACCURACY.search(result.out)
+    assert (tmp_path / "output" / "checkpoints" / "best.pdparams").is_file()
