@@ -26,7 +26,10 @@ COMMANDS: dict[str, typer.Typer] = {
     "infer.py": script_app(infer),
 }
 # A network and images so small that an epoch takes a few hundredths of a second.
-SMALL = ("--model=tests.tiny_net:TinyNet", "--crop-size=32", "--resize-size=36", "-j=2", "-b=8", "--epochs=1")
+SMALL = (
+    *("--model=tests.tiny_net:TinyNet", "--epochs=1", "--batch-size=8", "--workers=2"),
+    *("--crop-size=32", "--resize-size=36"),
+)
 
 
 @dataclass(frozen=True)
