@@ -1,0 +1,232 @@
+"""The documentation says what is true: its links, commands, options, config keys and the rows of rooms."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import types
+import typing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from lowbit.cli.app import app, script_app
+from lowbit.cli.scripts.export_model import export_model
+from lowbit.cli.scripts.infer import infer
+from lowbit.cli.scripts.train import train
+from lowbit.config import Config, load_config, validate
+from lowbit.config import data as data_sections
+from lowbit.config.transform_ops import OPS
+from lowbit.models import model_aliases, model_names
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text("utf-8")
+    for path in (ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+SCRIPTS = {
+    "train.py": train,
+    "tools/export_model.py": export_model,
+    "deploy/inference_python/infer.py": infer,
+}
+LAUNCHER = ["python", "-m", "paddle.distributed.launch"]
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def _command_lines() -> list[tuple[str, list[str]]]:
+    """Every line of a shell block as its words, with its page."""
+    return [
+        (page, words)
+        for page, text in PAGES.items()
+        for block in _blocks(text, "bash")
+        for line in block.replace("\\\n", " ").splitlines()
+        if (words := shlex.split(line, comments=True))
+    ]
+
+
+def _options_of_commands() -> dict[str, set[str]]:
+    """The options of every command and script, by the words it is called with."""
+    found: dict[str, set[str]] = {}
+
+    def visit(words: str, command: typing.Any) -> None:
+        for name, below in getattr(command, "commands", {}).items():
+            visit(f"{words} {name}", below)
+        if not hasattr(command, "commands"):
+            spellings = [word for p in command.params for word in (*p.opts, *p.secondary_opts)]
+            found[words] = {word for word in spellings if word.startswith("-")}
+
+    visit("lowbit", typer.main.get_command(app))
+    for path, function in SCRIPTS.items():
+        visit(f"python {path}", typer.main.get_command(script_app(function)))
+    return found
+
+
+OPTIONS = _options_of_commands()
+OURS = [(page, words) for page, words in _command_lines() if words[0] in ("lowbit", "python", "make")]
+
+
+def _split(words: list[str]) -> tuple[str, list[str]]:
+    """The command of a line and what follows it; the launcher and its options are taken away."""
+    if words[:3] == LAUNCHER:
+        words = words[3:]
+        while words[0].startswith("-"):
+            words = words[1:] if "=" in words[0] else words[2:]
+        words = words if words[0] == "lowbit" else ["python", *words]
+    length = 3 if " ".join(words[:3]) in OPTIONS else 2
+    return " ".join(words[:length]), words[length:]
+
+
+@pytest.mark.parametrize(("page", "words"), OURS)
+def test_commands_and_options_exist(page, words):
+    command, rest = _split(words)
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    assert command in OPTIONS, f"{page}: no such command: {shlex.join(words)}"
+    for word in rest:
+        if re.match(r"--?[a-z]", word):
+            assert word.split("=")[0] in OPTIONS[command], f"{page}: {command} has no option {word}"
+
+
+@pytest.mark.parametrize(("page", "words"), [line for line in OURS if "-o" in line[1]])
+def test_overrides_are_valid(page, words):
+    overrides = [value for option, value in pairwise(words) if option == "-o"]
+    if "Optimizer.name=Momentun" in overrides:  # there the page shows what a mistake looks like
+        return
+    config = ROOT / words[words.index("-c") + 1]
+    # A config of PaddleClas's is not in this repository; ours of the same network has the same sections.
+    load_config(config if config.is_file() else ROOT / "configs/ResNet18_ImageNet.yaml", overrides)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_files_exist(page):
+    text = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        assert not anchor or anchor in _anchors(target.read_text("utf-8")), f"{page}: {link}"
+    for name in re.findall(r"(?:configs|docs/examples|benchmarks)/\w+\.\w+", PAGES[page]):
+        assert (ROOT / name).is_file(), f"{page}: {name}"
+
+
+def _anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_both_readmes_show_the_same_commands_and_links():
+    commands = [
+        [words for page, words in _command_lines() if page == name] for name in ("README.md", "README.zh.md")
+    ]
+    assert commands[0] == commands[1] != []
+    links = [re.findall(r"\]\((\w[^)]+)\)", PAGES[name])[1:] for name in ("README.md", "README.zh.md")]
+    assert links[0] == links[1] != []
+
+
+def test_example_configs_are_valid():
+    for example in (ROOT / "docs/examples").glob("*.yaml"):
+        load_config(example)
+    short = next(block for block in _blocks(PAGES["docs/config.md"], "yaml") if "Arch" in block)
+    validate(yaml.safe_load(short), {}, "docs/config.md")
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_option_is_described_and_no_other(command):
+    title = command.removeprefix("python ")
+    section = re.search(
+        rf"^(#+) {re.escape(title)}$(.*?)(?=^#|\Z)", PAGES["docs/commands.md"], re.MULTILINE | re.DOTALL
+    )
+    assert section, f"docs/commands.md has no section {title}"
+    assert OPTIONS[command] - {"--help"} <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", section[2]))
+    first_cells = " ".join(re.findall(r"^\| (`.+?) \|", section[2], re.MULTILINE))
+    assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", first_cells)) <= OPTIONS[command]
+
+
+def _key_tables() -> dict[str, dict[str, str]]:
+    """Heading to {key: default}, for the tables of keys in docs/config.md."""
+    tables: dict[str, dict[str, str]] = {}
+    title, inside = "", False
+    for line in PAGES["docs/config.md"].splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("# ")
+        inside = line == "| key | default | meaning |" or (inside and line.startswith("|"))
+        if inside and (row := re.match(r"\| `(\w+)` \| (.+?) \|", line)):
+            tables.setdefault(title, {})[row[1]] = row[2]
+    return tables
+
+
+KEY_TABLES = _key_tables()
+
+
+def _section_named(title: str) -> type[BaseModel]:
+    """The part of the config's schema that a heading of docs/config.md is about."""
+    kind, _, name = title.rpartition(" ")
+    if kind:
+        return OPS[name] if kind == "Operation" else getattr(data_sections, name)
+    here: type[BaseModel] = Config
+    for key in name.split("."):
+        annotation: typing.Any = here.model_fields[key].annotation
+        while not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):  # X | None, list[X]
+            annotation = next(part for part in typing.get_args(annotation) if part is not types.NoneType)
+        here = annotation
+    return here
+
+
+@pytest.mark.parametrize("title", KEY_TABLES)
+def test_keys_and_defaults_are_those_of_the_schema(title):
+    fields = _section_named(title).model_fields
+    assert set(KEY_TABLES[title]) == set(fields)
+    for key, written in KEY_TABLES[title].items():
+        default = fields[key].default
+        if written == "required":
+            assert default is PydanticUndefined, key
+        elif written == "a section":
+            assert isinstance(default, BaseModel), key
+        else:
+            value = list(default) if isinstance(default, tuple) else default
+            assert yaml.safe_load(written.strip("`")) == value, key
+
+
+def test_every_section_has_a_table():
+    sections = {f"Operation {name}" for name, op in OPS.items() if op.model_fields}
+    sections |= {f"Dataset {name}" for name in ("ImageNetDataset", "AutoDataset", "Digits")}
+    assert sections | {"Global", "Arch", "Optimizer", "AMP", "Infer"} <= set(KEY_TABLES)
+    assert all(f"`{section}`" in PAGES["docs/config.md"] for section in Config.model_fields)
+
+
+def test_every_model_is_named():
+    for name in (*model_names(), *model_aliases()):
+        assert f"`{name}`" in PAGES["docs/models.md"]
+
+
+def test_rooms_use_only_rooms_of_lower_rows():
+    rows = {
+        room: int(row)
+        for row, rooms in re.findall(r"^\| (\d) \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
+        for room in re.findall(r"`(\w+)`", rooms)
+    }
+    rooms = [path.parent.name for path in (ROOT / "lowbit").glob("*/__init__.py")]
+    assert len(rooms) > 5
+    for room in rooms:
+        for path in (ROOT / "lowbit" / room).rglob("*.py"):
+            for used in _rooms_used(path) - {room}:
+                assert rows[used] < rows[room], f"{path.relative_to(ROOT)} uses lowbit.{used}"
+
+
+def _rooms_used(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return {module.split(".")[1] for module in modules if module.startswith("lowbit.")}
