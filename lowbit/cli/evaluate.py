@@ -11,6 +11,7 @@ import typer
 from lowbit.cli.opening import open_model
 from lowbit.cli.options import ConfigFile, DeviceName, Overrides
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
+from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Validation images: a folder or archive whose layout lowbit recognises."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time, with --data-path.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images at a time; left out: as in the config, else 64.")
+    ] = None,
     device: DeviceName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -47,13 +50,16 @@ def evaluate(
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
     if model is not None and _is_exported(model):
-        metrics = _evaluate_exported(model, config, override, data_path, batch_size, device)
+        if pretrained is not None:
+            raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
+        split = _images_of_export(model, config, override, data_path)
+        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device)
     else:
         trained = open_model(model, config, override, pretrained)
         split = trained.config.DataLoader.Eval
         if data_path is not None:
-            split = _auto_split(data_path, trained.preprocessing, batch_size)
-        metrics = evaluate_trained(trained, split, device)
+            split = _auto_split(data_path, trained.preprocessing)
+        metrics = evaluate_trained(trained, _in_batches(split, batch_size), device)
     if as_json:
         print(json.dumps(metrics))
     else:
@@ -92,37 +98,44 @@ def _is_exported(path: Path) -> bool:
     return any((path / name).is_file() for name in ("inference.json", "inference.pdmodel"))
 
 
-def _evaluate_exported(
-    directory: Path,
-    config: Path | None,
-    override: list[str] | None,
-    data_path: Path | None,
-    batch_size: int,
-    device: str | None,
-) -> dict[str, float]:
+def _images_of_export(
+    directory: Path, config: Path | None, override: list[str] | None, data_path: Path | None
+) -> DataSplit:
     from lowbit.config import load_config
-    from lowbit.deploy import PaddleEngine, evaluate_engine, read_inference_yml
+    from lowbit.deploy import read_inference_yml
+
+    if data_path is not None:
+        if config is not None or override:
+            raise LowbitError("--data-path says which images to use, and so do -c and -o; give one of them")
+        return _auto_split(data_path, read_inference_yml(directory / "inference.yml").ops)
+    file = config or directory.parent / "config.yaml"  # an export stands in its run's folder
+    if config is not None or file.is_file():
+        split = load_config(file, override or ()).DataLoader.Eval
+        if split is not None:
+            return split
+    raise LowbitError(f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG")
+
+
+def _evaluate_exported(directory: Path, split: DataSplit, device: str | None) -> dict[str, float]:
+    from lowbit.deploy import PaddleEngine, evaluate_engine
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section
 
-    if data_path is not None:
-        ops = read_inference_yml(directory / "inference.yml").ops
-        split = _auto_split(data_path, ops, batch_size)
-    elif config is not None:
-        split = load_config(config, override or ()).DataLoader.Eval
-    else:
-        run = directory.parent / "config.yaml"  # an export stands in its run's folder
-        split = load_config(run, override or ()).DataLoader.Eval if run.is_file() else None
-    if split is None:
-        raise LowbitError(
-            f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG"
-        )
     dataset = open_section(split.dataset)
     engine = PaddleEngine(directory, device=resolve_device(device).name)
-    print(engine.note or f"{directory}: {len(dataset)} images in Paddle Inference")
+    if engine.note:
+        print(engine.note)
+    print(f"{directory}: {len(dataset)} images in Paddle Inference")
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 
-def _auto_split(path: Path, ops: list, batch_size: int) -> DataSplit:
+def _auto_split(path: Path, ops: list[TransformOp]) -> DataSplit:
     dataset = AutoDataset(name="AutoDataset", path=str(path), split="val", transform_ops=ops)
-    return DataSplit(dataset=dataset, sampler=Sampler(batch_size=batch_size), loader=Loading(num_workers=2))
+    return DataSplit(dataset=dataset, sampler=Sampler(batch_size=64), loader=Loading(num_workers=2))
+
+
+def _in_batches(split: DataSplit | None, batch_size: int | None) -> DataSplit | None:
+    """The split with its batch size replaced where one was given."""
+    if split is not None and batch_size is not None:
+        split.sampler.batch_size = batch_size
+    return split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -45,6 +46,13 @@ class GlobalSection(Section):
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
     sync_bn: bool = False
     checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+    @field_validator("checkpoint_dir")
+    @classmethod
+    def _inside(cls, value: str) -> str:
+        if PurePath(value).is_absolute() or ".." in PurePath(value).parts:
+            raise ValueError(f"expected a folder inside of output_dir, such as checkpoints, got {value!r}")
+        return value
 
     @field_validator("device")
     @classmethod

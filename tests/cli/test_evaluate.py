@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from lowbit.training import inputs
 from tests.cli.conftest import tiny_values, write_config
 from tests.cli.test_train import ACCURACY
 
@@ -73,12 +74,18 @@ def test_overrides_change_the_checkpoints_config(run, trained):
         (("--device=tpu", "TRAINED"), "unknown device"),
         (("--data-path=nowhere", "TRAINED"), "nowhere: no such folder"),
         (("TRAINED", "--pretrained=w.pdparams"), "give either a checkpoint"),
+        (("TRAINED/export", "--pretrained=w.pdparams"), "leave out --pretrained"),
+        (
+            ("TRAINED/export", "--data-path=d", "-o", "Global.epochs=1"),
+            "and so do -c and -o; give one of them",
+        ),
+        (("TRAINED/export", "-c", "nowhere.yaml"), "no config file nowhere.yaml"),
         (("-c", "nowhere.yaml", "TRAINED"), "no config file nowhere.yaml"),
     ],
 )
 def test_mistakes(run, trained, arguments, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    words = [str(trained) if word == "TRAINED" else word for word in arguments]
+    words = [word.replace("TRAINED", str(trained)) for word in arguments]
     assert message in run("lowbit", "eval", *words).error
 
 
@@ -109,3 +116,20 @@ def test_more_classes_than_outputs(run, trained, lite, tmp_path):
     assert "5 classes" in run("lowbit", "eval", trained, "--data-path", data).error
     message = run("lowbit", "eval", trained / "export", "--data-path", data).error
     assert "4 outputs" in message
+
+
+def test_a_batch_size_is_used_whatever_says_which_images(run, trained, lite, monkeypatch):
+    sizes = []
+    real = inputs.build_loader
+
+    def build(split, *arguments, **options):
+        sizes.append(split.sampler.batch_size)
+        return real(split, *arguments, **options)
+
+    monkeypatch.setattr(inputs, "build_loader", build)
+    for model in (trained, trained / "export"):
+        run("lowbit", "eval", model, "--batch-size", 3)
+        run("lowbit", "eval", model)
+        run("lowbit", "eval", model, "--data-path", lite, "--batch-size", 3)
+        run("lowbit", "eval", model, "--data-path", lite)
+    assert sizes == [3, 8, 3, 64] * 2

@@ -65,6 +65,8 @@ def test_amp_level(tmp_path, section, level):
         ("Global.image_shape=[3, 0, 28]", "Global.image_shape.1: must be greater than or equal to 1, got 0"),
         ("Global.image_shape=[3, 28]", "Global.image_shape.2: missing"),
         ("Global.device=gpuu", 'Global.device: unknown device "gpuu", did you mean "gpu"?'),
+        ("Global.checkpoint_dir=/tmp", "Global.checkpoint_dir: expected a folder inside of output_dir"),
+        ("Global.checkpoint_dir=a/../../b", "Global.checkpoint_dir: expected a folder inside of output_dir"),
         ("Global.task=detection", "Global.task: must be 'classification', got 'detection'"),
         ("Global.seed=-1", "Global.seed: must be greater than or equal to 0, got -1"),
         ("AMP.level=O3", """AMP.level: must be 'O0', 'O1' or 'O2', got 'O3'"""),
