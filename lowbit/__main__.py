@@ -1,4 +1,4 @@
-"""`python -m lowbit`, the same as the `lowbit` command; Paddle's launcher starts it this way."""
+"""`python -m lowbit`, the same as the `lowbit` command."""
 
 from lowbit.cli.app import main
 

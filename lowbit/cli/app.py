@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -60,6 +61,7 @@ def run_command(command: Callable[[], None]) -> None:
     # Importing Paddle warns about a missing ccache, which concerns only those who compile with it.
     warnings.filterwarnings("ignore", message="No ccache found")
     warnings.filterwarnings("ignore", module=r"paddle\..*")
+    _show_log()
     os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's C++ side warns of its own unfinished business
     sys.path.insert(0, os.getcwd())  # so that `--model my_module:MyNet` finds the user's file
     try:
@@ -69,6 +71,19 @@ def run_command(command: Callable[[], None]) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _show_log() -> None:
+    """lowbit's own log messages look like its warnings, whatever Paddle and VisualDL make of logging."""
+    log = logging.getLogger("lowbit")
+    log.handlers, log.propagate = [_LogAsWarning(logging.WARNING)], False
+
+
+class _LogAsWarning(logging.Handler):
+    """Finds stderr anew for each message: while a progress bar is shown, that is where it makes room."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _show_warning(record.getMessage())
 
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:

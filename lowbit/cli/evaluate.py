@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,13 +54,13 @@ def evaluate(
         if pretrained is not None:
             raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
         split = _images_of_export(model, config, override, data_path)
-        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device)
+        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=as_json)
     else:
         trained = open_model(model, config, override, pretrained)
         split = trained.config.DataLoader.Eval
         if data_path is not None:
             split = _auto_split(data_path, trained.preprocessing)
-        metrics = evaluate_trained(trained, _in_batches(split, batch_size), device)
+        metrics = evaluate_trained(trained, _in_batches(split, batch_size), device, quiet=as_json)
     if as_json:
         print(json.dumps(metrics))
     else:
@@ -68,7 +69,9 @@ def evaluate(
         print(accuracy_line(metrics))
 
 
-def evaluate_trained(trained: TrainedModel, split: DataSplit | None, device: str | None) -> dict[str, float]:
+def evaluate_trained(
+    trained: TrainedModel, split: DataSplit | None, device: str | None, *, quiet: bool = False
+) -> dict[str, float]:
     """The accuracy of a trained model on the images of a config section; also for `train.py --test-only`."""
     import paddle
 
@@ -84,12 +87,13 @@ def evaluate_trained(trained: TrainedModel, split: DataSplit | None, device: str
     dataset = open_section(split.dataset, len(trained.classes))
     check_class_count(dataset, len(trained.classes), "validation")
     with open_display() as display:
-        display.message(f"{trained.source}: {len(dataset)} images")
+        if not quiet:
+            display.message(f"{trained.source}: {len(dataset)} images")
         return measure(
             trained.model,
             build_loader(split, dataset, training=False),
             loss=trained.config.Loss.Eval[0].CELoss,
-            topk=tuple(trained.config.Metric.Eval[0].TopkAcc.topk),
+            topk=trained.config.eval_topk,
             display=display,
         )
 
@@ -116,7 +120,9 @@ def _images_of_export(
     raise LowbitError(f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG")
 
 
-def _evaluate_exported(directory: Path, split: DataSplit, device: str | None) -> dict[str, float]:
+def _evaluate_exported(
+    directory: Path, split: DataSplit, device: str | None, *, quiet: bool
+) -> dict[str, float]:
     from lowbit.deploy import PaddleEngine, evaluate_engine
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section
@@ -124,8 +130,9 @@ def _evaluate_exported(directory: Path, split: DataSplit, device: str | None) ->
     dataset = open_section(split.dataset)
     engine = PaddleEngine(directory, device=resolve_device(device).name)
     if engine.note:
-        print(engine.note)
-    print(f"{directory}: {len(dataset)} images in Paddle Inference")
+        print(engine.note, file=sys.stderr)
+    if not quiet:
+        print(f"{directory}: {len(dataset)} images in Paddle Inference")
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 

@@ -39,7 +39,7 @@ def train(
     - `lowbit train -c configs/digits.yaml`
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
-    - `python -m paddle.distributed.launch --nproc_per_node=2 -m lowbit train -c …` with two processes
+    - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
 
@@ -60,5 +60,4 @@ def train(
     )
     named = [parse_override(item)[0] for item in override or ()]
     asked = device is not None or "Global.device" in named
-    folder = run_training(settings, insist_on_device=asked)
-    print(f"Run folder: {folder}")
+    run_training(settings, insist_on_device=asked)

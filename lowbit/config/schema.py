@@ -69,7 +69,7 @@ class AmpSection(Section):
     use_fp16_test: Literal[False] = False  # evaluation is in fp32
     scale_loss: Annotated[Number, Field(gt=0)] = 2.0**15
     use_dynamic_loss_scaling: bool = True
-    use_promote: bool = False
+    use_promote: Literal[False] = False
     level: AmpLevel = "O1"
     dtype: AmpDtype = "fp16"
 
@@ -192,6 +192,16 @@ class Config(Section):
     def num_classes(self) -> int | None:
         """The number of classes asked for, or None: as many as the data has."""
         return self.Arch.class_num or self.Global.class_num
+
+    @property
+    def train_topk(self) -> tuple[int, ...]:
+        """The accuracies that are shown while training."""
+        return tuple(self.Metric.Train[0].TopkAcc.topk)
+
+    @property
+    def eval_topk(self) -> tuple[int, ...]:
+        """The accuracies that are measured in evaluation."""
+        return tuple(self.Metric.Eval[0].TopkAcc.topk)
 
     @property
     def amp_level(self) -> AmpLevel:

@@ -19,9 +19,9 @@ from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
 from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
 from lowbit.deploy.model_files import MODEL_SUFFIXES, PARAMS_SUFFIX, find_model_files, sha256
-from lowbit.deploy.paddle_errors import cause, failing_layer
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode
+from lowbit.layers.paddle_errors import cause, failing_layer
 
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another
 # number of threads may differ.

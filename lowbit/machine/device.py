@@ -77,8 +77,8 @@ def resolve_device(name: str | None, *, insist: bool = True, build: PaddleBuild 
         return Device("cpu", note=f"device {wanted} is not available ({missing}): using cpu")
     raise LowbitError(
         f'device "{wanted}" is not available: {missing}. '
-        + ("Use --device cpu, " if not build.cards else f"Use gpu:0 to gpu:{build.cards - 1}, --device cpu, ")
-        + "or leave the device out to get the best there is"
+        + (f"Use gpu:0 to gpu:{build.cards - 1}, " if build.cards else "Use ")
+        + "--device cpu (--use-gpu=False of infer.py), or leave the device out to get the best there is"
         + ("; a GPU needs the package paddlepaddle-gpu instead of paddlepaddle" if build.cuda is None else "")
     )
 

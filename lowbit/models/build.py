@@ -50,7 +50,12 @@ def _build_own(path: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
             kwargs.setdefault(word, num_classes)
             break
     _check_options(path, constructor, kwargs)
-    model = constructor(**kwargs)
+    try:
+        model = constructor(**kwargs)
+    except Exception as error:  # the user's own code may raise anything
+        raise LowbitError(
+            f'building "{path}" failed at {_place_of(error)}: {type(error).__name__}: {error}'
+        ) from error
     if not isinstance(model, Layer):
         raise LowbitError(f'"{path}" gave a {type(model).__name__}, not a paddle.nn.Layer')
     return model
@@ -92,14 +97,17 @@ def _import_module(module_name: str, path: str) -> ModuleType:
 
 
 def _import_failed(module_name: str, path: str, error: Exception) -> LowbitError:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, SyntaxError) and error.filename:
-        where = f"{error.filename}:{error.lineno}"
-    else:
-        where = f"{place.filename}:{place.lineno}"
     return LowbitError(
-        f'importing "{module_name}" for the model "{path}" failed at {where}: {type(error).__name__}: {error}'
+        f'importing "{module_name}" for the model "{path}" failed at {_place_of(error)}: '
+        f"{type(error).__name__}: {error}"
     )
+
+
+def _place_of(error: Exception) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{place.filename}:{place.lineno}"
 
 
 def _check_options(name: str, constructor: Callable[..., Any], options: dict[str, Any]) -> None:

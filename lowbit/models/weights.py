@@ -160,7 +160,7 @@ def _advice(model: Layer, only_classifier: bool) -> str:
     if only_classifier:
         return (
             "Only the classifier differs, in its number of classes: set the number of classes to the file's, "
-            "or ask for a fresh classifier (reset_classifier)."
+            "or ask for a fresh one (--reset-classifier, or -o Global.reset_classifier=true)."
         )
     architecture = type(model).__name__
     return f"Give weights of this very architecture ({architecture}), or name the model that the file is of."

@@ -33,6 +33,7 @@ class Progress:
     step: int = 0
     best: float | None = None  # the best top-1 so far
     bad_steps: int = 0  # steps skipped for NaN or Inf
+    bad_in_a_row: int = 0
     meter: list[float] = field(default_factory=list)  # the sums of an unfinished epoch
     bad_images: list[str] = field(default_factory=list)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +34,12 @@ class Ranks:
     def any(self, flag: bool) -> bool:
         """Whether the flag is up on any rank, so that all of them take the same branch."""
         return bool(self.sum(np.array([float(flag)]))[0] > 0)
+
+    def copy_from_first(self, tensors: Iterable[paddle.Tensor]) -> None:
+        """Gives the first rank's values to all."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def wait(self) -> None:
         """Until all ranks are here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +16,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
     >>> write_atomically(Path("metrics.txt"), lambda temporary: temporary.write_text("0.91"))
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _neighbour(path)
     try:
         write(temporary)
         _flush_to_disk(temporary)
@@ -38,7 +35,7 @@ def link_atomically(path: Path, other: Path) -> None:
 
     Safe for files of `write_atomically`: it never changes a file, it only puts a new one in its place.
     """
-    temporary = other.with_name(f".{other.name}.{os.getpid()}.part")
+    temporary = _neighbour(other)
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
@@ -46,6 +43,11 @@ def link_atomically(path: Path, other: Path) -> None:
         write_atomically(other, lambda file: shutil.copyfile(path, file))
         return
     os.replace(temporary, other)
+
+
+def _neighbour(path: Path) -> Path:
+    """Not from `tempfile`, whose files nobody but their owner may read."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _flush_to_disk(path: Path) -> None:

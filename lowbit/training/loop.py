@@ -55,6 +55,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         finally:
             if log:
                 log.close()
+        display.message(f"Run folder: {run.path}")
     return run.path
 
 
@@ -94,6 +95,7 @@ def _train_epochs(
         epoch = progress.epoch
         trained = train_epoch(session, keeper, display, interruption)
         display.finish(trained)
+        ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         if log:
             log.write("train", progress.step, epoch=epoch, **trained)
@@ -105,7 +107,7 @@ def _train_epochs(
                 session.model,
                 session.eval_loader,
                 loss=config.Loss.Eval[0].CELoss,
-                topk=session.topk,
+                topk=config.eval_topk,
                 ranks=ranks,
                 display=display,
             )
@@ -113,7 +115,7 @@ def _train_epochs(
             if log:
                 log.write("eval", progress.step, epoch=epoch, **metrics)
         keeper.keep_epoch(epoch, metrics)
-        if interruption.asked and progress.epoch < config.Global.epochs:
+        if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
 
 
@@ -122,11 +124,11 @@ def train_epoch(
 ) -> dict[str, float]:
     """Trains on the rest of the current epoch and returns its figures."""
     config, progress, ranks, loader = session.config, session.progress, session.ranks, session.train_loader
-    every, steps = config.Global.print_batch_step, len(loader)
+    every, steps, topk = config.Global.print_batch_step, len(loader), config.train_topk
     take_step = TrainingStep(session)
     session.network.train()
-    meter = Meter(session.topk, np.array(progress.meter) if progress.meter else None)
-    window, window_start, reading, bad_in_a_row = Meter(session.topk), time.perf_counter(), 0.0, 0
+    meter = Meter(topk, np.array(progress.meter) if progress.meter else None)
+    window, window_start, reading = Meter(topk), time.perf_counter(), 0.0
     started, samples_before = window_start, meter.samples
 
     display.begin(f"epoch {progress.epoch + 1}/{config.Global.epochs}", steps, progress.batch)
@@ -143,19 +145,19 @@ def train_epoch(
         progress.batch += 1
         progress.step += 1
         if result.finite:
-            bad_in_a_row = 0
+            progress.bad_in_a_row = 0
             for sums in (meter, window):
                 sums.add(loss=result.loss, hits=result.hits, samples=result.samples)
         else:
-            bad_in_a_row += 1
+            progress.bad_in_a_row += 1
             progress.bad_steps += 1
             display.message(
                 f"epoch {progress.epoch}, batch {progress.batch - 1}: NaN or Inf (loss {result.loss}), "
-                f"step skipped ({bad_in_a_row} in a row, {progress.bad_steps} in all)"
+                f"step skipped ({progress.bad_in_a_row} in a row, {progress.bad_steps} in all)"
             )
-            if bad_in_a_row > config.Global.max_bad_steps:
+            if progress.bad_in_a_row > config.Global.max_bad_steps:
                 raise LowbitError(
-                    f"{bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="
+                    f"{progress.bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="
                     f"{config.Global.max_bad_steps}); lower the learning rate. {keeper.last_good()}"
                 )
 
@@ -174,7 +176,7 @@ def train_epoch(
                     samples=samples,
                 )
             )
-            window, window_start, reading = Meter(session.topk), now, 0.0
+            window, window_start, reading = Meter(topk), now, 0.0
         display.advance()
 
         progress.meter = meter.sums.tolist()

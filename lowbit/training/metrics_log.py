@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class MetricsLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One record: what it is (`train`, `eval`, …), when, and its values."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        record = {name: None if _is_broken(value) else value for name, value in values.items()}
+        self._file.write(json.dumps({"kind": kind, "step": step, **record}, allow_nan=False) + "\n")
         self._file.flush()
         if self._curves:
             for name, value in values.items():
@@ -38,6 +40,11 @@ class MetricsLog:
         self._file.close()
         if self._curves:
             self._curves.close()
+
+
+def _is_broken(value: Any) -> bool:
+    """NaN and Inf are no JSON; null is, and says as much."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _lines(path: Path) -> list[str]:

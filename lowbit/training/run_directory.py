@@ -12,11 +12,13 @@ from pathlib import Path
 from lowbit.errors import LowbitError
 from lowbit.training.checkpoint import SUFFIX, find_checkpoint
 from lowbit.training.files import write_atomically
+from lowbit.version import __version__
 
 _LOCK = ".lowbit.lock"
 _RECORD = "run.json"
 _FILES = (_RECORD, "config.yaml", "plan.json", "metrics.jsonl", "verify.json", "report.html")
 _FOLDERS = ("export", "vdl")
+_EXPORTED = ("inference.json", "inference.pdiparams", "inference.yml")  # where both go to one folder
 _CHECKPOINTS = (f"*{SUFFIX}", "latest.pd*", "best.pd*", "model_*.pd*")
 
 
@@ -66,13 +68,13 @@ class RunDirectory:
 
     def move_aside_earlier_run(self) -> Path | None:
         """Moves what an earlier run left here into `earlier/<number>`, and returns that folder."""
-        if not (self.path / _RECORD).is_file():  # nothing here is known to be ours
+        if not self._is_ours():
             return None
         number = 1
         while (target := self.path / "earlier" / str(number)).exists():
             number += 1
         (target / self.checkpoints.relative_to(self.path)).mkdir(parents=True)
-        for name in (*_FILES, *_FOLDERS):
+        for name in (*_FILES, *_FOLDERS, *_EXPORTED):
             if (self.path / name).exists():
                 os.replace(self.path / name, target / name)
         for pattern in _CHECKPOINTS:
@@ -80,10 +82,18 @@ class RunDirectory:
                 os.replace(file, target / file.relative_to(self.path))
         return target
 
+    def _is_ours(self) -> bool:
+        """Whether a run left its record here; train.py writes into the current folder, among anything."""
+        try:
+            return "lowbit" in json.loads((self.path / _RECORD).read_text("utf-8"))
+        except (OSError, ValueError, TypeError):
+            return False
+
     def record(self, config_yaml: str, environment: dict[str, str]) -> None:
         """Writes config.yaml, and run.json with the command and the environment."""
         write_atomically(self.path / "config.yaml", lambda file: file.write_text(config_yaml, "utf-8"))
         described = {
+            "lowbit": __version__,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "environment": environment,

@@ -40,9 +40,10 @@ class Session:
     notes: list[str] = field(default_factory=list)  # lines the user must see
 
     @property
-    def topk(self) -> tuple[int, ...]:
-        """The accuracies that the config asks for."""
-        return tuple(self.config.Metric.Eval[0].TopkAcc.topk)
+    def statistics(self) -> list[paddle.Tensor]:
+        """Running means and variances: batch norm's are parameters without a gradient to Paddle."""
+        frozen = [parameter for parameter in self.model.parameters() if parameter.stop_gradient]
+        return frozen + [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     def _order(self) -> dict[str, int]:
         """What the position within an epoch means; equal orders make equal batches."""

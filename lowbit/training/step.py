@@ -9,6 +9,8 @@ import numpy as np
 import paddle
 
 from lowbit.data import Batch, topk_hits
+from lowbit.errors import LowbitError
+from lowbit.layers.paddle_errors import cause, failing_layer
 from lowbit.training.loss import cross_entropy
 from lowbit.training.seeding import seed_everything
 from lowbit.training.session import Session
@@ -30,10 +32,8 @@ class TrainingStep:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._parameters = [p for p in session.model.parameters() if not p.stop_gradient]
-        # Running means and variances change in the forward pass, before anything can be found wrong. Paddle
-        # keeps batch norm's among the parameters, as ones without a gradient.
-        frozen = [p for p in session.model.parameters() if p.stop_gradient]
-        self._statistics = frozen + [b for b in session.model.buffers() if b.is_floating_point()]
+        # They change in the forward pass, before anything can be found wrong.
+        self._statistics = session.statistics
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepResult:
         """Trains on one batch."""
@@ -42,7 +42,7 @@ class TrainingStep:
         before = [buffer.clone() for buffer in self._statistics]
         labels = paddle.to_tensor(batch.labels)
         with precision.autocast():
-            logits = session.network(paddle.to_tensor(batch.images))
+            logits = self._logits(batch)
             loss = cross_entropy(session.config.Loss.Train[0].CELoss, logits.astype("float32"), labels)
         # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.
         weighted = loss if batch.weight == 1 else loss * batch.weight
@@ -61,5 +61,27 @@ class TrainingStep:
         session.optimizer.clear_grad(set_to_zero=False)
 
         samples = len(batch.labels) if batch.weight > 0 else 0
-        hits = topk_hits(logits.astype("float32").numpy(), batch.labels, session.topk) * bool(samples)
+        hits = topk_hits(logits.astype("float32").numpy(), batch.labels, session.config.train_topk) * bool(
+            samples
+        )
         return StepResult(loss=value, hits=hits, samples=samples, finite=finite)
+
+    def _logits(self, batch: Batch) -> paddle.Tensor:
+        """The network's answer; what a user's own network may get wrong is said in his words."""
+        session, shape = self._session, list(batch.images.shape)
+        try:
+            logits = session.network(paddle.to_tensor(batch.images))
+        except (ValueError, RuntimeError, TypeError) as error:
+            where = failing_layer(error, session.model)
+            raise LowbitError(
+                f"{session.config.Arch.name} does not run on a batch of images {shape}"
+                f"{f', in {where}' if where else ''}: {cause(error)}"
+            ) from error
+        expected = [shape[0], len(session.classes)]
+        found = list(logits.shape) if isinstance(logits, paddle.Tensor) else type(logits).__name__
+        if found != expected:
+            raise LowbitError(
+                f"{session.config.Arch.name}: forward must return one tensor of logits {expected} "
+                f"(images, classes) in training, it returns {found}"
+            )
+        return logits

@@ -42,11 +42,12 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The message of a command that the user can mend, and nothing else on stderr."""
+        """The message of a command that the user can mend; before it stderr may have warnings only."""
         assert self.code == 2, self
-        assert self.err.startswith("error: "), self
-        assert "Traceback" not in self.err
-        return self.err.removeprefix("error: ").strip()
+        warnings, error, message = self.err.partition("error: ")
+        assert error and all(line.startswith("warning: ") for line in warnings.splitlines()), self
+        assert "Traceback" not in message
+        return message.strip()
 
 
 Run = Callable[..., Outcome]

@@ -10,7 +10,7 @@ from paddle import nn
 
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, ToCHWImage
 from lowbit.deploy import ExportedModel, export_model
-from tests.tiny_net import TinyNet, build_tiny
+from tests.tiny_net import build_tiny
 
 CLASSES = ["ant", "bee", "cat", "dog"]
 SHAPE = (3, 16, 16)
@@ -20,11 +20,6 @@ OPS = [ResizeImage(resize_short=20), CropImage(size=16), NormalizeImage(), ToCHW
 def export_tiny(model: nn.Layer, directory: Path, **changes) -> ExportedModel:
     options = {"model_name": "tiny", "image_shape": SHAPE, "transform_ops": OPS, "classes": CLASSES}
     return export_model(model, directory, **(options | changes))
-
-
-@pytest.fixture
-def tiny() -> TinyNet:
-    return build_tiny()
 
 
 @pytest.fixture

@@ -4,12 +4,6 @@ import paddle
 import pytest
 
 from lowbit.layers import eval_mode
-from tests.tiny_net import build_tiny
-
-
-@pytest.fixture
-def tiny():
-    return build_tiny()
 
 
 def test_everything_is_in_evaluation_inside_and_as_before_outside(tiny):

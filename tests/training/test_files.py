@@ -24,6 +24,15 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_rubbish(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_others_may_read_what_the_users_umask_lets_them(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_atomically(tmp_path / "file", lambda file: file.write_text("x"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_link_follows_no_later_replacement(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     write_atomically(first, lambda file: file.write_text("one"))

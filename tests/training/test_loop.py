@@ -125,6 +125,12 @@ def test_too_many_nan_steps_stop_the_run_and_name_the_last_good_checkpoint(tmp_p
     assert kept.progress.epoch == 1
 
 
+def test_the_limit_counts_over_the_end_of_an_epoch(tmp_path, monkeypatch):
+    _Poison(monkeypatch, range(5, 1000))
+    with pytest.raises(LowbitError, match=r"16 steps in a row .*limit: Global\.max_bad_steps=15"):
+        train(tiny_config(tmp_path / "run", max_bad_steps=15))
+
+
 def test_a_finished_run_has_nothing_to_resume(tmp_path, capsys):
     folder = train(tiny_config(tmp_path / "run", epochs=1))
     before = weights_hash(folder / "checkpoints/latest.lowbit")

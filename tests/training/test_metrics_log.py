@@ -53,3 +53,12 @@ def test_without_visualdl_the_curves_are_left_out_unless_insisted_on(tmp_path, m
     assert steps(tmp_path) == [1] and not (tmp_path / "vdl").exists()
     with pytest.raises(LowbitError, match=r"VisualDL is not installed: pip install"):
         write(tmp_path, 1, visualdl=True)
+
+
+def test_what_is_not_a_number_becomes_null(tmp_path):
+    log = MetricsLog(tmp_path, resumed_step=0, visualdl=False)
+    log.write("train", 1, loss=float("nan"), top1=float("inf"))
+    log.close()
+    assert (
+        tmp_path / "metrics.jsonl"
+    ).read_text() == '{"kind": "train", "step": 1, "loss": null, "top1": null}\n'

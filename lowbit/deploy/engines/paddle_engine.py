@@ -11,8 +11,8 @@ from paddle import inference
 from lowbit.deploy.engines.engine import EngineOptions, check_batch
 from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
 from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
-from lowbit.deploy.paddle_errors import cause
 from lowbit.errors import LowbitError
+from lowbit.layers.paddle_errors import cause
 from lowbit.machine import cpu_info, resolve_device
 from lowbit.machine.threads import math_threads_kept
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from lowbit.deploy.paddle_errors import cause, failing_layer
+from lowbit.layers.paddle_errors import cause, failing_layer
 
 
 def test_the_cause_is_one_line_without_paddles_source_path(tiny):

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from lowbit.config import validate
+from lowbit.errors import LowbitError
+from lowbit.training.loop import train
+from lowbit.training.trained_model import open_checkpoint, open_weights
+from tests.training.conftest import tiny_config, tiny_values
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return train(tiny_config(tmp_path_factory.mktemp("runs") / "run", epochs=1))
+
+
+def outputs(model) -> np.ndarray:
+    return model(paddle.full([2, 3, 32, 32], 0.3)).numpy()
+
+
+def test_a_run_folder_stands_for_its_best_checkpoint(run):
+    trained = open_checkpoint(run)
+    assert trained.source == run / "checkpoints" / "best.lowbit"
+    assert trained.classes == [str(digit) for digit in range(10)]
+    assert not trained.model.training
+    assert [type(op).__name__ for op in trained.preprocessing] == ["NormalizeImage"]
+
+
+def test_the_checkpoint_and_the_weights_beside_it_are_the_same_model(run):
+    config = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
+    weights = open_weights(config, run / "checkpoints" / "latest.pdparams")
+    checkpoint = open_checkpoint(run / "checkpoints" / "latest.lowbit")
+    np.testing.assert_array_equal(outputs(weights.model), outputs(checkpoint.model))
+    assert weights.classes == checkpoint.classes  # ten, though the config does not say so
+    assert weights.preprocessing == checkpoint.preprocessing
+
+
+def test_weights_without_anything_beside_them_need_preprocessing_from_the_config(run, tmp_path):
+    lonely = tmp_path / "weights.pdparams"
+    lonely.write_bytes((run / "checkpoints" / "latest.pdparams").read_bytes())
+    config = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
+    trained = open_weights(config, lonely)
+    with pytest.raises(LowbitError, match=r"how images are prepared for .*weights\.pdparams is not known"):
+        _ = trained.preprocessing
+
+
+def test_the_number_of_classes_asked_for_must_be_the_weights(run, tmp_path):
+    values = tiny_values(tmp_path)
+    values["Arch"]["class_num"] = 12
+    with pytest.raises(LowbitError, match=r"(?s)do not fit the model.*head\.weight \(file \[128, 10\]"):
+        open_weights(validate(values, {}, "test"), run / "checkpoints" / "latest.pdparams")
+
+
+def test_a_folder_without_a_checkpoint_says_what_to_give(tmp_path):
+    with pytest.raises(LowbitError, match=r"no lowbit checkpoint there; give a run folder"):
+        open_checkpoint(tmp_path)
