@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
 import numpy as np
 import paddle
+from turns import ratio, take_turns
 
 from lowbit.config import validate
 from lowbit.machine import apply_amd_fix
@@ -105,30 +105,17 @@ class Bare:
             self.optimizer.clear_grad()
 
 
-def seconds(turn) -> float:
-    start = time.perf_counter()
-    turn()
-    return time.perf_counter() - start
-
-
 def measure(name: str, case: Case, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
         write_images(folder, case)
         session = open_case(case, folder)
         lowbit, bare = Lowbit(session, folder), Bare(session)
-        for side in (lowbit, bare):
-            side.turn()  # warm up
-        pairs = []
-        for number in range(rounds):
-            order = (lowbit, bare) if number % 2 else (bare, lowbit)
-            times = {type(side).__name__: seconds(side.turn) for side in order}
-            pairs.append((times["Lowbit"], times["Bare"]))
-    ratios = sorted(ours / theirs for ours, theirs in pairs)
-    ours, theirs = (statistics.median(times) / case.steps * 1e3 for times in zip(*pairs, strict=True))
+        times = take_turns({"lowbit": lowbit.turn, "bare": bare.turn}, rounds)
+    ours, theirs = (statistics.median(times[side]) / case.steps * 1e3 for side in ("lowbit", "bare"))
     print(
         f"{name:20} {case.side:4}² batch {case.batch_size:4}  bare {theirs:8.1f} ms  lowbit {ours:8.1f} ms  "
-        f"ratio {statistics.median(ratios):.3f}  (from {ratios[0]:.3f} to {ratios[-1]:.3f}, {rounds} rounds)",
+        f"{ratio(times, 'lowbit', 'bare')}",
         flush=True,
     )
 
