@@ -47,9 +47,9 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         log = None
         if first:
             run.record(dump_config(config), session.environment)
-            log = MetricsLog(
-                run.path, resumed_step=session.progress.step, visualdl=config.Global.use_visualdl
-            )
+            # Within an epoch, even after its last batch, its record is still to come.
+            done = session.progress.step - bool(session.progress.batch)
+            log = MetricsLog(run.path, resumed_step=done, visualdl=config.Global.use_visualdl)
         try:
             _train_epochs(session, Keeper(run, session), log, display, interruption)
         finally:
@@ -127,23 +127,24 @@ def train_epoch(
     every, steps, topk = config.Global.print_batch_step, len(loader), config.train_topk
     take_step = TrainingStep(session)
     session.network.train()
-    meter = Meter(topk, np.array(progress.meter) if progress.meter else None)
-    window, window_start, reading = Meter(topk), time.perf_counter(), 0.0
+    # A checkpoint within an epoch holds the sums of all ranks; the first one goes on with them.
+    meter = Meter(topk, np.array(progress.meter) if progress.meter and ranks.is_first else None)
+    window, window_start, reading, count = Meter(topk), time.perf_counter(), 0.0, 0
     started, samples_before = window_start, meter.samples
+
+    def rate_of(batch: int) -> float:
+        step = progress.epoch * steps + batch
+        return learning_rate(config.Optimizer.lr, step, steps_per_epoch=steps, epochs=config.Global.epochs)
 
     display.begin(f"epoch {progress.epoch + 1}/{config.Global.epochs}", steps, progress.batch)
     asked_for_data = time.perf_counter()
     for batch in loader.epoch(progress.epoch, start=progress.batch):
         reading += time.perf_counter() - asked_for_data
-        rate = learning_rate(
-            config.Optimizer.lr,
-            progress.epoch * steps + progress.batch,
-            steps_per_epoch=steps,
-            epochs=config.Global.epochs,
-        )
+        rate = rate_of(progress.batch)
         result = take_step(batch, rate)
         progress.batch += 1
         progress.step += 1
+        count += 1
         if result.finite:
             progress.bad_in_a_row = 0
             for sums in (meter, window):
@@ -163,7 +164,6 @@ def train_epoch(
 
         if progress.batch % every == 0 or progress.batch == steps:
             now = time.perf_counter()
-            count = (progress.batch - 1) % every + 1
             figures, samples = window.result(ranks), ranks.sum(np.array([window.samples]))[0] / count
             display.report(
                 StepReport(
@@ -176,13 +176,13 @@ def train_epoch(
                     samples=samples,
                 )
             )
-            window, window_start, reading = Meter(topk), now, 0.0
+            window, window_start, reading, count = Meter(topk), now, 0.0, 0
         display.advance()
 
-        progress.meter = meter.sums.tolist()
         progress.bad_images = list(loader.bad_images)
         stop = ranks.any(interruption.asked) and progress.batch < steps
         if stop or (config.Global.save_steps and progress.step % config.Global.save_steps == 0):
+            progress.meter = ranks.sum(meter.sums).tolist()
             keeper.keep_now()
         if stop:
             _stop_for_interruption(keeper, display)
@@ -191,10 +191,10 @@ def train_epoch(
     seconds = time.perf_counter() - started
     seen = ranks.sum(np.array([meter.samples - samples_before]))[0]
     return meter.result(ranks) | {
-        "lr": rate,
+        "lr": rate_of(steps - 1),
         "images_per_second": float(seen / seconds),
         "bad_steps": progress.bad_steps,
-        "bad_images": len(loader.bad_images),
+        "bad_images": int(ranks.sum(np.array([len(loader.bad_images)]))[0]),
     }
 
 

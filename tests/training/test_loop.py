@@ -72,6 +72,26 @@ def test_stopping_at_every_step_of_an_epoch_and_resuming_changes_no_bit(tmp_path
     )
 
 
+def test_a_checkpoint_after_the_last_batch_of_an_epoch_can_be_resumed(tmp_path, monkeypatch):
+    """A run killed between its last step and the evaluation goes on with the evaluation."""
+    expected = train(tiny_config(tmp_path / "calm", save_steps=12))
+
+    def die(*_arguments, **_more):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(loop, "evaluate", die)
+        train(tiny_config(tmp_path / "killed", save_steps=12))
+    assert read_checkpoint(tmp_path / "killed/checkpoints/latest.lowbit").progress.batch == 12
+    resumed = train(tiny_config(tmp_path / "killed", save_steps=12, checkpoints="auto"))
+    for kind in ("train", "eval"):
+        before, after = records(expected, kind), records(resumed, kind)
+        assert [record["loss"] for record in before] == [record["loss"] for record in after]
+    assert weights_hash(resumed / "checkpoints/latest.lowbit") == weights_hash(
+        expected / "checkpoints/latest.lowbit"
+    )
+
+
 @pytest.mark.parametrize("level, dtype", [("O1", "bf16"), ("O2", "fp16")])
 def test_mixed_precision_resumes_bit_for_bit_with_its_scaler(tmp_path, level, dtype):
     def config(name, **settings):
