@@ -27,6 +27,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp",
 MAX_PIXELS = 178_956_970  # Pillow's limit for images that are not bombs
 _ORIENTATION = 0x0112
 
+# About EXIF data and sizes; what matters is raised. Once and for all: with `catch_warnings` around each
+# image, threads put back each other's filters and leave every later warning of the process silenced.
+warnings.filterwarnings("ignore", module=r"PIL\..*")
+
 
 def read_image(path: str, at_least: tuple[int, int] | None = None) -> np.ndarray:
     """The image in a file; a missing or damaged one is a BadImageError that names it."""
@@ -99,22 +103,14 @@ def _jpeg_orientation(data: bytes) -> int:
     # Searching for the marker costs a microsecond; Pillow then parses the few files that have it.
     if b"Exif\0\0" not in data[:4096]:
         return 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged EXIF data does not damage the picture
-        return _orientation(Image.open(io.BytesIO(data), formats=("JPEG",)))
+    return _orientation(Image.open(io.BytesIO(data), formats=("JPEG",)))
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except (
-        SyntaxError,
-        TypeError,
-        ValueError,
-        OSError,
-        KeyError,
-    ):  # as above: unreadable EXIF data says nothing
-        return 1
+    except (SyntaxError, TypeError, ValueError, OSError, KeyError):
+        return 1  # damaged EXIF data does not damage the picture
 
 
 def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
@@ -131,14 +127,12 @@ def _upright(image: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _decode_with_pillow(data: bytes) -> np.ndarray:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about EXIF data and sizes; what matters is raised
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            _check_size(image.height, image.width)
-            orientation = _orientation(image)
-            image.seek(0)
-            image.load()
-            return _upright(_to_rgb(image), orientation)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        _check_size(image.height, image.width)
+        orientation = _orientation(image)
+        image.seek(0)
+        image.load()
+        return _upright(_to_rgb(image), orientation)
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:

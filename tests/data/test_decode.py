@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -175,3 +177,10 @@ def test_reading_names_the_file(tmp_path):
     assert caught.value.name == str(tmp_path / "none.jpg")
     with pytest.raises(BadImageError, match="Is a directory"):
         read_image(str(tmp_path))
+
+
+def test_threads_leave_the_process_warnings_as_they_were():
+    before, png = list(warnings.filters), encoded(PICTURE, "PNG")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: decode(png, "x"), range(1000)))
+    assert list(warnings.filters) == before
