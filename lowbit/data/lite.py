@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 
+from lowbit.errors import LowbitError
+
 TAR_NAME = "lite_data.tar"
 _TAR_ROOT = "lite_data"
 _PER_CLASS = 4
@@ -42,12 +44,15 @@ def write_lite_data(directory: str | Path, *, tar: bool = True) -> Path:
     """
     directory = Path(directory)
     files = lite_files()
-    for name, data in files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
     if tar:
-        (directory / TAR_NAME).write_bytes(_pack(files))
+        files[TAR_NAME] = _pack(files)
+    try:
+        for name, data in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        raise LowbitError(f"cannot write the lite data to {directory}: {error.strerror}") from error
     return directory
 
 

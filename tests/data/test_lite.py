@@ -3,10 +3,12 @@ from __future__ import annotations
 import tarfile
 
 import numpy as np
+import pytest
 
 from lowbit.data.detect import open_dataset
 from lowbit.data.folder import FolderDataset
 from lowbit.data.lite import write_lite_data
+from lowbit.errors import LowbitError
 
 
 def test_the_same_bytes_every_time(tmp_path):
@@ -61,3 +63,9 @@ def test_classes_can_be_told_apart_and_images_differ(tmp_path):
         hits += train.label(int(np.argmin(distances))) == val.label(index)
     assert hits == 16
     assert len({dataset.image(index).tobytes() for dataset in (train, val) for index in range(16)}) == 32
+
+
+def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LowbitError, match=r"cannot write the lite data to .*file: Not a directory"):
+        write_lite_data(tmp_path / "file")
