@@ -16,7 +16,7 @@ class Identity:
         return batch[:, :, 0, 0]
 
 
-def loader(pixels, labels, classes=3, batch_size=2) -> Loader:
+def loader(pixels, labels, classes=3, batch_size=2, rank=0, world=1) -> Loader:
     images = np.array(pixels, np.uint8)[:, None, None, :]
     dataset = ArrayDataset(images, np.array(labels), [str(i) for i in range(classes)], "test")
     return Loader(
@@ -27,6 +27,8 @@ def loader(pixels, labels, classes=3, batch_size=2) -> Loader:
         drop_last=False,
         workers=1,
         seed=0,
+        rank=rank,
+        world=world,
         training=False,
     )
 
@@ -40,6 +42,11 @@ def test_each_sample_counts_once_also_in_a_last_small_batch(batch_size):
         Identity(), loader(PIXELS, [0, 1, 2, 2, 0], batch_size=batch_size), topk=(1, 2, 5)
     )
     assert result == {"top1": 0.4, "top2": 0.6, "top5": 1.0, "samples": 5}
+
+
+def test_a_process_without_a_share_of_the_last_batch_counts_nothing_for_it():
+    loaders = [loader(PIXELS, [0, 1, 2, 2, 0], rank=rank, world=2) for rank in (0, 1)]
+    assert [evaluate_engine(Identity(), share)["samples"] for share in loaders] == [3, 2]
 
 
 def test_labels_that_the_model_does_not_have():
