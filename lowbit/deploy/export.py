@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.config.transform_ops import TransformOp
+from lowbit.config.transform_ops import CropImage, RandCropImage, RandomCropImage, ResizeImage, TransformOp
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
 from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
@@ -66,6 +66,7 @@ def export_model(
     directory = Path(directory)
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     _check_image_shape(image_shape)
+    _check_prepared_size(transform_ops, image_shape)
     if not model.parameters():
         raise LowbitError(f"{model_name} has no parameters: there is nothing to export")
     try:
@@ -96,6 +97,21 @@ def _check_image_shape(shape: tuple[int, ...]) -> None:
     if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
         raise LowbitError(
             f"image_shape must be (channels, height, width), such as (3, 224, 224); got {shape}"
+        )
+
+
+def _check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
+    """Stop before a model is written that no image prepared by its own inference.yml would fit."""
+    sizing = (CropImage, RandCropImage, RandomCropImage, ResizeImage)
+    size = next((op.size for op in reversed(ops) if isinstance(op, sizing)), None)
+    if size is None:  # the images' own size, or only their short side
+        return
+    width, height = (size, size) if isinstance(size, int) else size
+    if (height, width) != image_shape[1:]:
+        raise LowbitError(
+            f"the transform_ops make images of {format_shape((3, height, width))} (channels x height x "
+            f"width), but the model is to be exported for {format_shape(image_shape)}; "
+            f"set Global.image_shape=[3,{height},{width}]"
         )
 
 

@@ -11,6 +11,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
 from lowbit.deploy import PaddleEngine, find_model_files, read_inference_yml
 from lowbit.errors import LowbitError
 
@@ -227,3 +228,11 @@ def test_the_format_of_paddle_2(tiny, export, tmp_path, images):
     for onednn in (False, True):
         logits = PaddleEngine(tmp_path, onednn=onednn).run(images)
         np.testing.assert_allclose(logits, np.load(tmp_path / "logits.npy"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [CropImage(size=24), ResizeImage(size=(24, 24))])
+def test_images_that_are_prepared_at_another_size_than_exported(tiny, export, tmp_path, last):
+    wanted = r"make images of 3x24x24 .* exported for 3x16x16; set Global\.image_shape=\[3,24,24\]"
+    with pytest.raises(LowbitError, match=wanted):
+        export(tiny, tmp_path, transform_ops=[ResizeImage(resize_short=32), last, NormalizeImage()])
+    assert not list(tmp_path.iterdir())
