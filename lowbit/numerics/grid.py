@@ -1,7 +1,8 @@
-"""Grids: the values that can be represented, and rounding to the nearest of them."""
+"""Grids: the values that can be represented, and rounding to the nearest of a narrow float type's."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,29 +11,81 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.errors import LowbitError, did_you_mean
+from lowbit.errors import LowbitError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """A set of representable values.
 
-    `storage` is the Paddle type whose values the grid is made of; None stands for the tensor's own,
-    so that nothing is rounded.
+    `storage` is the Paddle type that holds them; None stands for the tensor's own, so that nothing is
+    rounded. An integer grid has `bits`, and a value of it is an integer times a scale:
+
+    >>> grid = parse_grid("int4")
+    >>> grid.lowest, grid.highest
+    (-8, 7)
     """
 
     name: str
     storage: str | None
+    bits: int | None = None
+    signed: bool = True
+    narrow: bool = False
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values are integers times a scale."""
+        return self.bits is not None
+
+    @property
+    def lowest(self) -> int:
+        """The smallest integer: 0, or -2^(b-1), or, narrow, as far from 0 as the highest."""
+        if not self.signed:
+            return 0
+        return -self.highest if self.narrow else -(1 << (self._integer_bits() - 1))
+
+    @property
+    def highest(self) -> int:
+        """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1."""
+        return (1 << (self._integer_bits() - self.signed)) - 1
+
+    def _integer_bits(self) -> int:
+        if self.bits is None:
+            raise LowbitError(f"{self.name} is no integer grid: use one of {_INTEGER_WORDS}")
+        return self.bits
+
+
+FEWEST_BITS, MOST_BITS = 2, 8
+_INTEGER_WORDS = "int2 to int8, uint2 to uint8, int2-narrow to int8-narrow"
+
+
+def _integer_grid(bits: int, *, signed: bool = True, narrow: bool = False) -> Grid:
+    return Grid(
+        name=f"{'' if signed else 'u'}int{bits}{'-narrow' if narrow else ''}",
+        storage="int8" if signed else "uint8",
+        bits=bits,
+        signed=signed,
+        narrow=narrow,
+    )
 
 
 FULL = Grid(name="full", storage=None)
 BF16 = Grid(name="bf16", storage="bfloat16")
 FP16 = Grid(name="fp16", storage="float16")
 
-_GRIDS = {grid.name: grid for grid in (FULL, BF16, FP16)}
+_BITS = range(FEWEST_BITS, MOST_BITS + 1)
+_GRIDS = {
+    grid.name: grid
+    for grid in (
+        *(FULL, BF16, FP16),
+        *(_integer_grid(bits) for bits in _BITS),
+        *(_integer_grid(bits, signed=False) for bits in _BITS),
+        *(_integer_grid(bits, narrow=True) for bits in _BITS),
+    )
+}
 # Paddle's words for the same things.
 _ALIASES = {"float32": FULL, "bfloat16": BF16, "float16": FP16}
 
@@ -45,13 +98,25 @@ def grid_names() -> list[str]:
 def parse_grid(word: str) -> Grid:
     """The grid that a word stands for; an unknown word is an error with the nearest valid one.
 
-    >>> parse_grid("bf16")
-    Grid(name='bf16', storage='bfloat16')
+    >>> parse_grid("uint4").highest
+    15
     """
+    if not isinstance(word, str):
+        raise LowbitError(f'a grid is a word such as "int8" or "bf16", not {word!r}')
     grid = _GRIDS.get(word) or _ALIASES.get(word)
     if grid is None:
-        raise LowbitError(f'unknown grid "{word}": {did_you_mean(word, _GRIDS)}')
+        raise LowbitError(f'unknown grid "{word}": {_what_instead(word)}')
     return grid
+
+
+def _what_instead(word: str) -> str:
+    number = re.fullmatch(r"u?int(\d+)(-narrow)?", word.strip().lower())
+    if number and int(number[1]) not in _BITS:
+        return f"integer grids have {FEWEST_BITS} to {MOST_BITS} bits ({_INTEGER_WORDS})"
+    if number and number[2] and word.lower().startswith("u"):
+        return f"only signed grids have a narrow form; valid: {_INTEGER_WORDS}"
+    guess = nearest(word, _GRIDS)
+    return f'did you mean "{guess}"?' if guess else f"valid: full, bf16, fp16, {_INTEGER_WORDS}"
 
 
 def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
@@ -66,6 +131,8 @@ def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
     """
     if grid.storage is None:
         return x
+    if grid.is_integer:
+        raise LowbitError(f"rounding to {grid} needs a scale: use fake_quantize")
     if grid is FP16 and x.place.is_cpu_place():
         return _Float16OnCpu.apply(x)
     return x.cast(grid.storage).cast(x.dtype)

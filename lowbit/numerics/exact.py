@@ -1,0 +1,52 @@
+"""The four operations in fp32 with one rounding each, whatever mixed precision is on around them.
+
+Quantized values are defined by these: the integer kernels and NumPy give the same bits. Two things would
+spoil them. Emulated mixed precision (level O2) replaces the operators of Paddle's tensors with rounding ones
+while it is on; the functions here were taken before. And Paddle divides two tensors of equal shape with
+a vector library that is off by one bit for one quotient in 300.
+"""
+
+from __future__ import annotations
+
+from paddle import Tensor
+
+_ADD, _SUBTRACT = Tensor.__add__, Tensor.__sub__
+_MULTIPLY, _DIVIDE = Tensor.__mul__, Tensor.__truediv__
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, rounded once."""
+    return _ADD(x, y) if isinstance(x, Tensor) else x + y  # a static program's value is no Tensor
+
+
+def subtract(x: Tensor, y: Tensor) -> Tensor:
+    """x - y, rounded once."""
+    return _SUBTRACT(x, y) if isinstance(x, Tensor) else x - y
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """x * y, rounded once."""
+    return _MULTIPLY(x, y) if isinstance(x, Tensor) else x * y
+
+
+def divide(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, rounded once; `y` has the shape of `x` or is broadcast to it.
+
+    >>> divide(paddle.to_tensor([1.0, 2.0]), paddle.to_tensor([3.0])).tolist()
+    [0.3333333432674408, 0.6666666865348816]
+    """
+    if _may_have_equal_shapes(x, y):
+        # One axis more, and Paddle takes the way for unequal shapes, which divides as the processor does.
+        return _divide(x.unsqueeze(0), y).squeeze(0)
+    return _divide(x, y)
+
+
+def _divide(x: Tensor, y: Tensor) -> Tensor:
+    return _DIVIDE(x, y) if isinstance(x, Tensor) else x / y
+
+
+def _may_have_equal_shapes(x: Tensor, y: Tensor) -> bool:
+    """In a static program a size of -1 becomes known only when it runs."""
+    return len(x.shape) == len(y.shape) and all(
+        a == b or -1 in (a, b) for a, b in zip(x.shape, y.shape, strict=True)
+    )

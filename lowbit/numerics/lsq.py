@@ -1,0 +1,81 @@
+"""LSQ: fake-quantize with a step (scale) that is learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle import Tensor
+from paddle.autograd import PyLayer
+
+from lowbit.numerics.exact import divide, multiply, subtract
+from lowbit.numerics.grid import Grid
+from lowbit.numerics.groups import scale_shape, sum_groups, sum_to_shape
+from lowbit.numerics.quantize import dequantize, quantize_to_integers
+from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale
+
+
+def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | None = None) -> Tensor:
+    """`x` on the grid with the learned `step`, which is broadcast: one number, or one per channel.
+
+    With v = x / step and q = clip(round(v)), the result is q * step. The gradient of `x` is 1 where
+    lowest < v < highest and 0 elsewhere; that of `step` is q - v there and q elsewhere, summed over
+    what shares it and multiplied by 1 / sqrt(elements * highest), which keeps its pace with that of
+    the weights. `elements` is how many values share a step; left out, it is counted.
+
+    A step below the smallest normal float counts as that. Nearest rounding; plain operators without a
+    gradient to record, as in fake_quantize.
+
+    >>> step = paddle.to_tensor([0.5], stop_gradient=False)
+    >>> lsq_fake_quantize(paddle.to_tensor([0.6, -9.0]), step, parse_grid("int4")).tolist()
+    [0.5, -4.0]
+    """
+    learning = (not x.stop_gradient, not step.stop_gradient)
+    if paddle.is_grad_enabled() and any(learning):
+        shared = elements or max(1, x.size // max(1, step.size))
+        return _LearnedStep.apply(x, step, grid, 1.0 / math.sqrt(shared * grid.highest), learning)
+    used = at_least_smallest(step.cast("float32"))
+    return dequantize(quantize_to_integers(x, used, grid), used).cast(x.dtype)
+
+
+def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    """2 * mean|x| / sqrt(highest) of every group; 1 for a group of zeros, NaN where a value is not finite.
+
+    >>> lsq_initial_step(paddle.to_tensor([1.0, -3.0]), parse_grid("uint2"), axes=(0,)).tolist()
+    [2.309401035308838]
+    """
+    shape = scale_shape(x.shape, axes)
+    count = max(1, x.size // max(1, math.prod(shape)))
+    factor = paddle.full([], 2.0 / (count * math.sqrt(grid.highest)), "float64")
+    step = multiply(sum_groups(paddle.abs(x.detach()), tuple(axes), "float64"), factor)
+    finite = paddle.isfinite(step)
+    step = paddle.clip(step, max=largest_scale(grid)).cast("float32")
+    step = paddle.where(step > 0, paddle.clip(step, min=SMALLEST_SCALE), paddle.ones_like(step))
+    return paddle.where(finite, step, paddle.full_like(step, float("nan")))
+
+
+class _LearnedStep(PyLayer):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, step: Tensor, grid: Grid, pace: float, learning: tuple[bool, bool]
+    ) -> Tensor:
+        used = at_least_smallest(step.cast("float32"))
+        ctx.save_for_backward(x, used)
+        ctx.grid, ctx.pace, ctx.learning = grid, pace, learning
+        return dequantize(quantize_to_integers(x, used, grid), used).cast(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, used = ctx.saved_tensor()
+        v = divide(x.cast("float32"), used)
+        inside = (v > ctx.grid.lowest) & (v < ctx.grid.highest)
+        dx = dstep = None
+        if ctx.learning[0]:
+            dx = paddle.where(inside, dy, paddle.zeros_like(dy))
+        if ctx.learning[1]:
+            q = quantize_to_integers(x, used, ctx.grid)
+            slope = multiply(dy.cast("float32"), paddle.where(inside, subtract(q, v), q))
+            dstep = multiply(sum_to_shape(slope, used.shape), paddle.full([], ctx.pace, "float32"))
+        return dx, dstep

@@ -1,0 +1,92 @@
+"""Observers: how a range, and from it a scale, is chosen from values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import paddle
+from paddle import Tensor
+
+from lowbit.errors import LowbitError
+from lowbit.numerics.grid import Grid
+from lowbit.numerics.groups import largest_magnitude, scale_shape
+from lowbit.numerics.kl import kl_range
+from lowbit.numerics.mse import mse_range
+from lowbit.numerics.percentile import percentile_range
+from lowbit.numerics.scale import scale_from_range
+from lowbit.numerics.words import join_word, split_word
+
+
+def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
+    return largest_magnitude(x, axes)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a name stands for: the function, and the number that may follow in brackets, if any."""
+
+    range: Callable[[Tensor, Grid, Sequence[int], float | None], Tensor]
+    default: float | None = None
+    meaning: str = ""
+    accepts: Callable[[float], bool] = lambda number: False
+
+
+OBSERVERS: dict[str, _Kind] = {
+    "minmax": _Kind(_minmax_range),
+    "mse": _Kind(mse_range, 1, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
+    "percentile": _Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
+    "kl": _Kind(kl_range),
+}
+
+
+@dataclass(frozen=True)
+class Observer:
+    """A way to choose scales, called with values, a grid and the axes that share a scale.
+
+    >>> x = paddle.to_tensor([[1.0, -7.0], [0.0, 14.0]])
+    >>> parse_observer("minmax")(x, parse_grid("int4"), axes=(1,)).tolist()
+    [[1.0], [2.0]]
+    """
+
+    name: str
+    parameter: float | None = None
+
+    def __call__(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+        """The scales, fp32, with size 1 along `axes`."""
+        return scale_from_range(self.range(x, grid, axes), grid)
+
+    def range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+        """The largest magnitudes to keep, fp32: what an average over batches is taken of.
+
+        0 where every value of a group is 0 or there is none, not finite where a value is not.
+        """
+        x = x.detach().cast("float32")
+        axes = tuple(axes)
+        if 0 in x.shape:
+            return paddle.zeros(scale_shape(x.shape, axes), "float32")
+        return OBSERVERS[self.name].range(x, grid, axes, self.parameter)
+
+    def __str__(self) -> str:
+        return join_word(self.name, self.parameter, OBSERVERS[self.name].default)
+
+
+def observer_names() -> list[str]:
+    """The words for observers, sorted."""
+    return sorted(OBSERVERS)
+
+
+def parse_observer(word: str) -> Observer:
+    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl.
+
+    >>> str(parse_observer("percentile(99.9)"))
+    'percentile(99.9)'
+    """
+    name, number = split_word("observer", word, OBSERVERS)
+    kind = OBSERVERS[name]
+    if number is None:
+        return Observer(name, kind.default)
+    if not kind.accepts(number):
+        expected = f"the number in brackets is {kind.meaning}" if kind.meaning else f"{name} takes no number"
+        raise LowbitError(f'observer "{word}": {expected}')
+    return Observer(name, number)
