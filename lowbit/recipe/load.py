@@ -1,0 +1,44 @@
+"""From a recipe file, in whichever dialect, to a Recipe; and from values in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lowbit.config.yaml_file import read_yaml
+from lowbit.errors import LowbitError, nearest
+from lowbit.recipe.dialects import DIALECTS
+from lowbit.recipe.dialects.dialect import Dialect, Sources
+from lowbit.recipe.recipe import Recipe
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Reads a recipe file; its keys say which dialect it is in.
+
+    load_recipe("recipes/qat_w8a8.yaml")
+    """
+    path = Path(path)
+    if not path.exists():
+        raise LowbitError(f"no recipe file {path}; those that come with lowbit are in recipes/")
+    values, lines = read_yaml(path)
+    if not isinstance(values, dict) or not values:
+        raise LowbitError(f"{path}: expected a recipe, such as `rules:` and a list of rules below it")
+    return _read(values, {at: f"{path}:{line}" for at, line in lines.items()}, str(path))
+
+
+def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    """A recipe out of a dictionary, in whichever dialect; mistakes are LowbitErrors that name the key.
+
+    >>> make_recipe({"weight_bits": 4}).rules[0].forward.weight.grid
+    'int4-narrow'
+    """
+    return _read(dict(values), {}, origin)
+
+
+def _read(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
+    # The dialect that most of the keys belong to, misspelt ones included: a slip must not change the dialect.
+    def belonging(dialect: Dialect) -> tuple[int, int]:
+        return len(dialect.keys & values.keys()), sum(bool(nearest(str(k), dialect.keys)) for k in values)
+
+    return max(DIALECTS, key=belonging).read(values, sources, origin)

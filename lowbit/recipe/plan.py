@@ -1,0 +1,126 @@
+"""A layer's plan: its three products, and the specs of their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from lowbit.errors import LowbitError
+from lowbit.recipe.integers import why_not_in_integers
+from lowbit.recipe.spec import FULL_SPEC, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """Y, out of the input X and the weight W."""
+
+    name: ClassVar[str] = "forward"
+    input: TensorSpec = FULL_SPEC
+    weight: TensorSpec = FULL_SPEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradInput:
+    """dX, out of the output gradient dY and the weight W."""
+
+    name: ClassVar[str] = "grad_input"
+    grad_output: TensorSpec = FULL_SPEC
+    weight: TensorSpec = FULL_SPEC
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradWeight:
+    """dW, out of the output gradient dY and the input X."""
+
+    name: ClassVar[str] = "grad_weight"
+    grad_output: TensorSpec = FULL_SPEC
+    input: TensorSpec = FULL_SPEC
+
+
+Product = Forward | GradInput | GradWeight
+PRODUCTS: dict[str, type[Product]] = {product.name: product for product in (Forward, GradInput, GradWeight)}
+
+
+def operands_of(product: Product) -> dict[str, TensorSpec]:
+    """A product's two operands by name.
+
+    >>> list(operands_of(GradInput()))
+    ['grad_output', 'weight']
+    """
+    return {field.name: getattr(product, field.name) for field in fields(product)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is quantized in a layer, and how.
+
+    A backward product that is None is straight-through: it takes the forward operands as they were quantized,
+    and the gradient in full. That is quantization-aware training. One that is given quantizes its own
+    operands: low-precision training.
+
+    >>> Plan(forward=Forward(weight=TensorSpec(grid="int8", granularity="N"))).is_full
+    False
+    """
+
+    forward: Forward = Forward()
+    grad_input: GradInput | None = None
+    grad_weight: GradWeight | None = None
+
+    def __post_init__(self) -> None:
+        for product in self.products():
+            for operand, spec in operands_of(product).items():
+                self._check_operand(product, operand, spec)
+
+    def products(self) -> list[Product]:
+        """The products that have specs of their own."""
+        return [product for product in (self.forward, self.grad_input, self.grad_weight) if product]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing in the layer is quantized, so that it can be left as it is."""
+        return all(spec == FULL_SPEC for p in self.products() for spec in operands_of(p).values())
+
+    @property
+    def is_straight_through(self) -> bool:
+        """Whether only `forward` is quantized: quantization-aware training."""
+        return self.grad_input is None and self.grad_weight is None
+
+    def runs_in_integers(self, layer_type: str = "Conv2D") -> dict[str, str | None]:
+        """For each product None when it can run in integers, otherwise the reason why it cannot.
+
+        >>> Plan().runs_in_integers()["forward"]
+        'input is on the grid full'
+        """
+        found: dict[str, str | None] = {}
+        for name in PRODUCTS:
+            product = getattr(self, name)
+            found[name] = (
+                why_not_in_integers(layer_type, name, operands_of(product))
+                if product
+                else "straight-through: the gradient is in full precision"
+            )
+        return found
+
+    def _check_operand(self, product: Product, operand: str, spec: TensorSpec) -> None:
+        if not spec.grid.is_integer:
+            return
+        problem = None
+        if operand != "weight" and spec.keeps_scales and set(spec.granularity.letters) - {"C"}:
+            problem = (
+                f"scaling {spec.scaling} keeps its scales from batch to batch, so they cannot be per "
+                f"{spec.granularity}; use per-tensor, C, or scaling dynamic"
+            )
+        elif operand != "input" and spec.sign == "auto":
+            problem = "sign auto is for inputs only: weights and gradients have both signs"
+        elif operand == "grad_output" and spec.is_trained:
+            problem = "scaling learned and clip pact are trained by gradients; a gradient itself has none"
+        elif product is not self.forward and operand != "grad_output" and spec.is_trained:
+            if spec != getattr(self.forward, operand):
+                problem = f"learned and pact are trained by forward; give forward.{operand} the same spec"
+        elif product is self.forward and self.is_straight_through and spec.rounding == "stochastic":
+            problem = (
+                "rounding stochastic trains what is not deployed, which rounds to nearest; use it where "
+                "grad_input or grad_weight are quantized, too"
+            )
+        if problem:
+            raise LowbitError(f"{product.name}.{operand}: {problem}")
