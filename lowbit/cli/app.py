@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from lowbit.cli import data, demo, doctor, evaluate, export, infer, train
+from lowbit.cli import data, demo, doctor, evaluate, export, infer, plan, train
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -26,6 +26,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("infer")(infer.infer)
+app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")
@@ -63,7 +64,6 @@ def run_command(command: Callable[[], None]) -> None:
     warnings.filterwarnings("ignore", module=r"paddle\..*")
     _show_log()
     os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's C++ side warns of its own unfinished business
-    sys.path.insert(0, os.getcwd())  # so that `--model my_module:MyNet` finds the user's file
     try:
         command()
     except LowbitError as error:

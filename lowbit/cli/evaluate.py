@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, DeviceName, Overrides
+from lowbit.cli.options import ConfigFile, DeviceName, Overrides, Weights
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
@@ -28,10 +28,7 @@ def evaluate(
     ] = None,
     config: ConfigFile = None,
     override: Overrides = None,
-    pretrained: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
-    ] = None,
+    pretrained: Weights = None,
     data_path: Annotated[
         Path | None,
         typer.Option(help="Validation images: a folder or archive whose layout lowbit recognises."),
@@ -75,16 +72,15 @@ def evaluate_trained(
     """The accuracy of a trained model on the images of a config section; also for `train.py --test-only`."""
     import paddle
 
-    from lowbit.machine import apply_amd_fix, resolve_device
+    from lowbit.machine import resolve_device
     from lowbit.training.display import open_display
     from lowbit.training.evaluate import evaluate as measure
     from lowbit.training.inputs import build_loader, check_class_count, open_section
 
     if split is None:
         raise LowbitError("the config has no DataLoader.Eval section; give the images with --data-path")
-    apply_amd_fix()
     paddle.set_device(resolve_device(device).name)
-    dataset = open_section(split.dataset, len(trained.classes))
+    dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")
     with open_display() as display:
         if not quiet:
@@ -127,8 +123,8 @@ def _evaluate_exported(
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section
 
-    dataset = open_section(split.dataset)
     engine = PaddleEngine(directory, device=resolve_device(device).name)
+    dataset = open_section(split.dataset, classes=engine.description.classes if engine.description else None)
     if engine.note:
         print(engine.note, file=sys.stderr)
     if not quiet:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, Overrides
+from lowbit.cli.options import ConfigFile, Overrides, Weights
 
 
 def export(
@@ -20,10 +20,7 @@ def export(
     ] = None,
     config: ConfigFile = None,
     override: Overrides = None,
-    pretrained: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
-    ] = None,
+    pretrained: Weights = None,
 ) -> None:
     """Export a trained model to Paddle Inference: inference.json, inference.pdiparams and inference.yml.
 

@@ -24,15 +24,12 @@ def open_model(
         if config is None:
             raise LowbitError("--pretrained needs -c CONFIG, which names the model")
         return open_weights(load_config(config, override or ()), pretrained)
-    trained = open_checkpoint(checkpoint)
-    trained_as = trained.config
     if config is not None:
-        trained.config = load_config(config, override or ())
-    elif override:
-        trained.config = override_config(trained.config, override)
-    if trained.config.Arch.name != trained_as.Arch.name:
-        raise LowbitError(
-            f"{trained.source} is a model of {trained_as.Arch.name}, not of {trained.config.Arch.name}; "
-            "a checkpoint brings its own Arch"
-        )
+        return open_checkpoint(checkpoint, load_config(config, override or ()))
+    trained = open_checkpoint(checkpoint)
+    if override:
+        changed = override_config(trained.config, override)
+        if changed.Arch != trained.config.Arch:
+            raise LowbitError(f"{trained.source} brings its own Arch; leave out the overrides of it")
+        trained.config = changed
     return trained

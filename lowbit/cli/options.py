@@ -19,6 +19,10 @@ Overrides = Annotated[
         "--override", "-o", metavar="SECTION.KEY=VALUE", help="Changes one setting of the config; repeatable."
     ),
 ]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
+]
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]

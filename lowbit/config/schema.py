@@ -12,7 +12,7 @@ from lowbit.config.base import Count, Integer, Number, Positive, Section
 from lowbit.config.data import DataLoaders
 from lowbit.config.optimizer import OptimizerSection
 from lowbit.config.transform_ops import Op
-from lowbit.errors import LowbitError, did_you_mean
+from lowbit.errors import did_you_mean
 
 AmpLevel = Literal["O0", "O1", "O2"]
 AmpDtype = Literal["bf16", "fp16"]
@@ -207,8 +207,3 @@ class Config(Section):
     def amp_level(self) -> AmpLevel:
         """`O0` when mixed precision is off."""
         return self.AMP.level if self.AMP and self.AMP.use_amp else "O0"
-
-    def require_training_data(self) -> None:
-        """Stops where a config that is to be trained names no training data."""
-        if self.DataLoader.Train is None:
-            raise LowbitError("the config has no DataLoader.Train section: there is nothing to train on")

@@ -16,19 +16,22 @@ from lowbit.errors import LowbitError, did_you_mean
 Split = Literal["train", "val"]
 
 
-def open_dataset(path: str | Path, split: Split, *, num_classes: int | None = None) -> Dataset:
+def open_dataset(
+    path: str | Path, split: Split, *, num_classes: int | None = None, classes: list[str] | None = None
+) -> Dataset:
     """The training or validation images at `path`.
 
     `path` is a folder with list files (`train_list.txt`), class folders (`train/`, `val/`), CIFAR-10 or
     idx files, a CIFAR-10 archive, or the word `digits` for the handwritten digits of scikit-learn. With
-    `num_classes`, labels that a model of that many classes cannot have are an error.
+    `num_classes`, labels that a model of that many classes cannot have are an error. `classes` are a trained
+    model's: class folders get their labels by name, whichever of them are there.
 
     >>> open_dataset("digits", "val").classes[:3]
     ['0', '1', '2']
     """
     if split not in get_args(Split):
         raise LowbitError(f'no split "{split}", {did_you_mean(split, get_args(Split))}')
-    dataset = _open(Path(path), split, num_classes)
+    dataset = _open(Path(path), split, num_classes, classes)
     if num_classes is not None and len(dataset.classes) > num_classes:
         raise LowbitError(
             f"{path}: {len(dataset.classes)} classes, but the model has {num_classes}; "
@@ -37,7 +40,7 @@ def open_dataset(path: str | Path, split: Split, *, num_classes: int | None = No
     return dataset
 
 
-def _open(path: Path, split: Split, num_classes: int | None) -> Dataset:
+def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] | None) -> Dataset:
     if not path.exists():
         if str(path) == "digits":
             return open_digits(split)
@@ -52,9 +55,9 @@ def _open(path: Path, split: Split, num_classes: int | None) -> Dataset:
     if (path / f"{split}_list.txt").is_file():
         return _open_list(path, split, num_classes)
     if class_folders(path / split):
-        return FolderDataset(
-            path / split, None if split == "train" else class_folders(path / "train") or None
-        )
+        if classes is None and split != "train":
+            classes = class_folders(path / "train") or None
+        return FolderDataset(path / split, classes)
     if find_idx(path, split, "images"):
         return open_idx(path, split)
     raise LowbitError(_nothing_found(path, split))

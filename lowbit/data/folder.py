@@ -34,7 +34,7 @@ class FolderDataset:
         for name in found:
             if name not in self.classes:
                 raise LowbitError(
-                    f'{self.root / name}: "{name}" is not a class of the training set, '
+                    f'{self.root / name}: "{name}" is not one of the classes trained on, '
                     f"{did_you_mean(name, self.classes)}"
                 )
             self._add(name, classes is None)

@@ -20,12 +20,13 @@ from lowbit.models.registry import find_builder
 _CLASS_COUNT_WORDS = ("num_classes", "class_num")
 
 
-def build_model(name: str, num_classes: int, **kwargs: Any) -> Layer:
+def build_model(name: str, num_classes: int, *, trusted: bool = True, **kwargs: Any) -> Layer:
     """Build a model with fresh weights.
 
     `name` is a registered name ("resnet20"), PaddleClas's spelling of one ("ResNet18",
     "MobileNetV3_small_x1_0"), or "package.module:Class" for a model of the user's own.
-    `kwargs` go to its constructor; one that it does not take is an error.
+    `kwargs` go to its constructor; one that it does not take is an error. `trusted=False` is for a name out
+    of a file: it may name a paddle.nn.Layer class, but no function, because any function would be called.
 
     >>> build_model("resnet20", num_classes=10)
     >>> build_model("my_package.my_module:MyNet", num_classes=10, width=32)
@@ -33,16 +34,21 @@ def build_model(name: str, num_classes: int, **kwargs: Any) -> Layer:
     if num_classes < 1:
         raise LowbitError(f"a model needs at least one class, not {num_classes}: set the number of classes")
     if ":" in name:
-        return _build_own(name, num_classes, kwargs)
+        return _build_own(name, num_classes, kwargs, trusted)
     builder = find_builder(name)
     _check_options(name, builder, kwargs)
     return builder(num_classes, **kwargs)
 
 
-def _build_own(path: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
+def _build_own(path: str, num_classes: int, kwargs: dict[str, Any], trusted: bool) -> Layer:
     constructor = _import_constructor(path)
     if isinstance(constructor, type) and not issubclass(constructor, Layer):
         raise LowbitError(f'"{path}" is not a paddle.nn.Layer: derive the class from paddle.nn.Layer')
+    if not isinstance(constructor, type) and not trusted:
+        raise LowbitError(
+            f'the file names the function "{path}" as its model, and a file may name only classes, since '
+            "calling a function could do anything; if you trust it, give the config that names it with -c"
+        )
     kwargs = dict(kwargs)
     parameters = inspect.signature(constructor).parameters
     for word in _CLASS_COUNT_WORDS:

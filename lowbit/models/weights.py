@@ -129,21 +129,26 @@ def _as_array(value: Any, key: Any, file: Path) -> np.ndarray:
 
 
 def count_classes(model: Layer, weights: dict[str, np.ndarray]) -> int | None:
-    """How many classes the weights' classifier (the model's last Linear) tells apart; None without one."""
-    names = [name for name, layer in model.named_sublayers() if isinstance(layer, Linear)]
-    found = weights.get(f"{names[-1]}.weight") if names else None
+    """How many classes the weights' classifier tells apart; None without one."""
+    name, _ = _classifier(model)
+    found = weights.get(f"{name}.weight")
     return None if found is None else int(found.shape[-1])
 
 
-def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> list[str]:
-    """The last Linear's names when the file has it with another number of classes, else none."""
+def _classifier(model: Layer) -> tuple[str | None, Linear | None]:
+    """The model's last Linear, with its name."""
     linears = [(name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear)]
-    if not linears:
-        return []
-    name, layer = linears[-1]
-    shape = list(layer.weight.shape)
+    return linears[-1] if linears else (None, None)
+
+
+def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> list[str]:
+    """The classifier's names when the file has it with another number of classes, else none."""
+    name, layer = _classifier(model)
     found = weights.get(f"{name}.weight")
-    if found is None or found.ndim != 2 or found.shape[0] != shape[0] or found.shape[1] == shape[1]:
+    if found is None or found.ndim != 2:
+        return []
+    inputs, classes = layer.weight.shape
+    if found.shape[0] != inputs or found.shape[1] == classes:
         return []
     return [f"{name}.weight"] + ([f"{name}.bias"] if layer.bias is not None else [])
 

@@ -62,7 +62,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     }
     metadata = {"lowbit": json.dumps({"format": _FORMAT, **described})}
     content = safetensors.numpy.save(
-        {name: np.ascontiguousarray(array) for name, array in tensors.items()}, metadata=metadata
+        {name: np.asarray(array, order="C") for name, array in tensors.items()}, metadata=metadata
     )
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
@@ -109,13 +109,14 @@ def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
     >>> find_checkpoint(Path("runs/digits"))  # doctest: +SKIP
     PosixPath('runs/digits/checkpoints/latest.lowbit')
     """
-    candidates = [
-        path if path.suffix == SUFFIX else None,
-        path.with_suffix(SUFFIX) if path.suffix in _COMPANIONS else path.with_name(path.name + SUFFIX),
-        path / f"{name}{SUFFIX}",
-        path / "checkpoints" / f"{name}{SUFFIX}",
-    ]
-    return next((candidate for candidate in candidates if candidate and candidate.is_file()), None)
+    candidates = [path / f"{name}{SUFFIX}", path / "checkpoints" / f"{name}{SUFFIX}"]
+    if path.suffix == SUFFIX:
+        candidates.append(path)
+    elif path.suffix in _COMPANIONS:
+        candidates.append(path.with_suffix(SUFFIX))
+    elif path.name:  # the current folder, ".", has none
+        candidates.append(path.with_name(path.name + SUFFIX))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:

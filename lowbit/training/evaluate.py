@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import paddle
 
 from lowbit.config.schema import CrossEntropy
@@ -21,8 +24,11 @@ def evaluate(
     topk: tuple[int, ...] = (1, 5),
     ranks: Ranks | None = None,
     display: PlainDisplay | None = None,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> dict[str, float]:
     """Mean loss and top-k accuracies (as fractions); leaves the model in the mode it was in.
+
+    `autocast` is what the forward pass needs around it: a model held in fp16 cannot take fp32 images.
 
     >>> evaluate(model, loader)  # doctest: +SKIP
     {'loss': 1.93, 'top1': 0.564, 'top5': 0.79}
@@ -33,7 +39,8 @@ def evaluate(
     with eval_mode(model):
         for batch in loader.epoch(0):
             if batch.weight > 0:  # a rank without a share of the last batch gets a stand-in of weight 0
-                logits = model(paddle.to_tensor(batch.images))
+                with autocast():
+                    logits = model(paddle.to_tensor(batch.images)).astype("float32")
                 value = cross_entropy(section, logits, paddle.to_tensor(batch.labels))
                 hits = topk_hits(logits.numpy(), batch.labels, topk)
                 meter.add(loss=float(value), hits=hits, samples=len(batch.labels))

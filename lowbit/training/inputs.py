@@ -9,10 +9,16 @@ from lowbit.errors import LowbitError
 from lowbit.training.distributed import Ranks
 
 
-def open_section(section: DatasetSection, num_classes: int | None = None) -> Dataset:
-    """The dataset that a config's `dataset` section describes; its labels must be below `num_classes`."""
+def open_section(
+    section: DatasetSection, num_classes: int | None = None, *, classes: list[str] | None = None
+) -> Dataset:
+    """The dataset that a config's `dataset` section describes; its labels must be below `num_classes`.
+
+    `classes` are those of a trained model; where they have names, class folders are matched by name.
+    """
     if isinstance(section, AutoDataset):
-        return open_dataset(section.path, section.split)
+        named = classes is not None and classes != [str(index) for index in range(len(classes))]
+        return open_dataset(section.path, section.split, classes=classes if named else None)
     if isinstance(section, Digits):
         return open_digits(section.split)
     return ListFileDataset(section.cls_label_path, section.image_root, num_classes=num_classes)

@@ -41,8 +41,9 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         resumed = _resume(session, run)
         for line in session.notes:
             display.message(line)
-        session.ranks.wait()  # nobody may look for a checkpoint while the first moves an old run aside
-        if first and resumed is None and (aside := run.move_aside_earlier_run()):
+        _check_ranks_agree(session)  # and from here on nobody looks for a checkpoint that may be moved
+        goes_on_here = resumed is not None and resumed.parent.resolve() == run.checkpoints.resolve()
+        if first and not goes_on_here and (aside := run.move_aside_earlier_run()):
             display.message(f"{run.path} held an earlier run: moved to {aside}")
         log = None
         if first:
@@ -78,6 +79,15 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
     return path
 
 
+def _check_ranks_agree(session: Session) -> None:
+    """Ranks without a common disk would resume from different places and wait for each other forever."""
+    steps = session.ranks.sum(np.array([session.progress.step]))[0]
+    if steps != session.progress.step * session.ranks.world:
+        raise LowbitError(
+            "the processes have resumed from different checkpoints; let all see the same output folder"
+        )
+
+
 def _train_epochs(
     session: Session,
     keeper: Keeper,
@@ -110,6 +120,7 @@ def _train_epochs(
                 topk=config.eval_topk,
                 ranks=ranks,
                 display=display,
+                autocast=session.precision.for_evaluation,
             )
             display.message(accuracy_line(metrics))
             if log:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.errors import LowbitError
+from lowbit.training.files import write_atomically
 
 
 class MetricsLog:
@@ -21,15 +22,19 @@ class MetricsLog:
             if resumed_step
             else []
         )
-        path.write_text("".join(f"{line}\n" for line in kept), "utf-8")
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        write_atomically(path, lambda file: file.write_text("".join(f"{line}\n" for line in kept), "utf-8"))
         self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """One record: what it is (`train`, `eval`, …), when, and its values."""
         record = {name: None if _is_broken(value) else value for name, value in values.items()}
-        self._file.write(json.dumps({"kind": kind, "step": step, **record}, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps({"kind": kind, "step": step, **record}, allow_nan=False)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            raise LowbitError(f"cannot write {self._path}: {error.strerror}") from error
         if self._curves:
             for name, value in values.items():
                 if isinstance(value, float):
@@ -37,7 +42,6 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flushes everything to the files."""
-        self._file.close()
         if self._curves:
             self._curves.close()
 

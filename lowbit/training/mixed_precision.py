@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import paddle
@@ -12,13 +12,13 @@ from paddle import Tensor
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
+from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.numerics.grid import FULL, parse_grid
 from lowbit.training.autocast import rounding
 from lowbit.training.loss_scaler import LossScaler, gradients_are_finite
 
-LEVELS = ("O0", "O1", "O2")
-DTYPES = ("bf16", "fp16")
+LEVELS = get_args(AmpLevel)
 
 
 class MixedPrecision:
@@ -89,12 +89,19 @@ class MixedPrecision:
         return model, optimizer
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Around the forward pass and the loss, in training and in evaluation."""
+        """Around the forward pass and the loss in training."""
         if self.level == "O0":
             return nullcontext()
         if self.on_gpu:
             return paddle.amp.auto_cast(level=self.level, dtype=self.grid.storage)
         return rounding(self.grid, self.level)
+
+    def for_evaluation(self) -> AbstractContextManager[None]:
+        """Around the forward pass of evaluation: only a model whose weights are held in fp16 needs it.
+
+        Elsewhere evaluation is in fp32, which is what the exported model computes.
+        """
+        return self.autocast() if self.on_gpu and self.level == "O2" else nullcontext()
 
     @property
     def loss_scale(self) -> float:
@@ -135,7 +142,9 @@ class MixedPrecision:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the scaler's state; empty without loss scaling."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        if self._scaler is None:
+            return {}
+        return self._scaler.state_dict() | {"scale": self.loss_scale}  # GradScaler's own is an array
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint, which must be of a run with loss scaling if this one has it."""
@@ -147,4 +156,5 @@ class MixedPrecision:
                 "the amp_level and amp_dtype that it was started with"
             )
         if self._scaler is not None:
-            self._scaler.load_state_dict(state)
+            scale = np.array([state["scale"]], np.float32) if self.on_gpu else state["scale"]
+            self._scaler.load_state_dict(state | {"scale": scale})

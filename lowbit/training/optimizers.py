@@ -11,14 +11,16 @@ from lowbit.errors import LowbitError
 
 
 def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.Optimizer:
-    """The optimizer for a model; the loop sets its learning rate before every step."""
+    """The optimizer for a model; the training step sets its learning rate and clips the gradient.
+
+    Paddle's own clipping takes the norm of each parameter group by itself, not of the whole gradient.
+    """
     trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     if not trainable:
         raise LowbitError("the model has no parameter to train (all have stop_gradient=True)")
     common = {
         "learning_rate": section.lr.learning_rate,
         "parameters": _groups(section, trainable),
-        "grad_clip": paddle.nn.ClipGradByGlobalNorm(section.clip_norm) if section.clip_norm else None,
     }
     if section.name == "SGD":
         optimizer = rules.SGD(**common, multi_precision=section.multi_precision)
@@ -41,7 +43,6 @@ def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.
             epsilon=section.epsilon or 1e-8,
             multi_precision=section.multi_precision,
         )
-    _create_state(optimizer)
     return optimizer
 
 
@@ -51,24 +52,14 @@ def optimizer_state(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[
     Paddle's own state_dict uses names counted up within the process (`conv2d_17.w_0_velocity_0`), which
     differ when another layer was built first: such a state cannot be found again after a restart.
     """
-    structured = {parameter.name: name for name, parameter in model.named_parameters()}
-    return {
-        f"{structured[parameter]}/{quantity}": tensor.numpy()
-        for quantity, tensors in optimizer._accumulators.items()
-        for parameter, tensor in tensors.items()
-    }
+    return {name: tensor.numpy() for name, tensor in _state_tensors(optimizer, model).items()}
 
 
 def load_optimizer_state(
     optimizer: rules.Optimizer, model: paddle.nn.Layer, state: dict[str, np.ndarray]
 ) -> None:
     """Puts back what `optimizer_state` returned; anything missing or left over is an error."""
-    structured = {parameter.name: name for name, parameter in model.named_parameters()}
-    expected = {
-        f"{structured[parameter]}/{quantity}": tensor
-        for quantity, tensors in optimizer._accumulators.items()
-        for parameter, tensor in tensors.items()
-    }
+    expected = _state_tensors(optimizer, model)
     if different := sorted(expected.keys() ^ state.keys()):
         raise LowbitError(
             f"the checkpoint's optimizer state does not fit this run's optimizer: {len(different)} entries "
@@ -76,6 +67,19 @@ def load_optimizer_state(
         )
     for name, tensor in expected.items():
         tensor.set_value(state[name])
+
+
+def _state_tensors(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[str, paddle.Tensor]:
+    """Every tensor of the optimizer under its lasting name; with O2 on a GPU also the fp32 master weights."""
+    masters = getattr(optimizer, "_master_weights", {})
+    structured = {parameter.name: name for name, parameter in model.named_parameters()}
+    structured |= {master.name: structured[parameter] for parameter, master in masters.items()}
+    tensors = {
+        f"{structured[owner]}/{quantity}": tensor
+        for quantity, by_owner in optimizer._accumulators.items()
+        for owner, tensor in by_owner.items()
+    }
+    return tensors | {f"{structured[name]}/master_weight": master for name, master in masters.items()}
 
 
 def _groups(section: OptimizerSection, parameters: list) -> list[dict]:
@@ -91,8 +95,11 @@ def _groups(section: OptimizerSection, parameters: list) -> list[dict]:
     return [group for group in groups if group["params"]]
 
 
-def _create_state(optimizer: rules.Optimizer) -> None:
-    """Paddle creates the state within the first step; a checkpoint may be loaded before it."""
+def create_state(optimizer: rules.Optimizer) -> None:
+    """Paddle creates the state within the first step; a checkpoint may be loaded before it.
+
+    After mixed precision has prepared the optimizer, which decides where master weights are needed.
+    """
     block = paddle.base.framework.default_main_program().global_block()
     for group in optimizer._param_groups:
         optimizer._create_accumulators(block, group["params"])

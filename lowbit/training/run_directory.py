@@ -50,6 +50,8 @@ class RunDirectory:
                 f"another run ({owner or 'unknown process'}) is writing into {self.path}; "
                 "wait for it or give another output folder"
             ) from None
+        for rest in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+            rest.unlink()  # what a killed run was writing
         os.ftruncate(self._lock, 0)
         os.write(self._lock, f"process {os.getpid()}\n".encode())
         return self

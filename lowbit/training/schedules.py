@@ -19,8 +19,9 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
         step -= step % steps_per_epoch
     epoch = step / steps_per_epoch
     if epoch < schedule.warmup_epoch:
+        target = schedule.values[0] if schedule.name == "Piecewise" else schedule.learning_rate
         progress = epoch / schedule.warmup_epoch
-        return schedule.warmup_start_lr + (schedule.learning_rate - schedule.warmup_start_lr) * progress
+        return schedule.warmup_start_lr + (target - schedule.warmup_start_lr) * progress
     if schedule.name == "Piecewise":
         return schedule.values[bisect.bisect_right(schedule.decay_epochs, epoch)]
     if schedule.name == "Step":

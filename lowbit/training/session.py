@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import paddle
 
@@ -18,7 +19,7 @@ from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.distributed import Ranks, join_ranks
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
 from lowbit.training.mixed_precision import MixedPrecision
-from lowbit.training.optimizers import build_optimizer, load_optimizer_state, optimizer_state
+from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
 from lowbit.training.seeding import seed_everything
 
 
@@ -94,8 +95,9 @@ class Session:
         self.progress = checkpoint.progress
         self.train_loader.bad_images[:] = checkpoint.progress.bad_images
         different += environment_differences(checkpoint.environment, self.environment)
+        different += [f"{place} has changed" for place in _changed_settings(checkpoint.config, self.config)]
         if different:
-            self.notes.append(f"resumed, but not bit for bit: {'; '.join(different)}")
+            self.notes.append(f"resumed, but not as the same run: {'; '.join(different)}")
 
 
 def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
@@ -139,6 +141,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)
+    create_state(optimizer)
     if line := precision.notice():
         notes.append(line)
     return Session(
@@ -155,6 +158,19 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         progress=Progress(epoch=config.Global.start_epoch),
         notes=notes,
     )
+
+
+def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:
+    """Which parts of the config that shape the weights differ from those of a checkpoint."""
+    now = config.model_dump(mode="json")
+    places = (("AMP",), ("Arch",), ("Loss", "Train"), ("Optimizer",), ("DataLoader", "Train", "dataset"))
+
+    def part(values: Any, place: tuple[str, ...]) -> Any:
+        for key in place:
+            values = (values or {}).get(key)
+        return values
+
+    return [".".join(place) for place in places if part(saved, place) != part(now, place)]
 
 
 def _precision(config: Config, device: str) -> MixedPrecision:

@@ -52,6 +52,8 @@ class TrainingStep:
         finite = precision.unscale_(self._parameters) and math.isfinite(value)
         finite = not session.ranks.any(not finite)
         if finite:
+            if clip_norm := session.config.Optimizer.clip_norm:
+                paddle.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
             session.optimizer.set_lr(learning_rate)
             session.optimizer.step()
         else:

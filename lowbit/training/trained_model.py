@@ -10,6 +10,7 @@ import paddle
 from lowbit.config import Config, validate
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
+from lowbit.machine import apply_amd_fix
 from lowbit.models import assign_weights, build_model, count_classes, read_weights
 from lowbit.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
 
@@ -36,12 +37,15 @@ class TrainedModel:
         return ops
 
 
-def open_checkpoint(path: Path) -> TrainedModel:
+def open_checkpoint(path: Path, config: Config | None = None) -> TrainedModel:
     """The model of a checkpoint; of a run folder the best one, or the latest where none was evaluated.
+
+    `config` takes the place of the one in the checkpoint, but must be for the same model.
 
     >>> open_checkpoint(Path("runs/digits")).classes  # doctest: +SKIP
     ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
     """
+    apply_amd_fix()
     found = find_checkpoint(path, name="best") or find_checkpoint(path)
     if found is None:
         raise LowbitError(
@@ -49,11 +53,19 @@ def open_checkpoint(path: Path) -> TrainedModel:
             "or -c CONFIG and --pretrained WEIGHTS"
         )
     checkpoint = read_checkpoint(found)
-    config = _config_of(checkpoint, found)
-    model = build_model(config.Arch.name, len(checkpoint.classes), **config.Arch.kwargs)
+    saved = _config_of(checkpoint, found)
+    if config is not None and config.Arch.name != saved.Arch.name:
+        raise LowbitError(
+            f"{found} is a model of {saved.Arch.name}, not of {config.Arch.name}; "
+            "a checkpoint brings its own Arch"
+        )
+    trusted = config is not None  # the user's own config names it too
+    model = build_model(
+        saved.Arch.name, len(checkpoint.classes), trusted=trusted, **(config or saved).Arch.kwargs
+    )
     assign_weights(model, checkpoint.model, source=found)
     model.eval()
-    return TrainedModel(model, config, checkpoint.classes, found)
+    return TrainedModel(model, config or saved, checkpoint.classes, found)
 
 
 def _config_of(checkpoint: Checkpoint, path: Path) -> Config:
@@ -66,6 +78,7 @@ def open_weights(config: Config, path: Path) -> TrainedModel:
     Where training left a checkpoint beside the weights, it says what the classes are called, and how images
     are prepared if the config does not.
     """
+    apply_amd_fix()
     weights = read_weights(path)
     num_classes = config.num_classes
     if num_classes is None:

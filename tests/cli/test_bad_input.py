@@ -75,7 +75,7 @@ def test_one_class_only(train, data):
 def test_a_class_that_training_does_not_know(train, data):
     shutil.copytree(data / "val" / "cross", data / "val" / "cros")
     message = train().error
-    assert '"cros" is not a class of the training set' in message
+    assert '"cros" is not one of the classes trained on' in message
     assert 'did you mean "cross"?' in message
 
 

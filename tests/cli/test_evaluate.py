@@ -113,9 +113,9 @@ def test_more_classes_than_outputs(run, trained, lite, tmp_path):
     shutil.copytree(lite, data, ignore=shutil.ignore_patterns("*_list.txt"))
     for split in ("train", "val"):
         shutil.copytree(data / split / "cross", data / split / "zebra")
-    assert "5 classes" in run("lowbit", "eval", trained, "--data-path", data).error
-    message = run("lowbit", "eval", trained / "export", "--data-path", data).error
-    assert "4 outputs" in message
+    for model in (trained, trained / "export"):
+        message = run("lowbit", "eval", model, "--data-path", data).error
+        assert '"zebra" is not one of the classes trained on' in message
 
 
 def test_a_batch_size_is_used_whatever_says_which_images(run, trained, lite, monkeypatch):

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.config import Config
 from lowbit.config.transform_ops import DecodeImage, NormalizeImage, RandCropImage, RandFlipImage, ToCHWImage
-from lowbit.errors import LowbitError
 from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
 
 
@@ -97,9 +95,3 @@ def test_impossible_values(tmp_path, override, message):
 def test_class_num_in_two_places(tmp_path):
     assert load_text(tmp_path, RESNET18, "Arch.class_num=1000").num_classes == 1000
     assert "Arch.class_num and Global.class_num differ" in mistake(tmp_path, RESNET18, "Arch.class_num=10")
-
-
-def test_training_data_is_asked_for_only_in_training():
-    config = Config(Arch={"name": "resnet18"}, DataLoader={})
-    with pytest.raises(LowbitError, match=r"no DataLoader\.Train section"):
-        config.require_training_data()

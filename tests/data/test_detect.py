@@ -10,7 +10,7 @@ from lowbit.data.detect import open_dataset
 from lowbit.data.folder import FolderDataset
 from lowbit.data.list_file import ListFileDataset
 from lowbit.errors import LowbitError
-from tests.data.pictures import idx_file
+from tests.data.pictures import encoded, idx_file, picture
 
 
 def test_class_folders(class_folders):
@@ -96,3 +96,14 @@ def test_class_folders_at_the_top_get_a_hint(class_folders):
 def test_an_unknown_split_is_an_error(class_folders):
     with pytest.raises(LowbitError, match='no split "valid", did you mean "val"'):
         open_dataset(class_folders, "valid")
+
+
+def test_class_folders_take_a_trained_models_labels_by_name(tmp_path):
+    for name in ("square", "triangle"):
+        folder = tmp_path / "val" / name
+        folder.mkdir(parents=True)
+        (folder / "1.png").write_bytes(encoded(picture(), "PNG"))
+    dataset = open_dataset(tmp_path, "val", classes=["circle", "cross", "square", "triangle"])
+    assert [dataset.label(index) for index in range(2)] == [2, 3]
+    with pytest.raises(LowbitError, match=r'"square" is not one of the classes trained on'):
+        open_dataset(tmp_path, "val", classes=["circle", "cross"])

@@ -43,7 +43,7 @@ def test_order_does_not_depend_on_the_file_system(class_folders):
 def test_a_validation_class_unknown_to_training_is_an_error(class_folders):
     (class_folders / "val" / "catt").mkdir()
     with pytest.raises(
-        LowbitError, match=r'catt: "catt" is not a class of the training set, did you mean "cat"'
+        LowbitError, match=r'catt: "catt" is not one of the classes trained on, did you mean "cat"'
     ):
         FolderDataset(class_folders / "val", ["cat", "dog", "emu"])
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from lowbit.training.checkpoint import (
     save_checkpoint,
     save_for_ecosystem,
 )
-from lowbit.training.optimizers import build_optimizer
+from lowbit.training.optimizers import build_optimizer, create_state
 from tests.tiny_net import build_tiny
 
 
@@ -100,6 +102,7 @@ def test_paddles_own_loader_reads_the_companions(tmp_path):
 
     model = build_tiny()
     optimizer = build_optimizer(OptimizerSection(), model)
+    create_state(optimizer)
     path = tmp_path / "latest.lowbit"
     save_for_ecosystem(path, model, optimizer)
     save_checkpoint(path, a_checkpoint())
@@ -108,3 +111,18 @@ def test_paddles_own_loader_reads_the_companions(tmp_path):
     assert loaded.keys() == model.state_dict().keys()
     np.testing.assert_array_equal(loaded["head.weight"].numpy(), model.head.weight.numpy())
     assert (tmp_path / "best.pdopt").is_file()
+
+
+def test_the_current_folder_may_hold_the_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint(Path(".")) is None
+    save_checkpoint(tmp_path / "latest.lowbit", a_checkpoint())
+    assert find_checkpoint(Path(".")) == Path("latest.lowbit")
+
+
+def test_shapes_stay_also_that_of_a_single_number(tmp_path):
+    checkpoint = a_checkpoint()
+    checkpoint.model = {"scalar": np.float32(0.5).reshape(()), "columns": np.ones((4, 6), "f4").T[::2]}
+    save_checkpoint(tmp_path / "x.lowbit", checkpoint)
+    read = read_checkpoint(tmp_path / "x.lowbit").model
+    assert read["scalar"].shape == () and read["columns"].shape == (3, 4)

@@ -11,7 +11,9 @@ import pytest
 from lowbit.errors import LowbitError
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.distributed import Ranks
 from lowbit.training.loop import train
+from lowbit.training.session import open_session
 from tests.training.conftest import tiny_config, tiny_values, weights_hash
 
 
@@ -167,6 +169,41 @@ def test_a_second_run_moves_the_first_aside(tmp_path, capsys):
     assert "held an earlier run: moved to" in capsys.readouterr().out
     assert weights_hash(folder / "earlier/1/checkpoints/latest.lowbit") == first
     assert weights_hash(folder / "checkpoints/latest.lowbit") != first
+
+
+def test_resuming_into_a_folder_of_another_run_moves_that_one_aside(tmp_path, capsys):
+    source = train(tiny_config(tmp_path / "source", epochs=1, seed=1))
+    target = train(tiny_config(tmp_path / "target", epochs=1, seed=2))
+    kept = weights_hash(target / "checkpoints/latest.lowbit")
+    train(tiny_config(target, epochs=2, seed=1, checkpoints=str(source)))
+    assert "held an earlier run: moved to" in capsys.readouterr().out
+    assert weights_hash(target / "earlier/1/checkpoints/latest.lowbit") == kept
+    assert [record["epoch"] for record in records(target, "train")] == [1]
+
+
+def test_resuming_with_other_settings_says_so(tmp_path, capsys):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    values = tiny_values(folder, epochs=2, checkpoints="auto")
+    values["AMP"] = {"level": "O1", "dtype": "bf16"}
+    values["Optimizer"]["momentum"] = 0.8
+    train(loop.Config.model_validate(values))
+    out = capsys.readouterr().out
+    assert "resumed, but not as the same run: AMP has changed; Optimizer has changed" in out
+
+
+def test_processes_that_resumed_from_different_places_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "open_session", lambda *a, **k: _two_ranks(open_session(*a, **k)))
+    with pytest.raises(LowbitError, match="resumed from different checkpoints"):
+        train(tiny_config(tmp_path / "run"))
+
+
+def _two_ranks(session):
+    class Disagreeing(Ranks):
+        def sum(self, values):
+            return values + 1
+
+    session.ranks = Disagreeing(rank=0, world=2)
+    return session
 
 
 def test_other_batches_in_the_middle_of_an_epoch_are_refused(tmp_path, monkeypatch):

@@ -62,3 +62,11 @@ def test_what_is_not_a_number_becomes_null(tmp_path):
     assert (
         tmp_path / "metrics.jsonl"
     ).read_text() == '{"kind": "train", "step": 1, "loss": null, "top1": null}\n'
+
+
+def test_a_full_disk_is_named(tmp_path):
+    log = MetricsLog(tmp_path, resumed_step=0, visualdl=False)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(LowbitError, match=r"cannot write .*metrics\.jsonl: No space left"):
+        log.write("train", 1, loss=0.5)

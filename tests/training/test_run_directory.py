@@ -46,3 +46,11 @@ def test_only_a_runs_own_files_are_moved_aside(tmp_path, checkpoint_dir):
         run.record("Global: {}\n", {})
         assert run.move_aside_earlier_run() == tmp_path / "earlier" / "2"
     assert all((tmp_path / name).read_text() == "mine" for name in mine)
+
+
+def test_what_a_killed_run_was_writing_is_removed(tmp_path):
+    with open_run(tmp_path) as run:
+        (run.checkpoints / ".latest.lowbit.123.part").write_text("half")
+        (run.checkpoints / "latest.lowbit").write_text("whole")
+    with open_run(tmp_path) as run:
+        assert [path.name for path in run.checkpoints.iterdir()] == ["latest.lowbit"]

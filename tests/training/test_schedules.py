@@ -54,3 +54,12 @@ def test_by_epoch_changes_only_between_epochs():
 
 def test_constant_is_constant():
     assert set(rates(Schedule(name="Constant", learning_rate=0.3), steps_per_epoch=3, epochs=3)) == {0.3}
+
+
+def test_warm_up_before_pieces_heads_for_the_first_piece():
+    schedule = Schedule(
+        name="Piecewise", learning_rate=0.01, decay_epochs=[2], values=[0.4, 0.1], warmup_epoch=1
+    )
+    ours = rates(schedule, steps_per_epoch=4, epochs=3)
+    assert ours[:4] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert ours[4:] == [0.4] * 4 + [0.1] * 4

@@ -96,3 +96,22 @@ def test_a_network_that_does_not_fit_is_told_so(tmp_path, answer, message):
     session = open_session(validate(values, {}, "odd"))
     with pytest.raises(LowbitError, match=message):
         TrainingStep(session)(next(session.train_loader.epoch(0)), 0.1)
+
+
+@pytest.mark.parametrize("spared", [False, True])
+def test_clipping_bounds_the_norm_of_the_whole_step(tmp_path, spared):
+    """Whether or not parameters are in two groups, of which Paddle would clip each by itself."""
+    values = tiny_values(tmp_path)
+    values["Optimizer"] = {
+        "name": "SGD",
+        "clip_norm": 0.01,
+        "one_dim_param_no_weight_decay": spared,
+        "lr": {"learning_rate": 1.0},
+    }
+    session = open_session(validate(values, {}, "clip"))
+    session.network.train()
+    before = {name: p.numpy() for name, p in session.model.named_parameters() if not p.stop_gradient}
+    TrainingStep(session)(next(session.train_loader.epoch(0)), 1.0)
+    after = dict(session.model.named_parameters())
+    moved = np.sqrt(sum(((after[name].numpy() - value) ** 2).sum() for name, value in before.items()))
+    assert moved == pytest.approx(0.01, rel=1e-3)

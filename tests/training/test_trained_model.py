@@ -8,8 +8,10 @@ import pytest
 
 from lowbit.config import validate
 from lowbit.errors import LowbitError
+from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint, open_weights
+from tests.tiny_net import TinyNet
 from tests.training.conftest import tiny_config, tiny_values
 
 
@@ -58,3 +60,41 @@ def test_the_number_of_classes_asked_for_must_be_the_weights(run, tmp_path):
 def test_a_folder_without_a_checkpoint_says_what_to_give(tmp_path):
     with pytest.raises(LowbitError, match=r"no lowbit checkpoint there; give a run folder"):
         open_checkpoint(tmp_path)
+
+
+def function_that_must_not_run(num_classes: int):
+    raise AssertionError("a checkpoint made lowbit call a function")
+
+
+def build_by_function(num_classes: int):
+    return TinyNet(num_classes)
+
+
+@pytest.mark.parametrize("name", ["os:system", f"{__name__}:function_that_must_not_run"])
+def test_a_checkpoint_cannot_make_lowbit_call_a_function(run, tmp_path, name):
+    """The name of the model comes out of the file; a crafted one must not become a command."""
+    trace = tmp_path / "trace"
+    crafted = read_checkpoint(run / "checkpoints" / "latest.lowbit")
+    kwargs = {"command": f"touch {trace}"} if name == "os:system" else {}
+    crafted.config["Arch"] |= {"name": name, "kwargs": kwargs}
+    save_checkpoint(tmp_path / "evil.lowbit", crafted)
+    with pytest.raises(LowbitError, match=r"may name only classes.*give the config"):
+        open_checkpoint(tmp_path / "evil.lowbit")
+    assert not trace.exists()
+
+
+def test_a_function_that_the_users_own_config_names_may_build_the_model(tmp_path):
+    values = tiny_values(tmp_path / "run", epochs=1)
+    values["Arch"]["name"] = f"{__name__}:build_by_function"
+    config = validate(values, {}, "test")
+    folder = train(config)
+    with pytest.raises(LowbitError, match="may name only classes"):
+        open_checkpoint(folder)
+    assert open_checkpoint(folder, config).classes == [str(digit) for digit in range(10)]
+
+
+def test_a_config_for_another_model_is_refused(run, tmp_path):
+    values = tiny_values(tmp_path)
+    values["Arch"]["name"] = "resnet20"
+    with pytest.raises(LowbitError, match=r"is a model of tests\.tiny_net:TinyNet, not of resnet20"):
+        open_checkpoint(run, validate(values, {}, "test"))

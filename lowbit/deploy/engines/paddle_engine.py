@@ -13,7 +13,7 @@ from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
 from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
 from lowbit.errors import LowbitError
 from lowbit.layers.paddle_errors import cause
-from lowbit.machine import cpu_info, resolve_device
+from lowbit.machine import apply_amd_fix, cpu_info, resolve_device
 from lowbit.machine.threads import math_threads_kept
 
 # oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.
@@ -44,6 +44,7 @@ class PaddleEngine:
     ) -> None:
         if threads is not None and threads < 1:
             raise LowbitError(f"threads must be at least 1, got {threads}")
+        apply_amd_fix()
         where = resolve_device(device)
         self.name = f"Paddle Inference {paddle.__version__}"
         self.files = find_model_files(directory, file_name)
