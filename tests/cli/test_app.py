@@ -110,7 +110,7 @@ def test_a_warning_is_one_line(capsys, monkeypatch):
 
 
 def test_files_where_one_stands_are_not_modules(monkeypatch, tmp_path):
-    """A `paddle.py` in the current folder must not run; a model asked for by name is found there all the same."""
+    """A `paddle.py` in the current folder must not run; models asked for by name are found there still."""
     monkeypatch.chdir(tmp_path)
     path: list[str] = []
     monkeypatch.setattr("sys.path", path)
