@@ -8,10 +8,16 @@ a vector library that is off by one bit for one quotient in 300.
 
 from __future__ import annotations
 
+import paddle
 from paddle import Tensor
 
 _ADD, _SUBTRACT = Tensor.__add__, Tensor.__sub__
 _MULTIPLY, _DIVIDE = Tensor.__mul__, Tensor.__truediv__
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """`x` in fp32; itself when it is, since Paddle would copy it."""
+    return x if x.dtype == paddle.float32 else x.cast("float32")
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -48,5 +54,5 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
 def _may_have_equal_shapes(x: Tensor, y: Tensor) -> bool:
     """In a static program a size of -1 becomes known only when it runs."""
     return len(x.shape) == len(y.shape) and all(
-        a == b or -1 in (a, b) for a, b in zip(x.shape, y.shape, strict=True)
+        size == y.shape[axis] or -1 in (size, y.shape[axis]) for axis, size in enumerate(x.shape)
     )

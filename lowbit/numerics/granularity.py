@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowbit.errors import LowbitError, nearest
+from lowbit.numerics.groups import shape_of_scales
 
 LETTERS = "NCHW"
 _PER_TENSOR = "per-tensor"
@@ -43,12 +44,9 @@ class Granularity:
         >>> parse_granularity("NC").scale_shape([16, 64, 7, 7], "NCHW")
         (16, 64, 1, 1)
         """
-        _check_layout(layout)
         if len(shape) != len(layout):
             raise ValueError(f'a tensor of shape {list(shape)} does not have the layout "{layout}"')
-        return tuple(
-            size if letter in self.letters else 1 for size, letter in zip(shape, layout, strict=True)
-        )
+        return tuple(shape_of_scales(shape, self.reduced_axes(layout)))
 
     def reduced_axes(self, layout: str) -> tuple[int, ...]:
         """The axes that an observer looks across, because they share a scale.

@@ -11,7 +11,7 @@ from paddle import Tensor
 from lowbit.errors import LowbitError
 
 
-def scale_shape(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+def shape_of_scales(shape: Sequence[int], axes: Sequence[int]) -> list[int]:
     """The shape of the scales of a tensor whose groups lie along `axes`."""
     return [1 if axis in axes else size for axis, size in enumerate(shape)]
 
@@ -43,14 +43,19 @@ def sum_to_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
     return sum_groups(x, axes, "float32").reshape(list(shape))
 
 
-def groups_as_rows(x: Tensor, axes: Sequence[int], observer: str) -> tuple[np.ndarray, list[int]]:
-    """Magnitudes in NumPy, a row for every group in the order of the scales; and the scales' shape."""
+def require_values(x: Tensor, observer: str) -> None:
+    """An error in a static program, where values are not known yet, for an observer that looks at them."""
     if not isinstance(x, Tensor):
         raise LowbitError(
             f"the observer {observer} is for calibration: it cannot be part of an exported or static "
             "program; use fixed scaling, or the observer minmax or mse"
         )
+
+
+def groups_as_rows(x: Tensor, axes: Sequence[int], observer: str) -> tuple[np.ndarray, list[int]]:
+    """Magnitudes in NumPy, a row for every group in the order of the scales; and the scales' shape."""
+    require_values(x, observer)
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     values = np.abs(x.numpy()).transpose([*kept, *axes])
-    shape = scale_shape(x.shape, axes)
+    shape = shape_of_scales(x.shape, axes)
     return values.reshape(int(np.prod(shape)), -1), shape

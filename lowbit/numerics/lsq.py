@@ -10,11 +10,11 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import divide, multiply, subtract
+from lowbit.numerics.exact import as_float32, divide, multiply, subtract
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import scale_shape, sum_groups, sum_to_shape
-from lowbit.numerics.quantize import dequantize, quantize_to_integers
-from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale
+from lowbit.numerics.groups import shape_of_scales, sum_groups, sum_to_shape
+from lowbit.numerics.quantize import fake_quantize, quantize_to_integers
+from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale, nan_where_not_finite
 
 
 def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | None = None) -> Tensor:
@@ -34,10 +34,9 @@ def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | No
     """
     learning = (not x.stop_gradient, not step.stop_gradient)
     if paddle.is_grad_enabled() and any(learning):
-        shared = elements or max(1, x.size // max(1, step.size))
-        return _LearnedStep.apply(x, step, grid, 1.0 / math.sqrt(shared * grid.highest), learning)
-    used = at_least_smallest(step.cast("float32"))
-    return dequantize(quantize_to_integers(x, used, grid), used).cast(x.dtype)
+        return _LearnedStep.apply(x, step, grid, elements, learning)
+    used = at_least_smallest(as_float32(step))
+    return _on_grid(x, used, grid)
 
 
 def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
@@ -46,36 +45,47 @@ def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     >>> lsq_initial_step(paddle.to_tensor([1.0, -3.0]), parse_grid("uint2"), axes=(0,)).tolist()
     [2.309401035308838]
     """
-    shape = scale_shape(x.shape, axes)
+    shape = shape_of_scales(x.shape, axes)
     count = max(1, x.size // max(1, math.prod(shape)))
     factor = paddle.full([], 2.0 / (count * math.sqrt(grid.highest)), "float64")
-    step = multiply(sum_groups(paddle.abs(x.detach()), tuple(axes), "float64"), factor)
-    finite = paddle.isfinite(step)
-    step = paddle.clip(step, max=largest_scale(grid)).cast("float32")
-    step = paddle.where(step > 0, paddle.clip(step, min=SMALLEST_SCALE), paddle.ones_like(step))
-    return paddle.where(finite, step, paddle.full_like(step, float("nan")))
+    mean = multiply(sum_groups(paddle.abs(x.detach()), tuple(axes), "float64"), factor)
+    step = paddle.clip(mean, SMALLEST_SCALE, largest_scale(grid)).cast("float32")
+    step = paddle.where(mean > 0, step, paddle.ones_like(step))
+    return nan_where_not_finite(step, mean.cast("float32"))
+
+
+def _on_grid(x: Tensor, step: Tensor, grid: Grid) -> Tensor:
+    with paddle.no_grad():
+        return fake_quantize(x, step, grid)
+
+
+def _pace(x: Tensor, step: Tensor, grid: Grid, elements: int | None) -> Tensor:
+    if elements is None and -1 in x.shape:  # a static program, whose batch size is known when it runs
+        return paddle.rsqrt(paddle.numel(x).cast("float32") * (grid.highest / math.prod(step.shape)))
+    shared = elements or max(1, math.prod(x.shape) // math.prod(step.shape))
+    return paddle.full([], 1 / math.sqrt(shared * grid.highest), "float32")
 
 
 class _LearnedStep(PyLayer):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, step: Tensor, grid: Grid, pace: float, learning: tuple[bool, bool]
+        ctx: Any, x: Tensor, step: Tensor, grid: Grid, elements: int | None, learning: tuple[bool, bool]
     ) -> Tensor:
-        used = at_least_smallest(step.cast("float32"))
+        used = at_least_smallest(as_float32(step))
         ctx.save_for_backward(x, used)
-        ctx.grid, ctx.pace, ctx.learning = grid, pace, learning
-        return dequantize(quantize_to_integers(x, used, grid), used).cast(x.dtype)
+        ctx.grid, ctx.elements, ctx.learning = grid, elements, learning
+        return _on_grid(x, used, grid)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, used = ctx.saved_tensor()
-        v = divide(x.cast("float32"), used)
+        v = divide(as_float32(x), used)
         inside = (v > ctx.grid.lowest) & (v < ctx.grid.highest)
         dx = dstep = None
         if ctx.learning[0]:
             dx = paddle.where(inside, dy, paddle.zeros_like(dy))
         if ctx.learning[1]:
             q = quantize_to_integers(x, used, ctx.grid)
-            slope = multiply(dy.cast("float32"), paddle.where(inside, subtract(q, v), q))
-            dstep = multiply(sum_to_shape(slope, used.shape), paddle.full([], ctx.pace, "float32"))
+            slope = multiply(as_float32(dy), paddle.where(inside, subtract(q, v), q))
+            dstep = multiply(sum_to_shape(slope, used.shape), _pace(x, used, ctx.grid, ctx.elements))
         return dx, dstep

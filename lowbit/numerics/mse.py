@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from lowbit.numerics.exact import divide, multiply, subtract
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import largest_magnitude, sum_groups
+from lowbit.numerics.groups import largest_magnitude, require_values, sum_groups
 from lowbit.numerics.quantize import quantize_to_integers
 from lowbit.numerics.scale import scale_from_range
 
@@ -26,34 +26,37 @@ _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | None) -> Tensor:
     """highest * scale after `iterations` turns, fewer for a group whose range changes by 1e-6 or less.
 
-    In a turn, with s the scale of minmax and f = 30 - 2b fraction bits (b: bits of a magnitude):
+    In a turn, with s the scale of minmax, 2^b >= |q| for all q of the grid, and f = 30 - 2b fraction bits:
 
-        i = round(x / s * 2^f)          32 bits, and so is i * q
+        i = round(x / s * 2^f)          in 32 bits, and so is i * q
         range = fp32(highest * s * (sum(i * q) / (sum(q * q) * 2^f)))       in fp64
 
     A group whose q are all 0 keeps its range, which happens to denormal numbers only.
     """
+    turns = int(iterations or 1)
+    if turns > 1:  # when to stop depends on the values
+        require_values(x, f"mse({turns})")
     range_ = largest_magnitude(x, axes)
     start = scale_from_range(range_, grid)
-    fraction_bits = 30 - 2 * max(-grid.lowest, grid.highest).bit_length()
+    fraction_bits = 30 - 2 * (max(-grid.lowest, grid.highest) - 1).bit_length()
     unit = paddle.full([], 2.0**fraction_bits, "float32")
     fixed_point = paddle.round(multiply(divide(x, start), unit)).cast("int32")
     per_unit = multiply(start.cast("float64"), paddle.full([], grid.highest / 2**fraction_bits, "float64"))
     moving = paddle.isfinite(range_)
-    for turn in range(int(iterations or 1)):
+    for turn in range(turns):
         q = quantize_to_integers(x, scale_from_range(range_, grid), grid).cast("int32")
         best = _best_range(fixed_point, q, per_unit, axes)
         best = paddle.where(moving & (best > 0), best, range_)
         moving = moving & (paddle.abs(subtract(best, range_)) > multiply(range_, _stop()))
         range_ = best
-        if turn + 1 < int(iterations or 1) and not bool(moving.any()):
+        if turn + 1 < turns and not bool(moving.any()):
             break
     return range_
 
 
 def _best_range(fixed_point: Tensor, q: Tensor, per_unit: Tensor, axes: Sequence[int]) -> Tensor:
-    along = sum_groups(fixed_point * q, axes, "int64").cast("float64")
-    square = sum_groups(q * q, axes, "int64").cast("float64")
+    along = sum_groups(multiply(fixed_point, q), axes, "int64").cast("float64")
+    square = sum_groups(multiply(q, q), axes, "int64").cast("float64")
     best = multiply(per_unit, divide(along, paddle.maximum(square, paddle.ones_like(square))))
     return paddle.clip(best, max=_LARGEST_FLOAT).cast("float32")
 

@@ -9,8 +9,9 @@ import paddle
 from paddle import Tensor
 
 from lowbit.errors import LowbitError
+from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import largest_magnitude, scale_shape
+from lowbit.numerics.groups import largest_magnitude, shape_of_scales
 from lowbit.numerics.kl import kl_range
 from lowbit.numerics.mse import mse_range
 from lowbit.numerics.percentile import percentile_range
@@ -61,10 +62,10 @@ class Observer:
 
         0 where every value of a group is 0 or there is none, not finite where a value is not.
         """
-        x = x.detach().cast("float32")
+        x = as_float32(x.detach())
         axes = tuple(axes)
         if 0 in x.shape:
-            return paddle.zeros(scale_shape(x.shape, axes), "float32")
+            return paddle.zeros(shape_of_scales(x.shape, axes), "float32")
         return OBSERVERS[self.name].range(x, grid, axes, self.parameter)
 
     def __str__(self) -> str:

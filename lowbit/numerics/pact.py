@@ -9,10 +9,11 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import sum_to_shape
 from lowbit.numerics.observers import parse_observer
-from lowbit.numerics.scale import at_least_smallest
+from lowbit.numerics.scale import at_least_smallest, nan_where_not_finite
 
 
 def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
@@ -36,7 +37,7 @@ def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
     learning = (not x.stop_gradient, not alpha.stop_gradient)
     if paddle.is_grad_enabled() and any(learning):
         return _PactClip.apply(x, alpha, signed, learning)
-    return _clip(x, at_least_smallest(alpha.cast("float32")), signed)
+    return _clip(x, at_least_smallest(as_float32(alpha)), signed)
 
 
 def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
@@ -48,19 +49,19 @@ def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     [3.0]
     """
     best = parse_observer("mse(50)").range(x, grid, axes)
-    best = paddle.where(best > 0, best, paddle.ones_like(best))
-    return paddle.where(paddle.isfinite(best), best, paddle.full_like(best, float("nan")))
+    return nan_where_not_finite(paddle.where(best > 0, best, paddle.ones_like(best)), best)
 
 
 def _clip(x: Tensor, alpha: Tensor, signed: bool) -> Tensor:
     lower = -alpha if signed else paddle.zeros_like(alpha)
-    return paddle.minimum(paddle.maximum(x.cast("float32"), lower), alpha).cast(x.dtype)
+    clipped = paddle.minimum(paddle.maximum(as_float32(x), lower), alpha)
+    return clipped if x.dtype == clipped.dtype else clipped.cast(x.dtype)
 
 
 class _PactClip(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, signed: bool, learning: tuple[bool, bool]) -> Tensor:
-        bound = at_least_smallest(alpha.cast("float32"))
+        bound = at_least_smallest(as_float32(alpha))
         ctx.save_for_backward(x, bound)
         ctx.signed, ctx.learning = signed, learning
         return _clip(x, bound, signed)
@@ -68,7 +69,7 @@ class _PactClip(PyLayer):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, bound = ctx.saved_tensor()
-        x, zero = x.cast("float32"), paddle.zeros_like(dy)
+        x, zero = as_float32(x), paddle.zeros_like(dy)
         above, below = x > bound, x < (-bound if ctx.signed else paddle.zeros_like(bound))
         dx = dalpha = None
         if ctx.learning[0]:

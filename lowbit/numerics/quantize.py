@@ -8,13 +8,13 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import divide, multiply
+from lowbit.numerics.exact import as_float32, divide, multiply
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.rounding import Rounding, nearest
 
 
-def quantize_to_integers(x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding = nearest) -> Tensor:
-    """round(x / scale), clipped to the grid; integers held in fp32.
+def quantize_to_integers(x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding | None = None) -> Tensor:
+    """round(x / scale), clipped to the grid; integers held in fp32. No rounding given is `nearest`.
 
     One fp32 division, so that an integer kernel gives the same integers. NaN gives NaN, and so does a scale
     that is NaN; an infinite value is clipped. Plain operators with `nearest`: they can be exported.
@@ -23,12 +23,13 @@ def quantize_to_integers(x: Tensor, scale: Tensor, grid: Grid, rounding: Roundin
     >>> quantize_to_integers(paddle.to_tensor([0.6, -9.0]), scale, parse_grid("int4")).tolist()
     [1.0, -8.0]
     """
-    return _round_inside(divide(x.cast("float32"), scale), grid, rounding)
+    return _round_inside(divide(as_float32(x), scale), grid, rounding)
 
 
-def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding) -> Tensor:
+def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding | None) -> Tensor:
     # Clipped first, which comes to the same since the bounds are integers, and spares rounding Inf.
-    return rounding(paddle.clip(quotient, float(grid.lowest), float(grid.highest)))
+    clipped = paddle.clip(quotient, float(grid.lowest), float(grid.highest))
+    return nearest(clipped) if rounding is None else rounding(clipped)
 
 
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def dequantize(q: Tensor, scale: Tensor) -> Tensor:
 
 
 def fake_quantize(
-    x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding = nearest, *, mask: bool = True
+    x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding | None = None, *, mask: bool = True
 ) -> Tensor:
     """`x` moved onto the grid: integers times the scale, in the type of `x`.
 
@@ -61,17 +62,23 @@ def fake_quantize(
     """
     if paddle.is_grad_enabled() and not x.stop_gradient:
         return _StraightThrough.apply(x, scale.detach(), grid, rounding, mask)
-    return dequantize(quantize_to_integers(x, scale, grid, rounding), scale).cast(x.dtype)
+    return _as_type_of(x, dequantize(quantize_to_integers(x, scale, grid, rounding), scale))
+
+
+def _as_type_of(x: Tensor, y: Tensor) -> Tensor:
+    return y if y.dtype == x.dtype else y.cast(x.dtype)
 
 
 class _StraightThrough(PyLayer):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding, mask: bool) -> Tensor:
-        quotient = divide(x.cast("float32"), scale)
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding | None, mask: bool
+    ) -> Tensor:
+        quotient = divide(as_float32(x), scale)
         if mask:
             ctx.save_for_backward((quotient >= grid.lowest - 0.5) & (quotient <= grid.highest + 0.5))
         ctx.mask = mask
-        return dequantize(_round_inside(quotient, grid, rounding), scale).cast(x.dtype)
+        return _as_type_of(x, dequantize(_round_inside(quotient, grid, rounding), scale))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:

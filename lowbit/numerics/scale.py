@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from lowbit.numerics.exact import divide
+from lowbit.numerics.exact import add, divide, subtract
 from lowbit.numerics.grid import Grid
 
 # Below the smallest normal float, numbers lose their digits and some processors take them for 0.
@@ -38,7 +38,13 @@ def scale_from_range(range_: Tensor, grid: Grid) -> Tensor:
     scale = paddle.clip(scale, SMALLEST_SCALE, largest_scale(grid))
     # Not `range_ == 0`: Paddle takes floats that differ by less than 1e-8 for equal.
     scale = paddle.where(range_ > 0, scale, paddle.ones_like(scale))
-    return paddle.where(paddle.isfinite(range_), scale, paddle.full_like(scale, float("nan")))
+    return nan_where_not_finite(scale, range_)
+
+
+def nan_where_not_finite(x: Tensor, of: Tensor) -> Tensor:
+    """`x`, but NaN where `of` is not finite."""
+    # 0 or NaN; not a NaN by name, which Paddle cannot read back from an exported program.
+    return add(x, subtract(of, of))
 
 
 def at_least_smallest(scale: Tensor) -> Tensor:
