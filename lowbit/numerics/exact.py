@@ -51,8 +51,9 @@ def _divide(x: Tensor, y: Tensor) -> Tensor:
     return _DIVIDE(x, y) if isinstance(x, Tensor) else x / y
 
 
+@paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1
 def _may_have_equal_shapes(x: Tensor, y: Tensor) -> bool:
-    """In a static program a size of -1 becomes known only when it runs."""
+    """In a static program -1 stands for a size that becomes known when it runs."""
     return len(x.shape) == len(y.shape) and all(
         size == y.shape[axis] or -1 in (size, y.shape[axis]) for axis, size in enumerate(x.shape)
     )

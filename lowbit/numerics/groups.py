@@ -31,6 +31,7 @@ def sum_groups(x: Tensor, axes: Sequence[int], dtype: str) -> Tensor:
     return paddle.sum(x, axis=list(axes), keepdim=True, dtype=dtype) if axes else x.cast(dtype)
 
 
+@paddle.jit.not_to_static
 def sum_to_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The sums over what a tensor of `shape` was broadcast along to meet `x`: its gradient.
 

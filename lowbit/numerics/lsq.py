@@ -13,7 +13,7 @@ from paddle.autograd import PyLayer
 from lowbit.numerics.exact import as_float32, divide, multiply, subtract
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales, sum_groups, sum_to_shape
-from lowbit.numerics.quantize import fake_quantize, quantize_to_integers
+from lowbit.numerics.quantize import dequantize, quantize_to_integers
 from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale, nan_where_not_finite
 
 
@@ -55,10 +55,11 @@ def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
 
 
 def _on_grid(x: Tensor, step: Tensor, grid: Grid) -> Tensor:
-    with paddle.no_grad():
-        return fake_quantize(x, step, grid)
+    y = dequantize(quantize_to_integers(x, step, grid), step)
+    return y if y.dtype == x.dtype else y.cast(x.dtype)
 
 
+@paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1
 def _pace(x: Tensor, step: Tensor, grid: Grid, elements: int | None) -> Tensor:
     if elements is None and -1 in x.shape:  # a static program, whose batch size is known when it runs
         return paddle.rsqrt(paddle.numel(x).cast("float32") * (grid.highest / math.prod(step.shape)))

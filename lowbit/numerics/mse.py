@@ -28,8 +28,9 @@ def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | No
 
     In a turn, with s the scale of minmax, 2^b >= |q| for all q of the grid, and f = 30 - 2b fraction bits:
 
-        i = round(x / s * 2^f)          in 32 bits, and so is i * q
-        range = fp32(highest * s * (sum(i * q) / (sum(q * q) * 2^f)))       in fp64
+        i = round(x / s * 2^f)                             in 32 bits, and so is i * q
+        ratio = fp32(sum(i * q) / sum(q * q)) * 2^-f       the division in fp64
+        range = (s * highest) * ratio                      in fp32, at most the largest float
 
     A group whose q are all 0 keeps its range, which happens to denormal numbers only.
     """
@@ -39,27 +40,28 @@ def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | No
     range_ = largest_magnitude(x, axes)
     start = scale_from_range(range_, grid)
     fraction_bits = 30 - 2 * (max(-grid.lowest, grid.highest) - 1).bit_length()
-    unit = paddle.full([], 2.0**fraction_bits, "float32")
-    fixed_point = paddle.round(multiply(divide(x, start), unit)).cast("int32")
-    per_unit = multiply(start.cast("float64"), paddle.full([], grid.highest / 2**fraction_bits, "float64"))
+    fixed_point = paddle.round(multiply(divide(x, start), _number(2.0**fraction_bits))).cast("int32")
+    at_start = multiply(start, _number(grid.highest))
     moving = paddle.isfinite(range_)
     for turn in range(turns):
         q = quantize_to_integers(x, scale_from_range(range_, grid), grid).cast("int32")
-        best = _best_range(fixed_point, q, per_unit, axes)
+        ratio = multiply(_projection(fixed_point, q, axes), _number(2.0**-fraction_bits))
+        best = paddle.clip(multiply(at_start, ratio), max=_LARGEST_FLOAT)
         best = paddle.where(moving & (best > 0), best, range_)
-        moving = moving & (paddle.abs(subtract(best, range_)) > multiply(range_, _stop()))
+        moving = moving & (paddle.abs(subtract(best, range_)) > multiply(range_, _number(_STOP)))
         range_ = best
         if turn + 1 < turns and not bool(moving.any()):
             break
     return range_
 
 
-def _best_range(fixed_point: Tensor, q: Tensor, per_unit: Tensor, axes: Sequence[int]) -> Tensor:
-    along = sum_groups(multiply(fixed_point, q), axes, "int64").cast("float64")
+def _projection(x: Tensor, q: Tensor, axes: Sequence[int]) -> Tensor:
+    """<x, q> / <q, q> of integers, fp32."""
+    along = sum_groups(multiply(x, q), axes, "int64").cast("float64")
     square = sum_groups(multiply(q, q), axes, "int64").cast("float64")
-    best = multiply(per_unit, divide(along, paddle.maximum(square, paddle.ones_like(square))))
-    return paddle.clip(best, max=_LARGEST_FLOAT).cast("float32")
+    # No product in fp64: in a served program, oneDNN gives nonsense for it (Paddle 3.3).
+    return divide(along, paddle.maximum(square, paddle.ones_like(square))).cast("float32")
 
 
-def _stop() -> Tensor:
-    return paddle.full([], _STOP, "float32")
+def _number(value: float) -> Tensor:
+    return paddle.full([], value, "float32")

@@ -57,6 +57,7 @@ class Observer:
         """The scales, fp32, with size 1 along `axes`."""
         return scale_from_range(self.range(x, grid, axes), grid)
 
+    @paddle.jit.not_to_static
     def range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
         """The largest magnitudes to keep, fp32: what an average over batches is taken of.
 
