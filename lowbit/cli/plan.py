@@ -50,9 +50,11 @@ def plan(
 
     name, classes, kwargs = _chosen_model(model, config, override)
     loaded = load_recipe(recipe)
-    layers = loaded.assign(build_model(name, num_classes or classes or _CLASSES, **kwargs))
+    count = num_classes or classes or _CLASSES
+    layers = loaded.assign(build_model(name, count, **kwargs))
     if as_json:
-        found = {"model": name, "recipe": str(recipe), "layers": describe_layers(layers)}
+        found = {"model": name, "num_classes": count, "recipe": str(recipe)}
+        found["layers"] = describe_layers(layers)
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
     if num_classes is None and classes is None:

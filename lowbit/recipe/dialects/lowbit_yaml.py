@@ -25,7 +25,7 @@ def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML, complete: what is saved with every run and can be read again."""
     values = recipe.model_dump(mode="json", exclude={"rules"})
     rules = [rule.model_dump(mode="json", exclude_unset=True) for rule in recipe.rules]
-    return yaml.safe_dump({"rules": rules, **values}, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump({"rules": rules, **values}, sort_keys=False, width=100)
 
 
 DIALECT = Dialect(name="lowbit", keys=frozenset(Recipe.model_fields), read=read_recipe)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import tiny_values, write_config
+
+ROOT = Path(__file__).parents[2]
+W4A4 = ROOT / "recipes" / "qat_w4a4.yaml"
+TINY = "tests.tiny_net:TinyNet"
+W4A4G4 = """
+rules:
+  - forward:
+      input: {grid: int4, granularity: N, observer: mse}
+      weight: {grid: int4, granularity: N, observer: mse}
+    grad_input:
+      grad_output: {grid: int4, granularity: NHW, rounding: stochastic}
+      weight: {grid: int4, granularity: N}
+  - match: {name: head}
+    skip: true
+"""
+
+
+def _write(path: Path, text: str) -> Path:
+    file = path / "recipe.yaml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def _rows(out: str) -> dict[str, list[str]]:
+    """The table's rows by layer, cut where two blanks are."""
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
+    return {row[1]: row for row in rows if row and row[0].isdecimal()}
+
+
+def test_the_table_of_a_model(run):
+    result = run("lowbit", "plan", "resnet20", "--recipe", W4A4, "--num-classes", 10)
+    assert result.code == 0, result
+    assert result.err == ""
+    rows = _rows(result.out)
+    assert len(rows) == 20
+    first = ["0", "conv1", "Conv2D", "16x3x3x3", "int8/uint8 per-tensor learned", "int8 N learned", "forward"]
+    assert rows["conv1"] == first
+    assert rows["layer2.0.conv1"][4:6] == ["int4/uint4 per-tensor learned", "int4 N learned"]
+    assert rows["linear"][2:4] == ["Linear", "64x10"]
+    assert "Backward: straight-through" in result.out
+    assert "20 of 20 layers are quantized." in result.out
+
+
+def test_three_products_what_is_left_alone_and_why_not_in_integers(run, tmp_path):
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, W4A4G4), "--num-classes", 4)
+    assert result.code == 0, result
+    rows = _rows(result.out)
+    assert rows["conv"][4:] == [
+        *("int4 N mse", "int4 N mse", "int4 NHW stochastic", "int4 N"),
+        *("straight-through", "forward"),
+    ]
+    assert rows["head"][-1] == "left as it is: skipped by rule 2"
+    assert "Not in integers, grad_input: weight has scales per N" in result.out
+    assert "it may have them per C: conv" in result.out
+    assert "1 of 2 layers are quantized." in result.out
+
+
+def test_the_model_and_classes_of_a_config(run, lite, tmp_path):
+    values = tiny_values(lite, tmp_path)
+    values["Arch"]["class_num"] = 7
+    config = write_config(tmp_path / "c.yaml", values)
+    result = run("lowbit", "plan", "-c", config, "--recipe", W4A4)
+    assert result.code == 0, result
+    assert result.err == ""
+    assert _rows(result.out)["head"][3] == "128x7"
+    overridden = run("lowbit", "plan", "-c", config, "-o", "Arch.class_num=9", "--recipe", W4A4)
+    assert _rows(overridden.out)["head"][3] == "128x9"
+
+
+def test_assumed_classes_are_said(run):
+    result = run("lowbit", "plan", TINY, "--recipe", W4A4)
+    assert result.err == "1000 classes assumed; --num-classes says otherwise\n"
+    assert _rows(result.out)["head"][3] == "128x1000"
+
+
+def test_json_is_json_and_nothing_else(run):
+    result = run("lowbit", "plan", TINY, "--recipe", W4A4, "--json")
+    assert result.code == 0, result
+    found = json.loads(result.out)
+    assert (found["model"], found["recipe"], found["num_classes"]) == (TINY, str(W4A4), 1000)
+    conv, head = found["layers"]
+    assert conv["plan"]["forward"]["weight"] == {
+        "grid": "int8",
+        "granularity": "N",
+        "observer": "minmax",
+        "scaling": "learned",
+        "rounding": "nearest",
+        "clip": "none",
+        "sign": "fixed",
+    }
+    assert head["why_not_in_integers"]["forward"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either a model's name or -c CONFIG"),
+        ((TINY, "-c", "c.yaml"), "give either a model's name or -c CONFIG"),
+        ((TINY, "-o", "Arch.class_num=3"), "give -c CONFIG, too"),
+        (("resnet21",), 'unknown model "resnet21"'),
+    ],
+)
+def test_which_model(run, arguments, message):
+    assert message in run("lowbit", "plan", *arguments, "--recipe", W4A4).error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "rules:\n- match: {name: conv9}\n  skip: true\n",
+            "recipe.yaml:2: rule 1: it has no effect: no layer is",
+        ),
+        ("rules:\n- match: {index: 2}\n  skip: true\n", "the model's layers are 0 to 1"),
+        ("rules:\n- forward: {weight: {grid: int1}}\n", "integer grids have 2 to 8 bits"),
+        ("weight_bits: 17\n", "PaddleSlim takes 1 to 16"),
+    ],
+)
+def test_mistakes_in_the_recipe(run, tmp_path, text, message):
+    assert message in run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text)).error
+
+
+def test_no_recipe(run, tmp_path):
+    assert "--recipe" in run("lowbit", "plan", TINY).err
+    assert "no recipe file" in run("lowbit", "plan", TINY, "--recipe", tmp_path / "none.yaml").error
+
+
+def test_help_teaches_with_examples_and_shows_no_markup(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    result = run("lowbit", "plan", "--help")
+    assert "lowbit plan resnet20 --recipe recipes/qat_w4a4.yaml" in result.out.split("Example")[1]
+    assert "**" not in result.out
+    assert "`" not in result.out

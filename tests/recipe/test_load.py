@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowbit.errors import LowbitError
+from lowbit.models import build_model
+from lowbit.recipe import TensorSpec, load_recipe, make_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def _write(path: Path, text: str) -> Path:
+    file = path / "recipe.yaml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("model", ["resnet20", "mobilenet_v3_small", "mobilenet_v2"])
+def test_the_recipes_that_come_with_lowbit_fit_any_model(file, model):
+    plans = load_recipe(file).assign(build_model(model, 10))
+    for assigned in plans:
+        assert not assigned.plan.is_full
+        assert assigned.plan.runs_in_integers(assigned.layer.type)["forward"] is None
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_recipes_say_what_they_are_for(file):
+    first = file.read_text("utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert "not in this version" in first
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_first_and_last_layer_have_8_bits(bits):
+    (file,) = [file for file in RECIPES if file.stem == f"qat_w{bits}a{bits}"]
+    plans = list(load_recipe(file).plans(build_model("resnet20", 10)).values())
+    found = [(plan.forward.input.grid.bits, plan.forward.weight.grid.bits) for plan in plans]
+    assert found == [(8, 8), *[(bits, bits)] * 18, (8, 8)]
+
+
+def test_a_rule_that_matches_nothing_names_its_line(tmp_path, tiny):
+    file = _write(tmp_path, "rules:\n  - skip: true\n\n  - match: {name: haed}\n    skip: true\n")
+    with pytest.raises(LowbitError) as error:
+        load_recipe(file).plans(tiny)
+    assert str(error.value) == (
+        f'{file}:4: rule 2: it has no effect: no layer is named "haed", did you mean "head"?'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "rules:\n- forward:\n    input: {grd: int8}",
+            "3: rules.0.forward.input.grd: unknown key, did you mean",
+        ),
+        ("rules:\n- forward:\n    input: {grid: int88}", "3: rules.0.forward.input.grid: unknown grid"),
+        (
+            "rules:\n- forward:\n    weight:\n      scaling: learnd",
+            '4: rules.0.forward.weight.scaling: unknown scaling "learnd": did you mean "learned"?',
+        ),
+        (
+            "rules:\n- skip: true\n- match: {index: first}\n  skip: true",
+            "3: rules.1.match.index: expected a wh",
+        ),
+        ("rule:\n- skip: true", '1: rule: unknown key, did you mean "rules"?'),
+        ("calibration: {steps: 5}", "rules: missing"),
+        ("rules: []", "1: rules: too few entries"),
+        ("rules: {skip: true}", "1: rules: expected a list"),
+        ("rules:\n- skip\n", "2: rules.0: expected a section"),
+        (
+            "rules:\n- skip: true\npact:\n  initial: dta",
+            "4: pact.initial: expected `data` or a number above 0",
+        ),
+        ("rules:\n- skip: true\nbatch_norm: {fold: trainig}", 'did you mean "training"?'),
+        (
+            "weight_bits: 8\nactivation_bit: 8",
+            '2: activation_bit: unknown key, did you mean "activation_bits"?',
+        ),
+        ("weight_bit: 8", '1: weight_bit: unknown key, did you mean "weight_bits"?'),
+        (
+            "weight_bits: 17",
+            "1: weight_bits: lowbit has grids of 2 to 8 bits (PaddleSlim takes 1 to 16), got 17",
+        ),
+        ("rules:\n- skip: true\n- skip: true\nrules: 3", "stands here for the second time"),
+        ("rules: [", "not valid YAML"),
+        ("- skip: true", "expected a recipe"),
+        ("", "expected a recipe"),
+        ("just words", "expected a recipe"),
+    ],
+)
+def test_mistakes_have_a_place_and_the_nearest_word(tmp_path, text, message):
+    file = _write(tmp_path, text)
+    with pytest.raises(LowbitError) as error:
+        load_recipe(file)
+    assert str(error.value).startswith(str(file))
+    assert message in str(error.value)
+
+
+def test_mistakes_in_different_places_are_listed_together(tmp_path):
+    file = _write(tmp_path, "rules:\n- forward:\n    input: {grid: int44}\n    weight: {clip: PACT}\n")
+    with pytest.raises(LowbitError) as error:
+        load_recipe(file)
+    first, second = str(error.value).splitlines()
+    assert first.startswith(f"{file}:3: ") and second.startswith(f"{file}:4: ")
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(LowbitError, match=r"no recipe file .*those that come with lowbit are in recipes/"):
+        load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(LowbitError, match="cannot read"):
+        load_recipe(tmp_path)
+
+
+def test_a_quant_config_as_a_file(tmp_path, tiny):
+    file = _write(tmp_path, "weight_bits: 4\nactivation_preprocess_type: PACT\n")
+    plan = load_recipe(file).plans(tiny)["conv"]
+    assert plan.forward.weight == TensorSpec(grid="int4-narrow", granularity="N")
+    assert plan.forward.input == TensorSpec(grid="int8-narrow", scaling="moving_average", clip="pact")
+
+
+def test_from_values_in_python(tiny):
+    recipe = make_recipe({"rules": [{"forward": {"weight": {"grid": "int8"}}}]})
+    assert str(recipe.plans(tiny)["head"].forward.weight) == "int8 per-tensor"
+    with pytest.raises(LowbitError, match=r'^recipe: rules\.0\.skipp: unknown key, did you mean "skip"\?$'):
+        make_recipe({"rules": [{"skipp": True}]})
+    with pytest.raises(LowbitError, match=r"^my config: weight_bits: "):
+        make_recipe({"weight_bits": 0}, origin="my config")

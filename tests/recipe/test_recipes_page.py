@@ -1,0 +1,90 @@
+"""docs/recipes.md says what is true: its recipes, words, defaults and tables."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lowbit.models import build_model
+from lowbit.numerics import observer_names, rounding_names, scaling_names
+from lowbit.recipe import QuantConfig, Recipe, make_recipe, parse_quant_config
+from lowbit.recipe.settings import SpecSettings
+from lowbit.recipe.spec import CLIPS, FULL_SPEC, SIGNS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/recipes.md").read_text("utf-8")
+
+
+def _section(title: str) -> str:
+    return re.search(rf"^#+ {re.escape(title)}$(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+
+
+def _rows(title: str) -> dict[str, list[str]]:
+    rows = [line.strip("| ").split(" | ") for line in _section(title).splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_its_recipes_are_valid():
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert make_recipe(yaml.safe_load(block)).plans(build_model("resnet20", 10))
+
+
+def test_the_files_it_names_are_those_there():
+    named = set(re.findall(r"^\| `(recipes/\S+)` \|", PAGE, re.MULTILINE))
+    assert named == {f"recipes/{file.name}" for file in (ROOT / "recipes").iterdir()}
+
+
+def test_keys_and_words_of_a_spec():
+    rows = _rows("What is set")
+    assert list(rows) == list(SpecSettings.model_fields)
+    assert {key: row[0].strip("`") for key, row in rows.items()} == FULL_SPEC.as_words()
+    words = {"observer": observer_names(), "scaling": scaling_names(), "rounding": rounding_names()}
+    for key, valid in {**words, "clip": CLIPS, "sign": SIGNS}.items():
+        written = {word.split("(")[0] for word in re.findall(r"`([\w().]+)`", " ".join(rows[key]))}
+        assert set(valid) <= written, key
+
+
+def test_settings_of_the_model_as_a_whole():
+    expected = {
+        f"{name}.{key}": value
+        for name, section in Recipe(rules=[{"skip": True}]).model_dump(exclude={"rules"}).items()
+        for key, value in section.items()
+    }
+    found = {key: yaml.safe_load(row[0].strip("`")) for key, row in _rows("The model as a whole").items()}
+    assert found == expected
+
+
+def test_keys_and_defaults_of_paddleslim():
+    rows = {key: row for key, row in _rows("PaddleSlim's dialect").items() if key in QuantConfig.model_fields}
+    found = {key: yaml.safe_load(row[0].strip("`")) for key, row in rows.items()}
+    assert found == QuantConfig().model_dump()
+
+
+@pytest.mark.parametrize("key", ["weight_quantize_type", "activation_quantize_type"])
+def test_what_paddleslims_types_become(key):
+    table = re.findall(r"^\| (`.*?) \| `(\S+)` \| `(\S+)` \| `(\S+)` \|$", PAGE, re.MULTILINE)
+    written = {word: row[1:] for row in table for word in re.findall(r"`(\w+)`", row[0])}
+    operand = "weight" if key.startswith("weight") else "input"
+    words = re.findall(r"'(\w+)'", str(QuantConfig.model_fields[key].annotation))
+    assert words
+    for word in words:
+        spec = getattr(parse_quant_config({key: word}).recipe().rules[0].forward, operand)
+        full = {"scaling": "window(10000)"} if spec.scaling == "window" else {}
+        given = spec.given() | full
+        assert (given["grid"], given["granularity"], given["scaling"]) == written[word]
+
+
+def test_the_python_runs(monkeypatch, tmp_path, capsys):
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "page.py").write_text(block, "utf-8")
+    runpy.run_path(str(tmp_path / "page.py"))
+    out = capsys.readouterr().out
+    assert "\nint4-narrow N\n" in out
+    assert "'forward': None" in out
