@@ -1,9 +1,10 @@
 """The four operations in fp32 with one rounding each, whatever mixed precision is on around them.
 
-Quantized values are defined by these: the integer kernels and NumPy give the same bits. Two things would
+Quantized values are defined by these: the integer kernels and NumPy give the same bits. Three things would
 spoil them. Emulated mixed precision (level O2) replaces the operators of Paddle's tensors with rounding ones
-while it is on; the functions here were taken before. And Paddle divides two tensors of equal shape with
-a vector library that is off by one bit for one quotient in 300.
+while it is on; the functions here were taken before. Paddle divides two tensors of equal shape with
+a vector library that is off by one bit for one quotient in 300. And in a served program with oneDNN, a
+division writes over its first operand, though others still need it (Paddle 3.3).
 """
 
 from __future__ import annotations
@@ -41,19 +42,11 @@ def divide(x: Tensor, y: Tensor) -> Tensor:
     >>> divide(paddle.to_tensor([1.0, 2.0]), paddle.to_tensor([3.0])).tolist()
     [0.3333333432674408, 0.6666666865348816]
     """
-    if _may_have_equal_shapes(x, y):
-        # One axis more, and Paddle takes the way for unequal shapes, which divides as the processor does.
+    if not isinstance(x, Tensor) or x.shape == y.shape:
+        # With one axis more, the shapes differ and x is copied: both dangers are gone.
         return _divide(x.unsqueeze(0), y).squeeze(0)
     return _divide(x, y)
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
     return _DIVIDE(x, y) if isinstance(x, Tensor) else x / y
-
-
-@paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1
-def _may_have_equal_shapes(x: Tensor, y: Tensor) -> bool:
-    """In a static program -1 stands for a size that becomes known when it runs."""
-    return len(x.shape) == len(y.shape) and all(
-        size == y.shape[axis] or -1 in (size, y.shape[axis]) for axis, size in enumerate(x.shape)
-    )

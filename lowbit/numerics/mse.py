@@ -47,11 +47,11 @@ def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | No
         q = quantize_to_integers(x, scale_from_range(range_, grid), grid).cast("int32")
         ratio = multiply(_projection(fixed_point, q, axes), _number(2.0**-fraction_bits))
         best = paddle.clip(multiply(at_start, ratio), max=_LARGEST_FLOAT)
-        best = paddle.where(moving & (best > 0), best, range_)
-        moving = moving & (paddle.abs(subtract(best, range_)) > multiply(range_, _number(_STOP)))
-        range_ = best
-        if turn + 1 < turns and not bool(moving.any()):
-            break
+        before, range_ = range_, paddle.where(moving & (best > 0), best, range_)
+        if turn + 1 < turns:
+            moving = moving & (paddle.abs(subtract(range_, before)) > multiply(before, _number(_STOP)))
+            if not bool(moving.any()):
+                break
     return range_
 
 

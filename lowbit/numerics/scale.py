@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from lowbit.numerics.exact import add, divide, subtract
+from lowbit.numerics.exact import add, divide, multiply
 from lowbit.numerics.grid import Grid
 
 # Below the smallest normal float, numbers lose their digits and some processors take them for 0.
@@ -43,8 +43,9 @@ def scale_from_range(range_: Tensor, grid: Grid) -> Tensor:
 
 def nan_where_not_finite(x: Tensor, of: Tensor) -> Tensor:
     """`x`, but NaN where `of` is not finite."""
-    # 0 or NaN; not a NaN by name, which Paddle cannot read back from an exported program.
-    return add(x, subtract(of, of))
+    # 0 or NaN. Not a NaN by name, which Paddle cannot read back from an exported program; nor of - of,
+    # for which oneDNN overwrites `of` in a served one (Paddle 3.3).
+    return add(x, multiply(of, paddle.full([], 0.0, "float32")))
 
 
 def at_least_smallest(scale: Tensor) -> Tensor:
