@@ -38,7 +38,7 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
 
 def _read(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
     # The dialect that most of the keys belong to, misspelt ones included: a slip must not change the dialect.
-    def belonging(dialect: Dialect) -> tuple[int, int]:
-        return len(dialect.keys & values.keys()), sum(bool(nearest(str(k), dialect.keys)) for k in values)
+    def belonging(dialect: Dialect) -> int:
+        return sum(nearest(str(key), dialect.keys) is not None for key in values)
 
     return max(DIALECTS, key=belonging).read(values, sources, origin)
