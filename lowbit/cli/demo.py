@@ -57,6 +57,20 @@ def demo(
     print(f"Checkpoints     {output_dir}/checkpoints")
     print(f"Metrics         {output_dir}/metrics.jsonl")
     print(f"Exported model  {output_dir}/export")
-    print(f"Go on with      lowbit infer {output_dir}/export IMAGE")
+    print(f"Go on with      lowbit infer {output_dir}/export {_write_digits(output_dir / 'images')}")
     if not comparison.within(_TOLERANCE) or comparison.top1_agreement < 1:
         raise LowbitError("the exported model does not compute what was trained")
+
+
+def _write_digits(folder: Path) -> Path:
+    """A few validation images as files, for the reader's next command."""
+    import cv2
+
+    from lowbit.data import open_digits
+
+    digits = open_digits("val")
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(8):
+        path = folder / f"{index}_is_{digits.classes[digits.label(index)]}.png"
+        cv2.imwrite(str(path), digits.image(index)[:, :, ::-1])  # OpenCV writes blue first
+    return folder

@@ -38,6 +38,9 @@ class GlobalSection(Section):
     image_shape: tuple[Literal[3], Positive, Positive] = (3, 224, 224)  # images are RGB
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"
+    eval_mode: Literal["classification"] = "classification"
+    to_static: Literal[False] = False
+    use_dali: Literal[False] = False
     # Ours from here on.
     seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     save_steps: Count = 0  # also checkpoint every so many steps; 0: only after epochs

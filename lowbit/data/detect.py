@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from lowbit.data.cifar10 import ARCHIVES, FOLDERS, find_cifar10, open_cifar10
 from lowbit.data.dataset import Dataset
+from lowbit.data.decode import EXTENSIONS
 from lowbit.data.digits import open_digits
 from lowbit.data.folder import FolderDataset, class_folders
 from lowbit.data.idx import find_idx, open_idx
@@ -58,9 +59,16 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
         if classes is None and split != "train":
             classes = class_folders(path / "train") or None
         return FolderDataset(path / split, classes)
+    splits = any((path / name).is_dir() for name in get_args(Split))
+    if split == "val" and not splits and any(map(_has_images, path.iterdir())):
+        return FolderDataset(path, classes)  # the validation folder itself
     if find_idx(path, split, "images"):
         return open_idx(path, split)
     raise LowbitError(_nothing_found(path, split))
+
+
+def _has_images(folder: Path) -> bool:
+    return folder.is_dir() and any(file.name.lower().endswith(EXTENSIONS) for file in folder.iterdir())
 
 
 def _open_list(path: Path, split: Split, num_classes: int | None) -> ListFileDataset:

@@ -56,7 +56,10 @@ def read_list(list_file: Path, num_classes: int | None = None) -> tuple[list[str
     try:
         lines = list_file.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise LowbitError(f"{list_file}: cannot be read ({error.strerror})") from error
+        raise LowbitError(
+            f"{list_file}: cannot be read ({error.strerror}); it is the list of images, with lines such as "
+            "`train/cat/1.jpg 0` (cls_label_path in a config)"
+        ) from error
     except UnicodeDecodeError as error:
         raise LowbitError(f"{list_file}: not a text file in UTF-8 ({error.reason})") from error
     paths: list[str] = []

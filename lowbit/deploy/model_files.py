@@ -35,11 +35,9 @@ def find_model_files(directory: str | Path, file_name: str = "inference") -> Mod
         others = sorted(
             p.stem for s in MODEL_SUFFIXES for p in directory.glob(f"*{s}") if _params_of(p).is_file()
         )
-        hint = (
-            f"; it has other exported models: {', '.join(others)}"
-            if others
-            else "; export a model there first"
-        )
+        hint = f"; it has other exported models: {', '.join(others)}" if others else "; export a model first"
+        if any((directory / "export" / path.name).is_file() for path in models):
+            hint = f"; the exported model of this run is in {directory / 'export'}"
         raise LowbitError(f"no {file_name}.json in {directory}{hint}")
     params = _params_of(model)
     if not params.is_file():  # Paddle would run the model with whatever is in memory

@@ -46,8 +46,8 @@ def checkup() -> Iterator[Finding]:
     yield from _processor()
     yield _compiler()
     yield from _paddle()
-    yield _package("ONNX Runtime", "onnxruntime", "exported models cannot be tried in ONNX Runtime")
-    yield _package("OpenVINO", "openvino", "exported models cannot be tried in OpenVINO")
+    yield _package("ONNX Runtime", "onnxruntime", "not needed: this version of lowbit runs no ONNX models")
+    yield _package("OpenVINO", "openvino", "not needed: this version of lowbit runs no OpenVINO models")
     yield _package("VisualDL", "visualdl", "no curves in the browser; metrics.jsonl has the same figures")
     yield _package("simplejpeg", "simplejpeg", "JPEG files cannot be decoded")
     yield _package(

@@ -55,10 +55,10 @@ def build_loader(
 
 def check_class_count(dataset: Dataset, num_classes: int, where: str) -> None:
     """Stops before the first batch where labels would not fit the model's outputs."""
-    if len(dataset.classes) > num_classes:
+    if (found := len(dataset.classes)) > num_classes:
+        advice = f"set Arch.class_num={found}" if where == "training" else "it was made for other classes"
         raise LowbitError(
-            f"the {where} data has {len(dataset.classes)} classes, the model only {num_classes} outputs; "
-            f"set Arch.class_num={len(dataset.classes)}"
+            f"the {where} data has {found} classes, the model only {num_classes} outputs; {advice}"
         )
 
 

@@ -51,6 +51,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
             # Within an epoch, even after its last batch, its record is still to come.
             done = session.progress.step - bool(session.progress.batch)
             log = MetricsLog(run.path, resumed_step=done, visualdl=config.Global.use_visualdl)
+        display.message(session.describe())
         try:
             _train_epochs(session, Keeper(run, session), log, display, interruption)
         finally:
@@ -106,13 +107,13 @@ def _train_epochs(
         trained = train_epoch(session, keeper, display, interruption)
         display.finish(trained)
         ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
-        progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         if log:
             log.write("train", progress.step, epoch=epoch, **trained)
 
         due = (epoch + 1) % config.Global.eval_interval == 0 or epoch + 1 == config.Global.epochs
         metrics = None
         if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
+            keeper.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
             metrics = evaluate(
                 session.model,
                 session.eval_loader,
@@ -125,6 +126,7 @@ def _train_epochs(
             display.message(accuracy_line(metrics))
             if log:
                 log.write("eval", progress.step, epoch=epoch, **metrics)
+        progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
@@ -199,6 +201,7 @@ def train_epoch(
             _stop_for_interruption(keeper, display)
         asked_for_data = time.perf_counter()
 
+    progress.meter = ranks.sum(meter.sums).tolist()
     seconds = time.perf_counter() - started
     seen = ranks.sum(np.array([meter.samples - samples_before]))[0]
     return meter.result(ranks) | {

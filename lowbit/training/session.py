@@ -58,6 +58,17 @@ class Session:
             "seed": self.config.Global.seed,
         }
 
+    def describe(self) -> str:
+        """The line that a run opens with."""
+        images = f"{len(self.train_loader.dataset)} images"
+        if self.eval_loader is not None:
+            images += f", {len(self.eval_loader.dataset)} for validation"
+        ranks = f" with {self.ranks.world} processes" if self.ranks.world > 1 else ""
+        return (
+            f"Training {self.config.Arch.name} ({len(self.classes)} classes) on {self.environment['device']}"
+            f"{ranks}: {images}, {len(self.train_loader)} steps an epoch"
+        )
+
     def snapshot(self) -> Checkpoint:
         """The run as it stands, to be saved."""
         return Checkpoint(
@@ -78,6 +89,12 @@ class Session:
             raise LowbitError(
                 f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
                 f"{self.config.Arch.name}; resume with the config of that run, or start a new one"
+            )
+        if checkpoint.classes != self.classes:
+            raise LowbitError(
+                f"{path} was trained on other classes ({_some(checkpoint.classes)}) than the data has "
+                f"({_some(self.classes)}): its outputs would mean something else. Resume with the data of "
+                "that run, or start a new one with --pretrained"
             )
         different = [
             f"{key} was {checkpoint.order.get(key)}, is {value}"
@@ -158,6 +175,10 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         progress=Progress(epoch=config.Global.start_epoch),
         notes=notes,
     )
+
+
+def _some(classes: list[str]) -> str:
+    return ", ".join(classes[:4]) + (f", … {len(classes)} in all" if len(classes) > 4 else "")
 
 
 def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:

@@ -107,3 +107,12 @@ def test_class_folders_take_a_trained_models_labels_by_name(tmp_path):
     assert [dataset.label(index) for index in range(2)] == [2, 3]
     with pytest.raises(LowbitError, match=r'"square" is not one of the classes trained on'):
         open_dataset(tmp_path, "val", classes=["circle", "cross"])
+
+
+def test_a_validation_folder_may_be_given_by_itself(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(encoded(picture(), "PNG"))
+    assert open_dataset(tmp_path, "val").classes == ["cat", "dog"]
+    with pytest.raises(LowbitError, match="put the class folders into train/ and val/"):
+        open_dataset(tmp_path, "train")

@@ -35,7 +35,7 @@ def test_a_missing_folder_and_a_file_in_its_place(tmp_path):
 
 
 def test_an_empty_folder_and_one_with_another_model(tmp_path):
-    with pytest.raises(LowbitError, match=r"no inference\.json in .*export a model there first"):
+    with pytest.raises(LowbitError, match=r"no inference\.json in .*export a model first"):
         find_model_files(tmp_path)
     make(tmp_path, "qat_inference.json", "qat_inference.pdiparams", "config.json")
     with pytest.raises(LowbitError, match=r"other exported models: qat_inference$"):
@@ -57,3 +57,10 @@ def test_digests(tmp_path):
         check_files(files, {})  # without digests the tensors themselves are looked at, and these are none
     with pytest.raises(LowbitError, match=r"a\.pdiparams is damaged or belongs to another export.*a\.yml"):
         check_files(files, right | {"a.pdiparams": "0" * 64})
+
+
+def test_a_run_folder_points_to_its_export(tmp_path):
+    (tmp_path / "export").mkdir()
+    make(tmp_path / "export", "inference.json", "inference.pdiparams")
+    with pytest.raises(LowbitError, match=r"the exported model of this run is in .*export$"):
+        find_model_files(tmp_path)

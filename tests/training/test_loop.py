@@ -10,7 +10,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.training import loop
-from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.distributed import Ranks
 from lowbit.training.loop import train
 from lowbit.training.session import open_session
@@ -179,6 +179,37 @@ def test_resuming_into_a_folder_of_another_run_moves_that_one_aside(tmp_path, ca
     assert "held an earlier run: moved to" in capsys.readouterr().out
     assert weights_hash(target / "earlier/1/checkpoints/latest.lowbit") == kept
     assert [record["epoch"] for record in records(target, "train")] == [1]
+
+
+def test_other_classes_are_refused_on_resume(tmp_path, monkeypatch):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    checkpoint = read_checkpoint(folder / "checkpoints/latest.lowbit")
+    checkpoint.classes = [*checkpoint.classes[1:], checkpoint.classes[0]]
+    save_checkpoint(folder / "checkpoints/latest.lowbit", checkpoint)
+    with pytest.raises(LowbitError, match=r"trained on other classes \(1, 2, 3, 4, … 10 in all\)"):
+        train(tiny_config(folder, epochs=2, checkpoints="auto"))
+
+
+def test_a_failed_evaluation_loses_no_epoch(tmp_path, monkeypatch):
+    def broken(*_arguments, **_more):
+        raise LowbitError("val/cat/1.jpg: corrupt image")
+
+    with monkeypatch.context() as patch, pytest.raises(LowbitError, match="corrupt"):
+        patch.setattr(loop, "evaluate", broken)
+        train(tiny_config(tmp_path / "run", epochs=1))
+    assert train(tiny_config(tmp_path / "run", epochs=1, checkpoints="auto"))
+    assert [record["epoch"] for record in records(tmp_path / "run", "train")] == [0]
+    assert len(records(tmp_path / "run", "eval")) == 1
+    expected = train(tiny_config(tmp_path / "calm", epochs=1))
+    assert records(tmp_path / "run", "eval")[0]["loss"] == records(expected, "eval")[0]["loss"]
+
+
+def test_a_run_opens_with_what_it_trains_on(tmp_path, capsys):
+    train(tiny_config(tmp_path / "run", epochs=1))
+    first = capsys.readouterr().out.splitlines()[0]
+    opening, figures = first.rsplit(": ", 1)
+    assert opening == "Training tests.tiny_net:TinyNet (10 classes) on cpu"
+    assert figures == "1437 images, 360 for validation, 12 steps an epoch"
 
 
 def test_resuming_with_other_settings_says_so(tmp_path, capsys):

@@ -16,8 +16,11 @@ _IMAGENET_SIDE = 224
 
 def export_model(
     model: Annotated[
-        str, typer.Option(help="A model's name, or package.module:Class.")
-    ] = "mobilenet_v3_small",
+        str | None,
+        typer.Option(
+            help="A model's name, or package.module:Class; left out: as trained, else mobilenet_v3_small."
+        ),
+    ] = None,
     img_size: Annotated[
         int | None,
         typer.Option(min=1, help="Side of the images that the model sees; left out: as trained, else 224."),
@@ -42,6 +45,9 @@ def export_model(
         raise LowbitError(
             "give the weights with --pretrained: a model with random weights is of no use to anybody"
         )
+    checkpoint = find_checkpoint(pretrained)  # what training left beside the weights
+    if model is None:
+        model = read_checkpoint(checkpoint).model_name if checkpoint else "mobilenet_v3_small"
     side = img_size or _IMAGENET_SIDE
     resize_and_crop = [ResizeImage(resize_short=side * 256 // 224), CropImage(size=side)]
     values = {
@@ -51,7 +57,6 @@ def export_model(
     }
     trained = open_weights(validate(values, {}, "export_model.py"), pretrained)
     ops, shape = trained.preprocessing, (3, side, side)
-    checkpoint = find_checkpoint(pretrained)
     if img_size is not None:
         ops = [*resize_and_crop, *(op for op in ops if isinstance(op, NormalizeImage))]
     elif checkpoint is not None:
