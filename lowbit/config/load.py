@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
-from lowbit.config.mistakes import describe_mistake
+from lowbit.config.mistakes import check_section
 from lowbit.config.schema import Config
 from lowbit.config.yaml_file import KeyPath, parse_yaml, read_yaml
 from lowbit.errors import LowbitError
@@ -59,11 +58,7 @@ def _override(
 
 def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> Config:
     """The values as a Config; every mistake in them is listed with its place."""
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        messages = [describe_mistake(detail, values, sources, origin) for detail in error.errors()]
-        raise LowbitError("\n".join(dict.fromkeys(messages))) from None
+    return check_section(Config, values, sources, origin)
 
 
 def parse_override(override: str) -> tuple[str, Any]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 import reprlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from lowbit.config.base import Section
 from lowbit.config.transform_ops import OPS
 from lowbit.config.yaml_file import KeyPath
-from lowbit.errors import nearest
+from lowbit.errors import LowbitError, nearest
+
+SectionType = TypeVar("SectionType", bound=Section)
 
 _SECTION = "expected a section of `key: value` lines"
 _WORDS = {
@@ -33,7 +39,21 @@ _WORDS = {
 _COMPLETE = ("missing", "union_tag_invalid", "union_tag_not_found", "unknown_key", "value_error")
 
 
-def describe_mistake(detail: dict[str, Any], values: Any, sources: dict[KeyPath, str], origin: str) -> str:
+def check_section(
+    kind: type[SectionType], values: Any, sources: Mapping[KeyPath, str], origin: str
+) -> SectionType:
+    """The values as a section; every mistake in them is listed with its place.
+
+    `sources` says where a key was written (`file.yaml:7`, `-o …`), `origin` what to say where it does not.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        messages = [describe_mistake(detail, values, sources, origin) for detail in error.errors()]
+        raise LowbitError("\n".join(dict.fromkeys(messages))) from None
+
+
+def describe_mistake(detail: dict[str, Any], values: Any, sources: Mapping[KeyPath, str], origin: str) -> str:
     """One line for one mistake: where it stands, which key, what is wrong, what was probably meant."""
     kind, context = detail["type"], detail.get("ctx", {})
     at = _written_path(detail["loc"], values)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from lowbit.config.base import Section
-from lowbit.config.mistakes import describe_mistake
+from lowbit.config.mistakes import check_section
 from lowbit.config.transform_ops import Op, TransformOp
 from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError
@@ -95,9 +95,5 @@ def read_inference_yml(path: str | Path) -> InferenceYml:
     values, lines = read_yaml(path)
     if not isinstance(values, dict):
         raise LowbitError(f"{path}: expected the sections Global, PreProcess and PostProcess")
-    try:
-        return InferenceYml.model_validate(values)
-    except ValidationError as error:
-        sources = {at: f"{path}:{line}" for at, line in lines.items()}
-        messages = [describe_mistake(detail, values, sources, str(path)) for detail in error.errors()]
-        raise LowbitError("\n".join(dict.fromkeys(messages))) from None
+    sources = {at: f"{path}:{line}" for at, line in lines.items()}
+    return check_section(InferenceYml, values, sources, str(path))

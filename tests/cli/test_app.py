@@ -13,6 +13,7 @@ HELP = [
     ("lowbit", "eval"),
     ("lowbit", "export"),
     ("lowbit", "infer"),
+    ("lowbit", "plan"),
     ("lowbit", "doctor"),
     ("lowbit", "demo"),
     ("lowbit", "data", "lite"),
@@ -35,7 +36,7 @@ def test_help_teaches_with_examples_and_shows_no_markup(run, words, monkeypatch)
 
 def test_the_commands_of_lowbit(run):
     result = run("lowbit", "--help")
-    for command in ("train", "eval", "export", "infer", "doctor", "demo", "data"):
+    for command in ("train", "eval", "export", "infer", "plan", "doctor", "demo", "data"):
         assert f"│ {command} " in result.out
     assert "lowbit demo" in result.out
 

@@ -100,3 +100,13 @@ def test_a_mistake_of_an_override_is_placed_there(tmp_path):
 def test_long_values_are_cut_short(tmp_path):
     text = mistake(tmp_path, SMALL.replace("epochs: 2", f"epochs: {'x' * 500}"))
     assert len(text) < 120
+
+
+def test_every_mistake_has_its_place():
+    assert check_section(OptimizerSection, {"momentum": 0.5}, {}, "here").momentum == 0.5
+    with pytest.raises(
+        LowbitError, match=r"^file:9: momentum: must be greater than or equal to 0, got -1(\.0)?$"
+    ):
+        check_section(OptimizerSection, {"momentum": -1}, {("momentum",): "file:9"}, "here")
+    with pytest.raises(LowbitError, match=r"^here: momentun: unknown key, did you mean"):
+        check_section(OptimizerSection, {"momentun": 1}, {}, "here")

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from lowbit.recipe.dialects.dialect import Dialect, Sources, validate
+from lowbit.config.mistakes import check_section
+from lowbit.recipe.dialects.dialect import Dialect, Sources
 from lowbit.recipe.recipe import Recipe
 
 
@@ -16,7 +17,7 @@ def read_recipe(values: dict[str, Any], sources: Sources, origin: str) -> Recipe
     >>> read_recipe({"rules": [{"forward": {"input": {"grid": "uint4"}}}]}, {}, "here").rules[0].match
     Match(name=None, regex=None, type=None, index=None)
     """
-    recipe = validate(Recipe, values, sources, origin)
+    recipe = check_section(Recipe, values, sources, origin)
     rules = [rule.at(sources.get(("rules", index), "")) for index, rule in enumerate(recipe.rules)]
     return recipe.model_copy(update={"rules": rules})
 

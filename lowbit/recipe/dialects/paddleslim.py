@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from lowbit.config.base import Integer, Number, Positive
+from lowbit.config.mistakes import check_section
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
-from lowbit.recipe.dialects.dialect import Dialect, Sources, validate
+from lowbit.recipe.dialects.dialect import Dialect, Sources
 from lowbit.recipe.model_layers import QUANTIZABLE
 from lowbit.recipe.recipe import Recipe
 from lowbit.recipe.settings import FrozenSection
@@ -109,7 +110,7 @@ def parse_quant_config(
     >>> parse_quant_config({"weight_bits": 4}).activation_bits
     8
     """
-    return validate(QuantConfig, {} if config is None else dict(config), sources or {}, origin)
+    return check_section(QuantConfig, {} if config is None else dict(config), sources or {}, origin)
 
 
 def read_recipe(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
