@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from lowbit.config.mistakes import check_section
+from lowbit.config.optimizer import OptimizerSection
+from lowbit.errors import LowbitError
 from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, mistake
 
 _TRAIN = "DataLoader.Train.dataset"
@@ -105,7 +108,7 @@ def test_long_values_are_cut_short(tmp_path):
 def test_every_mistake_has_its_place():
     assert check_section(OptimizerSection, {"momentum": 0.5}, {}, "here").momentum == 0.5
     with pytest.raises(
-        LowbitError, match=r"^file:9: momentum: must be greater than or equal to 0, got -1(\.0)?$"
+        LowbitError, match=r"^file:9: momentum: must be greater than or equal to 0, got -1"
     ):
         check_section(OptimizerSection, {"momentum": -1}, {("momentum",): "file:9"}, "here")
     with pytest.raises(LowbitError, match=r"^here: momentun: unknown key, did you mean"):
