@@ -1,6 +1,17 @@
 """Layers of our own, and the functions that swap them into a model."""
 
+from lowbit.layers.calibrate import calibrate, find_quantizers
 from lowbit.layers.eval_mode import eval_mode
+from lowbit.layers.quantized import is_quantized, quantize_layer
+from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sync_batch_norm import convert_sync_batch_norm
 
-__all__ = ["convert_sync_batch_norm", "eval_mode"]
+__all__ = [
+    "Quantizer",
+    "calibrate",
+    "convert_sync_batch_norm",
+    "eval_mode",
+    "find_quantizers",
+    "is_quantized",
+    "quantize_layer",
+]

@@ -1,0 +1,224 @@
+"""The quantizer: a layer that puts one operand of a product on the grid of its TensorSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
+from lowbit.layers.across_ranks import largest_across_ranks, mean_across_ranks
+from lowbit.layers.kept_range import KeptRange
+from lowbit.layers.learned_value import LearnedValue
+from lowbit.layers.sightings import Sightings, initial_step
+from lowbit.numerics import (
+    Granularity,
+    Grid,
+    fake_quantize,
+    lsq_fake_quantize,
+    pact_clip,
+    pact_initial_alpha,
+    parse_grid,
+    round_to_grid,
+    scale_from_range,
+)
+from lowbit.recipe.settings import Pact
+from lowbit.recipe.spec import TensorSpec
+
+_UNKNOWN = -1  # of the buffer `unsigned`
+
+
+class Quantizer(nn.Layer):
+    """Values on the spec's grid, held in floats: clipped (PACT), scaled, rounded.
+
+    In training, what the spec keeps from batch to batch (a range, LSQ's step, PACT's bound, the sign) is
+    learned or observed; in evaluation it is used as it stands. All of it is in the state_dict. `shape` and
+    `layout` say how the operand lies; of an input only the channels' size counts, and its middle axes may
+    be missing, as they are in front of a Linear layer. In evaluation the operators are plain ones, which
+    `paddle.jit.save` exports.
+
+    >>> quantizer = Quantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+    >>> quantizer(paddle.to_tensor([[7.0, 2.4]])).tolist()
+    [[7.0, 2.0]]
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        layout: str,
+        role: Literal["input", "weight"],
+        *,
+        shape: Sequence[int],
+        name: str = "",
+        pact: Pact | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.layout, self.role, self.layer_name = spec, layout, role, name
+        if spec.rounding == "stochastic":
+            raise LowbitError(
+                f"{self._who()}: rounding stochastic is for low-precision training, not for QAT"
+            )
+        self.alpha: LearnedValue | None = None
+        self.step: LearnedValue | None = None
+        self.kept: KeptRange | None = None
+        self._sightings: Sightings | None = None
+        if not spec.grid.is_integer:
+            return
+        # An input's other axes change from batch to batch, so that nothing can be kept for them.
+        kept = [letter for letter in spec.granularity.letters if role == "weight" or letter == "C"]
+        kept_shape = _without_leading_ones(Granularity("".join(kept)).scale_shape(shape, layout))
+        if spec.sign == "auto":
+            self.register_buffer("unsigned", paddle.full([1], _UNKNOWN, "int32"))
+        if spec.clip == "pact":
+            pact = pact or Pact()
+            self.alpha = LearnedValue(
+                kept_shape,
+                initial=None if pact.initial == "data" else pact.initial,
+                learning_rate=pact.learning_rate,
+                weight_decay=pact.weight_decay,
+            )
+        if spec.scaling.name == "learned":
+            self.step = LearnedValue(kept_shape)
+        elif spec.keeps_scales:
+            self.kept = KeptRange(spec.scaling, kept_shape)
+
+    @paddle.jit.not_to_static  # decided in Python, before a program is made of it
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.spec.grid.is_integer:
+            return self._round(x)
+        if self._sightings is not None:
+            self._sightings.see(x)
+            return x
+        if paddle.in_dynamic_mode():
+            return self._quantize(x)
+        with paddle.no_grad():  # a served program has no gradients, and PyLayers do not survive in it
+            return self._quantize(x)
+
+    def grid(self) -> Grid:
+        """The grid in use; with `sign: auto`, the one that calibration has chosen."""
+        if self.spec.sign == "fixed":
+            return parse_grid(self.spec.grid.name)
+        unsigned = int(self._buffers["unsigned"].item())
+        if unsigned == _UNKNOWN:
+            raise LowbitError(
+                f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
+                "has not been done: call lowbit.layers.calibrate(model, batches) first"
+            )
+        return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else parse_grid(self.spec.grid.name)
+
+    def scale(self) -> Tensor | None:
+        """The step between two values that evaluation uses; None where it is chosen anew in every call."""
+        if self.step is not None:
+            return self._known(self.step).value
+        if self.kept is not None:
+            return scale_from_range(self._known(self.kept).range, self.grid())
+        return None
+
+    def check_ready(self) -> None:
+        """A LowbitError when something that evaluation needs has not been seen yet."""
+        if self.spec.grid.is_integer:
+            self.grid()
+            for part in (self.alpha, self.step, self.kept):
+                if part is not None:
+                    self._known(part)
+
+    def start_calibration(self) -> None:
+        """From now on only look at what comes by, and let it through unchanged."""
+        if self.spec.grid.is_integer:
+            self._sightings = Sightings(
+                self.spec,
+                self._axes,
+                wants_alpha=self.alpha is not None and not self.alpha.is_known,
+                across_ranks=self.role == "input",
+            )
+
+    def end_calibration(self) -> None:
+        """Start what is not known yet from what was seen; without a finite batch it stays unknown."""
+        seen, self._sightings = self._sightings, None
+        if seen is None or not seen.batches:
+            return
+        if self.spec.sign == "auto" and int(self.unsigned.item()) == _UNKNOWN:
+            self.unsigned.set_value(paddle.full([1], int(not seen.negative), "int32"))
+        if seen.wants_alpha:
+            self.alpha.start(seen.mean("alpha"))
+        if self.step is not None and not self.step.is_known:
+            self.step.start(seen.mean("step"))
+        if self.kept is not None and not self.kept.is_known:
+            range_ = seen.mean("range").reshape(self.kept.range.shape)
+            self.kept.update(range_ if self.alpha is None else paddle.minimum(range_, self.alpha.value))
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, {self.role}"
+
+    def _quantize(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.check_ready()
+        grid, axes = self.grid(), self._axes(x)
+        if self.alpha is not None:
+            alpha = self._started(self.alpha, lambda: pact_initial_alpha(x.detach(), grid, axes))
+            x = pact_clip(x, alpha, signed=grid.signed)
+        if self.step is not None:
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, axes))
+            return lsq_fake_quantize(x, step, grid)
+        return fake_quantize(x, scale_from_range(self._range(x, grid, axes), grid), grid)
+
+    def _range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+        if self.kept is None:
+            return self.spec.observer.range(x, grid, axes)
+        if not self.training:
+            return self.kept.range
+        if self.spec.scaling.name == "fixed" and (self.role == "input" or self.kept.is_known):
+            return self._known(self.kept).range
+        range_ = self.spec.observer.range(x, grid, axes)
+        if self.role == "input":
+            range_ = largest_across_ranks(range_)
+        self.kept.update(range_)
+        # Without one finite batch there is nothing to fall back on: the loss shall show it.
+        return self.kept.range if self.kept.is_known else range_
+
+    def _started(self, learned: LearnedValue, initial: Callable[[], Tensor]) -> Tensor:
+        if learned.is_known or not self.training:
+            return learned.value
+        with paddle.no_grad():
+            first = initial()
+            first = (mean_across_ranks(first) if self.role == "input" else first).reshape(learned.value.shape)
+        return learned.value if learned.start(first) else first
+
+    def _known(self, part: LearnedValue | KeptRange) -> LearnedValue | KeptRange:
+        if not part.is_known:
+            raise LowbitError(
+                f"{self._who()} is to be quantized ({self.spec}), but no finite batch has been seen yet: "
+                "train at least one step, call lowbit.layers.calibrate(model, batches), or load a "
+                "quantized checkpoint"
+            )
+        return part
+
+    def _axes(self, x: Tensor) -> tuple[int, ...]:
+        if not self.spec.granularity.letters:
+            return tuple(range(x.ndim))
+        layout = self.layout
+        if self.role == "input" and layout.endswith("C") and 0 < x.ndim < len(layout):
+            layout = layout[: x.ndim - 1] + "C"
+        if x.ndim != len(layout):
+            raise LowbitError(
+                f"{self._who()} has {x.ndim} axes, for which the granularity {self.spec.granularity} has no "
+                "meaning: use per-tensor"
+            )
+        return self.spec.granularity.reduced_axes(layout)
+
+    def _round(self, x: Tensor) -> Tensor:
+        grid = parse_grid(self.spec.grid.name)
+        if grid.storage is None or paddle.in_dynamic_mode():
+            return round_to_grid(x, grid)
+        return x.cast(grid.storage).cast(x.dtype)
+
+    def _who(self) -> str:
+        return f'the {self.role} of layer "{self.layer_name}"' if self.layer_name else f"this {self.role}"
+
+
+def _without_leading_ones(shape: Sequence[int]) -> list[int]:
+    """The shape that is broadcast alike, also against operands with other numbers of axes in front."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return list(shape[first:])

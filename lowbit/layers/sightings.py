@@ -1,0 +1,82 @@
+"""What calibration sees of one operand, batch by batch, and what a quantizer starts from after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import paddle
+from paddle import Tensor
+
+from lowbit.layers.across_ranks import largest_across_ranks, mean_across_ranks
+from lowbit.numerics import Calibrated, Grid, lsq_initial_step, pact_initial_alpha, parse_grid
+from lowbit.recipe.spec import TensorSpec
+
+
+class Sightings:
+    """The means over the finite batches of a range, of LSQ's first step and of PACT's first bound.
+
+    With `sign: auto` the values are measured on the unsigned grid until a negative one comes; then what was
+    measured before is dropped, and the signed grid is used.
+    """
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        axes_of: Callable[[Tensor], Sequence[int]],
+        *,
+        wants_alpha: bool,
+        across_ranks: bool,
+    ) -> None:
+        self.negative = False
+        self.wants_alpha = wants_alpha
+        self._spec, self._axes_of, self._across_ranks = spec, axes_of, across_ranks
+        self._means: dict[str, Calibrated] = {}
+
+    @property
+    def batches(self) -> int:
+        """How many batches the means are made of."""
+        return max((mean.entered for mean in self._means.values()), default=0)
+
+    def mean(self, name: str) -> Tensor:
+        """The mean of `range`, `step` or `alpha`, fp32."""
+        return self._means[name].range()
+
+    @paddle.no_grad()
+    def see(self, x: Tensor) -> None:
+        """Take in a batch, unless a value of it is not finite."""
+        x = x.detach()
+        # In one number, so that all processes leave out the same batches: Inf where one is not finite.
+        lowest = self._largest(
+            paddle.where(paddle.isfinite(x).all(), -x.min(), paddle.full([], float("inf")))
+        )
+        if not bool(paddle.isfinite(lowest)):
+            return
+        if self._spec.sign == "auto" and not self.negative and bool(lowest > 0):
+            self.negative = True
+            self._means.clear()
+        grid, axes = self._grid(), self._axes_of(x)
+        self._enter("range", self._largest(self._spec.observer.range(x, grid, axes)))
+        if self._spec.scaling.name == "learned":
+            self._enter("step", self._mean(initial_step(self._spec, x, grid, axes)))
+        if self.wants_alpha:
+            self._enter("alpha", self._mean(pact_initial_alpha(x, grid, axes)))
+
+    def _grid(self) -> Grid:
+        auto = self._spec.sign == "auto"
+        return parse_grid(f"uint{self._spec.grid.bits}") if auto and not self.negative else self._spec.grid
+
+    def _enter(self, name: str, value: Tensor) -> None:
+        self._means.setdefault(name, Calibrated()).update(value)
+
+    def _largest(self, x: Tensor) -> Tensor:
+        return largest_across_ranks(x) if self._across_ranks else x
+
+    def _mean(self, x: Tensor) -> Tensor:
+        return mean_across_ranks(x) if self._across_ranks else x
+
+
+def initial_step(spec: TensorSpec, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    """Where a learned step starts: LSQ's own value, or the scale of an observer other than minmax."""
+    if spec.observer.name == "minmax":
+        return lsq_initial_step(x, grid, axes)
+    return spec.observer(x.detach(), grid, axes)
