@@ -21,6 +21,11 @@ def as_float32(x: Tensor) -> Tensor:
     return x if x.dtype == paddle.float32 else x.cast("float32")
 
 
+def as_type_of(x: Tensor, y: Tensor) -> Tensor:
+    """`y` in the type of `x`."""
+    return y if y.dtype == x.dtype else y.cast(x.dtype)
+
+
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, rounded once."""
     return _ADD(x, y) if isinstance(x, Tensor) else x + y  # a static program's value is no Tensor
@@ -34,6 +39,11 @@ def subtract(x: Tensor, y: Tensor) -> Tensor:
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """x * y, rounded once."""
     return _MULTIPLY(x, y) if isinstance(x, Tensor) else x * y
+
+
+def negate(x: Tensor) -> Tensor:
+    """-x."""
+    return multiply(x, paddle.full([], -1.0, x.dtype))
 
 
 def divide(x: Tensor, y: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import as_float32, divide, multiply, subtract
+from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, subtract
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales, sum_groups, sum_to_shape
 from lowbit.numerics.quantize import dequantize, quantize_to_integers
-from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale, nan_where_not_finite
+from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale
 
 
 def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | None = None) -> Tensor:
@@ -51,12 +51,11 @@ def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     mean = multiply(sum_groups(paddle.abs(x.detach()), tuple(axes), "float64"), factor)
     step = paddle.clip(mean, SMALLEST_SCALE, largest_scale(grid)).cast("float32")
     step = paddle.where(mean > 0, step, paddle.ones_like(step))
-    return nan_where_not_finite(step, mean.cast("float32"))
+    return paddle.where(paddle.isfinite(mean), step, paddle.full_like(step, float("nan")))
 
 
 def _on_grid(x: Tensor, step: Tensor, grid: Grid) -> Tensor:
-    y = dequantize(quantize_to_integers(x, step, grid), step)
-    return y if y.dtype == x.dtype else y.cast(x.dtype)
+    return as_type_of(x, dequantize(quantize_to_integers(x, step, grid), step))
 
 
 @paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1

@@ -9,7 +9,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import as_float32
+from lowbit.numerics.exact import as_float32, as_type_of, negate
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import sum_to_shape
 from lowbit.numerics.observers import parse_observer
@@ -53,9 +53,12 @@ def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
 
 
 def _clip(x: Tensor, alpha: Tensor, signed: bool) -> Tensor:
-    lower = -alpha if signed else paddle.zeros_like(alpha)
-    clipped = paddle.minimum(paddle.maximum(as_float32(x), lower), alpha)
-    return clipped if x.dtype == clipped.dtype else clipped.cast(x.dtype)
+    clipped = paddle.minimum(paddle.maximum(as_float32(x), _lower(alpha, signed)), alpha)
+    return as_type_of(x, clipped)
+
+
+def _lower(alpha: Tensor, signed: bool) -> Tensor:
+    return negate(alpha) if signed else paddle.zeros_like(alpha)
 
 
 class _PactClip(PyLayer):
@@ -70,12 +73,12 @@ class _PactClip(PyLayer):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, bound = ctx.saved_tensor()
         x, zero = as_float32(x), paddle.zeros_like(dy)
-        above, below = x > bound, x < (-bound if ctx.signed else paddle.zeros_like(bound))
+        above, below = x > bound, x < _lower(bound, ctx.signed)
         dx = dalpha = None
         if ctx.learning[0]:
             dx = paddle.where(above | below, zero, dy)
         if ctx.learning[1]:
             pushed = paddle.where(above, dy, zero)
-            pushed = paddle.where(below, -dy, pushed) if ctx.signed else pushed
+            pushed = paddle.where(below, negate(dy), pushed) if ctx.signed else pushed
             dalpha = sum_to_shape(pushed, bound.shape)
         return dx, dalpha

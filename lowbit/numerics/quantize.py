@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import as_float32, divide, multiply
+from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.rounding import Rounding, nearest
 
@@ -62,11 +62,7 @@ def fake_quantize(
     """
     if paddle.is_grad_enabled() and not x.stop_gradient:
         return _StraightThrough.apply(x, scale.detach(), grid, rounding, mask)
-    return _as_type_of(x, dequantize(quantize_to_integers(x, scale, grid, rounding), scale))
-
-
-def _as_type_of(x: Tensor, y: Tensor) -> Tensor:
-    return y if y.dtype == x.dtype else y.cast(x.dtype)
+    return as_type_of(x, dequantize(quantize_to_integers(x, scale, grid, rounding), scale))
 
 
 class _StraightThrough(PyLayer):
@@ -78,7 +74,7 @@ class _StraightThrough(PyLayer):
         if mask:
             ctx.save_for_backward((quotient >= grid.lowest - 0.5) & (quotient <= grid.highest + 0.5))
         ctx.mask = mask
-        return _as_type_of(x, dequantize(_round_inside(quotient, grid, rounding), scale))
+        return as_type_of(x, dequantize(_round_inside(quotient, grid, rounding), scale))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:

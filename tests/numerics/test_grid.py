@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from lowbit.errors import LowbitError
 from lowbit.numerics import BF16, FP16, FULL, grid_names, parse_grid, round_to_grid
+from tests.numerics.twin import assert_same_bits
 
 
 def bf16_twin(x: np.ndarray) -> np.ndarray:
@@ -32,13 +33,6 @@ def fp16_twin(x: np.ndarray) -> np.ndarray:
 
 TWINS = [(BF16, bf16_twin), (FP16, fp16_twin)]
 EVERY_BIT_PATTERN = arrays(np.uint32, st.integers(1, 64), elements=st.integers(0, 2**32 - 1))
-
-
-def assert_same_bits(found: np.ndarray, expected: np.ndarray) -> None:
-    assert found.dtype == expected.dtype == np.float32
-    nan = np.isnan(expected)
-    assert np.array_equal(np.isnan(found), nan)
-    assert np.array_equal(found[~nan].view(np.uint32), expected[~nan].view(np.uint32))
 
 
 @pytest.mark.parametrize(("grid", "twin"), TWINS)
@@ -120,11 +114,50 @@ def test_full_is_the_tensor_itself():
 
 
 def test_words():
-    assert grid_names() == ["bf16", "fp16", "full"]
-    assert [parse_grid(word) for word in grid_names()] == [BF16, FP16, FULL]
-    assert parse_grid("bfloat16") is BF16
+    names = grid_names()
+    assert len(names) == 3 + 3 * 7 and {"bf16", "int2", "int8-narrow", "uint5"} < set(names)
+    assert [str(parse_grid(word)) for word in names] == names
+    assert parse_grid("bfloat16") is parse_grid("bf16") is BF16
     assert str(BF16) == "bf16"
-    with pytest.raises(LowbitError, match='unknown grid "BF-16": did you mean "bf16"'):
-        parse_grid("BF-16")
-    with pytest.raises(LowbitError, match='unknown grid "posit": valid: bf16, fp16, full'):
-        parse_grid("posit")
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_integers(bits):
+    full, narrow, unsigned = (parse_grid(f.format(bits)) for f in ("int{}", "int{}-narrow", "uint{}"))
+    assert (full.lowest, full.highest) == (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    assert (narrow.lowest, narrow.highest) == (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
+    assert (unsigned.lowest, unsigned.highest) == (0, 2**bits - 1)
+    for grid in (full, narrow, unsigned):
+        assert grid.is_integer and grid.bits == bits
+        assert np.iinfo(grid.storage).min <= grid.lowest and grid.highest <= np.iinfo(grid.storage).max
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("BF-16", 'unknown grid "BF-16": did you mean "bf16"'),
+        ("Int8", 'unknown grid "Int8": did you mean "int8"'),
+        ("int04", 'did you mean "int4"'),
+        ("posit", "valid: full, bf16, fp16, int2 to int8, uint2 to uint8, int2-narrow to int8-narrow"),
+        ("int0", r'unknown grid "int0": integer grids have 2 to 8 bits \(int2 to int8'),
+        ("int1", "integer grids have 2 to 8 bits"),
+        ("uint17", "integer grids have 2 to 8 bits"),
+        ("int9-narrow", "integer grids have 2 to 8 bits"),
+        ("uint8-narrow", "only signed grids have a narrow form"),
+        (8, 'a grid is a word such as "int8" or "bf16", not 8'),
+    ],
+)
+def test_mistakes(word, message):
+    with pytest.raises(LowbitError, match=message):
+        parse_grid(word)
+
+
+def test_what_a_grid_is_not_for():
+    with pytest.raises(LowbitError, match="rounding to int4 needs a scale: use fake_quantize"):
+        round_to_grid(paddle.to_tensor([1.0]), parse_grid("int4"))
+    for grid in (FULL, BF16):
+        assert not grid.is_integer
+        with pytest.raises(LowbitError, match=f"{grid} is no integer grid: use one of int2 to int8"):
+            _ = grid.highest
+        with pytest.raises(LowbitError, match="no integer grid"):
+            _ = grid.lowest

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from hypothesis import given, settings
+
+from lowbit.errors import LowbitError
+from lowbit.numerics import Observer, observer_names, parse_grid, parse_observer
+from tests.numerics import twin
+from tests.numerics.twin import F32, assert_same_bits, every_bit_pattern, grids
+
+INT4 = parse_grid("int4")
+
+
+@given(x=every_bit_pattern, grid=grids)
+@settings(max_examples=100, deadline=None)
+def test_minmax_equals_the_twin(x, grid):
+    found = parse_observer("minmax")(paddle.to_tensor(x), grid, (0,)).numpy()
+    assert_same_bits(found, twin.scale_from_range(twin.minmax_range(x, (0,)), grid))
+
+
+@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl"])
+def test_words_and_back(word):
+    observer = parse_observer(word)
+    assert str(observer) == word and parse_observer(str(observer)) == observer
+    assert observer.name in observer_names()
+
+
+def test_defaults():
+    assert parse_observer("mse(1)") == parse_observer("mse") == Observer("mse", 1)
+    assert str(parse_observer("percentile(99.99)")) == "percentile"
+    assert observer_names() == ["kl", "minmax", "mse", "percentile"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("min_max", 'unknown observer "min_max": did you mean "minmax"'),
+        ("abs_max", 'unknown observer "abs_max"'),
+        ("minmax(3)", r'observer "minmax\(3\)": minmax takes no number'),
+        ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
+        ("mse(2.5)", "iterations, from 1 to 50"),
+        ("percentile(101)", "a percentage, from 50 to 100"),
+        (99.9, r"observer must be a word \(kl, minmax, mse, percentile\), not 99.9"),
+    ],
+)
+def test_mistakes(word, message):
+    with pytest.raises(LowbitError, match=message):
+        parse_observer(word)
+
+
+@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "kl"])
+def test_what_all_observers_have_in_common(word):
+    observer = parse_observer(word)
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 5), dtype=F32))
+    x.stop_gradient = False
+    whole = observer.range(x, INT4, (2, 3))
+    assert list(whole.shape) == [2, 3, 1, 1] and whole.dtype == paddle.float32 and whole.stop_gradient
+    # A group's range does not depend on the other groups.
+    for n in range(2):
+        for c in range(3):
+            part = observer.range(x[n : n + 1, c : c + 1], INT4, (2, 3)).numpy()
+            assert_same_bits(part, whole.numpy()[n : n + 1, c : c + 1])
+    per_tensor = observer(x, INT4, (0, 1, 2, 3))
+    assert list(per_tensor.shape) == [1, 1, 1, 1] and per_tensor.item() > 0
+    assert list(observer(x, INT4, ()).shape) == [2, 3, 4, 5]
+    # Nothing seen: a range of 0, a scale of 1.
+    empty = observer(x[:0], INT4, (0, 2, 3))
+    assert empty.flatten().tolist() == [1.0, 1.0, 1.0]
+    for dtype in ("float16", "float64"):
+        assert observer(x.cast(dtype), INT4, (1,)).dtype == paddle.float32
