@@ -80,11 +80,7 @@ def quantize_layer(layer: nn.Layer, plan: Plan, *, name: str = "", pact: Pact | 
     """
     if is_quantized(layer):
         raise LowbitError(f'layer "{name}" is quantized already: start again from the unquantized model')
-    if not plan.is_straight_through:
-        raise LowbitError(
-            f'the plan of layer "{name}" quantizes gradients (low-precision training), which comes with a '
-            "later version: leave out grad_input and grad_weight"
-        )
+    check_plan(plan, name)
     base = next((kind for kind in QUANTIZED if isinstance(layer, kind)), None)
     if base is None:
         kinds = ", ".join(kind.__name__ for kind in QUANTIZED)
@@ -104,6 +100,15 @@ def quantize_layer(layer: nn.Layer, plan: Plan, *, name: str = "", pact: Pact | 
         quantizer.training = layer.training
     layer.__class__ = _quantized_class(type(layer), base)
     return layer
+
+
+def check_plan(plan: Plan, name: str) -> None:
+    """A LowbitError when the layers here cannot carry out the plan."""
+    if not plan.is_straight_through:
+        raise LowbitError(
+            f'the plan of layer "{name}" quantizes gradients (low-precision training), which comes with a '
+            "later version: leave out grad_input and grad_weight"
+        )
 
 
 def is_quantized(layer: nn.Layer) -> bool:
