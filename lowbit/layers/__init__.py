@@ -2,18 +2,21 @@
 
 from lowbit.layers.calibrate import calibrate, find_quantizers
 from lowbit.layers.eval_mode import eval_mode
+from lowbit.layers.fold import Folded, fold_batch_norm
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
 from lowbit.layers.quantized import is_quantized, quantize_layer
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sync_batch_norm import convert_sync_batch_norm
 
 __all__ = [
+    "Folded",
     "Preparation",
     "Quantizer",
     "calibrate",
     "convert_sync_batch_norm",
     "eval_mode",
     "find_quantizers",
+    "fold_batch_norm",
     "is_quantized",
     "preparation_of",
     "prepare",

@@ -1,4 +1,4 @@
-"""prepare() quantizes what the recipe says, once, wherever the model holds it; training then resumes exactly."""
+"""prepare() quantizes what the recipe says, once, wherever the model holds it; training resumes exactly."""
 
 from __future__ import annotations
 
