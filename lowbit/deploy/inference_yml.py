@@ -24,6 +24,7 @@ class GlobalSection(Section):
     model_name: str
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
+    onednn: bool = True  # false: answers differ under oneDNN, as found when the model was exported
 
 
 class PreProcessSection(Section):
@@ -68,11 +69,12 @@ def describe_inference(
     transform_ops: Sequence[TransformOp],
     classes: Sequence[str],
     sha256: dict[str, str],
+    onednn: bool = True,
     topk: int = 5,
 ) -> InferenceYml:
     """The description that `export_model` writes."""
     return InferenceYml(
-        Global=GlobalSection(model_name=model_name, image_shape=image_shape, sha256=sha256),
+        Global=GlobalSection(model_name=model_name, image_shape=image_shape, sha256=sha256, onednn=onednn),
         PreProcess=PreProcessSection(transform_ops=list(transform_ops)),
         PostProcess=PostProcessSection(Topk=TopkSection(topk=topk, label_list=list(classes) or None)),
     )

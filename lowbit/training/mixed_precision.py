@@ -14,7 +14,7 @@ from paddle.optimizer import Optimizer
 
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
-from lowbit.numerics.grid import FULL, parse_grid
+from lowbit.numerics.grid import BF16, FP16, parse_grid
 from lowbit.training.autocast import rounding
 from lowbit.training.loss_scaler import LossScaler, gradients_are_finite
 
@@ -52,7 +52,7 @@ class MixedPrecision:
         if level not in LEVELS:
             raise LowbitError(f'unknown mixed precision level "{level}": {did_you_mean(level, LEVELS)}')
         grid = parse_grid(dtype)
-        if grid is FULL:
+        if grid not in (BF16, FP16):
             raise LowbitError(f'mixed precision needs a narrow type, not "{dtype}": give bf16 or fp16')
         self.level = level
         self.grid = grid

@@ -53,12 +53,13 @@ class PaddleEngine:
         onednn = onednn and not where.is_gpu
         self.note: str | None = None  # a line for the user, when something is not as asked
         if onednn and crashes_in_onednn(self.files.model):
-            onednn = False
             self.note = f"{self.files.model} runs without oneDNN, whose `pad` corrupts memory (Paddle 3.3)"
+        elif onednn and self.description and not self.description.Global.onednn:
+            self.note = f"{self.files.model} runs without oneDNN, which gives other answers for this model"
         self.options = EngineOptions(
             device=where.name,
             threads=threads or cpu_info().cores,
-            onednn=onednn,
+            onednn=onednn and self.note is None,
             optimize=optimize,
             memory_optim=optimize,
         )

@@ -139,3 +139,34 @@ def test_a_program_that_crashes_in_onednn_runs_without_it_and_says_so(tmp_path):
     assert "pad" in engine.note
     images = np.random.default_rng(0).standard_normal((64, 3, 16, 16), dtype=np.float32)
     np.testing.assert_allclose(engine.run(images), model(paddle.to_tensor(images)).numpy(), atol=1e-5)
+
+
+class _DividesBesideAShortcut(paddle.nn.Layer):
+    """oneDNN divides in place, so that the shortcut sees the quotient (Paddle 3.3)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = paddle.nn.Linear(48, 8), paddle.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        return self.second(x / paddle.full([1], 0.01)) + x
+
+
+def test_a_model_with_other_answers_under_onednn_is_served_without_it(tmp_path):
+    paddle.seed(0)
+    model = _DividesBesideAShortcut()
+    export_model(
+        model,
+        tmp_path,
+        model_name="divides",
+        image_shape=(3, 4, 4),
+        transform_ops=[],
+        classes=list("abcdefgh"),
+    )
+    engine = PaddleEngine(tmp_path)
+    images = np.random.default_rng(1).standard_normal((5, 3, 4, 4), dtype=np.float32)
+    expected = model(paddle.to_tensor(images)).numpy()
+    np.testing.assert_allclose(engine.run(images), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    assert not engine.options.onednn
+    assert "runs without oneDNN, which gives other answers" in engine.note
