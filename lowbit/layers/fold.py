@@ -62,7 +62,7 @@ def fold_batch_norm(model: nn.Layer, *inputs: Tensor) -> Folded:
             folded.pairs.append((names[id(source)], names[id(norm)]))
         else:
             folded.left_alone[names[id(norm)]] = (
-                f"folding it into {names[id(source)]}, whose output is used elsewhere, too, changes the answer"
+                f"folding it into {names[id(source)]}, whose output is used elsewhere too, changes answers"
             )
     return folded
 

@@ -10,10 +10,13 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.deploy import PaddleEngine, export_model
 from lowbit.errors import LowbitError
 from lowbit.layers import calibrate, find_quantizers, is_quantized, preparation_of, prepare
 from lowbit.models import build_model
+from lowbit.numerics import BF16
 from lowbit.recipe import load_recipe, make_recipe
+from lowbit.training.autocast import rounding
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 W4A4_LSQ = {
@@ -186,3 +189,26 @@ def test_a_plan_that_cannot_be_carried_out_changes_nothing():
     with pytest.raises(LowbitError, match=r'"head".*later version'):
         prepare(model, recipe)
     assert not any(is_quantized(layer) for layer in model.sublayers())
+
+
+def test_a_quantized_model_is_exported_with_its_answers(tmp_path):
+    model = prepare(build_model("resnet20", num_classes=10), load_recipe(RECIPES / "qat_w4a4.yaml"))
+    options = {"model_name": "resnet20", "image_shape": (3, 8, 8), "transform_ops": [], "classes": []}
+    with pytest.raises(LowbitError, match=r'layer "conv1.*calibrat'):
+        export_model(model, tmp_path, **options)
+    calibrate(model, [_images(7)])
+    _train(model, paddle.optimizer.Momentum(0.01, parameters=model.parameters()), range(2))
+    export_model(model, tmp_path, **options)  # compares, too
+    model.eval()
+    with paddle.no_grad():
+        expected = model(_images()).numpy()
+    answer = PaddleEngine(tmp_path, onednn=False).run(_images().numpy())
+    np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_training_goes_together_with_mixed_precision():
+    model = prepare(build_model("resnet20", num_classes=10), make_recipe(PACT))
+    optimizer = paddle.optimizer.Momentum(0.01, parameters=model.parameters())
+    for level in ("O1", "O2"):
+        with rounding(BF16, level):
+            assert np.isfinite(_train(model, optimizer, range(2))).all()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -15,6 +19,7 @@ from lowbit.errors import LowbitError
 from lowbit.layers.quantizer import Quantizer
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.settings import Pact
+from tests.layers import quantizer_ranks as ranks
 
 STATEFUL = [
     {"scaling": "moving_average"},
@@ -191,3 +196,28 @@ def test_exports_in_plain_operators_with_the_same_answers(tmp_path):
     loaded = paddle.jit.load(str(tmp_path / "net"))
     for ours, theirs in zip(net(_batch(5)), loaded(_batch(5)), strict=True):
         np.testing.assert_allclose(theirs.numpy(), ours.numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_all_ranks_agree_and_observe_what_one_process_does(tmp_path):
+    script = Path(ranks.__file__)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "PYTEST_"))
+    }
+    environment["PYTHONPATH"] = str(script.parents[2])
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo"]
+    command += ["--log_dir", str(tmp_path / "log"), str(script), str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    logs = "\n".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in (0, 1))
+    whole = ranks.run(slice(None), world=1)
+    assert first.keys() == second.keys() == whole.keys()
+    for key, value in first.items():
+        np.testing.assert_array_equal(second[key], value, err_msg=key)
+        if "input_quantizer" not in key:
+            continue
+        # A start from the mean of two halves is not quite the start from the whole.
+        loose = 0.5 if key.endswith("value") or key.startswith("0") else 1e-3
+        np.testing.assert_allclose(value, whole[key], rtol=loose, err_msg=key)

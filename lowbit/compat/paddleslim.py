@@ -1,0 +1,148 @@
+"""PaddleSlim's QAT: its constructor, `quantize` and `save_quantized_model`, carried out by lowbit's layers.
+
+from lowbit import QAT                     # instead of: from paddleslim import QAT
+
+quanter = QAT(config={"activation_preprocess_type": "PACT"})
+quanter.quantize(net)
+...                                        # train as usual
+quanter.save_quantized_model(net, "./quant_inference_model", input_spec=[InputSpec([None, 3, 224, 224])])
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import paddle
+from paddle import Tensor, nn
+from paddle.static import InputSpec
+
+from lowbit.compat.example_inputs import example_inputs
+from lowbit.compat.save_program import save_program
+from lowbit.errors import LowbitError
+from lowbit.layers import find_quantizers, fold_batch_norm, is_quantized, preparation_of, prepare
+from lowbit.recipe import PACT, parse_quant_config
+from lowbit.recipe.settings import BatchNorm
+
+__all__ = ["PACT", "QAT"]
+
+Custom = Callable[[], Callable[[Tensor], Tensor]]  # a class: called without arguments for every layer
+
+
+class QAT:
+    """Quantization-aware training with PaddleSlim's `quant_config`; see docs/qat.md for every key.
+
+    `weight_preprocess` and `act_preprocess` are classes whose objects, one per layer, are called on the
+    operand before it is quantized; `weight_quantize` and `act_quantize` take the quantizer's place.
+
+    >>> net = QAT(config={"weight_bits": 4}).quantize(nn.Sequential(nn.Linear(4, 2)))
+    >>> type(net[0]).__name__
+    'QuantizedLinear'
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        weight_preprocess: Custom | None = None,
+        act_preprocess: Custom | None = None,
+        weight_quantize: Custom | None = None,
+        act_quantize: Custom | None = None,
+    ) -> None:
+        config = dict(config or {})
+        self._weight_preprocess = _preprocess(config, "weight_preprocess_type", weight_preprocess)
+        self._act_preprocess = _preprocess(config, "activation_preprocess_type", act_preprocess)
+        self._weight_quantize = _checked("weight_quantize", weight_quantize)
+        self._act_quantize = _checked("act_quantize", act_quantize)
+        self.config = parse_quant_config(config)
+
+    def quantize(self, model: nn.Layer, inplace: bool = True) -> nn.Layer:
+        """The quantized model: `model` itself, or a copy with `inplace=False`. Make the optimizer after."""
+        model = model if inplace else copy.deepcopy(model)
+        recipe = self.config.recipe()
+        if self.config.fuse_conv_bn:
+            self._fold(model)
+            recipe = recipe.model_copy(update={"batch_norm": BatchNorm()})
+        prepare(model, recipe)
+        layers = dict(model.named_sublayers(remove_duplicate=False))
+        for name in preparation_of(model).quantized:
+            layer = layers[name]
+            layer.input_quantizer = _customized(
+                layer.input_quantizer, self._act_preprocess, self._act_quantize
+            )
+            layer.weight_quantizer = _customized(
+                layer.weight_quantizer, self._weight_preprocess, self._weight_quantize
+            )
+        return model
+
+    def save_quantized_model(
+        self, model: nn.Layer, path: str, input_spec: Sequence[InputSpec | Tensor] | None = None
+    ) -> None:
+        """Write `path`.json and `path`.pdiparams: a program that answers as the model does in evaluation.
+
+        It is compared with the model before it is put in place. The model stays as it is, also in the middle
+        of training, and the process in dynamic mode.
+        """
+        model = model._layers if isinstance(model, paddle.DataParallel) else model
+        if not any(is_quantized(layer) for layer in model.sublayers(include_self=True)):
+            raise LowbitError(
+                f"{type(model).__name__} is not quantized: call quantize(net) and train before saving"
+            )
+        for quantizer in find_quantizers(model):
+            quantizer.check_ready()
+        save_program(model, path, input_spec)
+
+    def _fold(self, model: nn.Layer) -> None:
+        if any(is_quantized(layer) for layer in model.sublayers(include_self=True)):
+            return  # prepare says so
+        folded = fold_batch_norm(model, *example_inputs(model))
+        if folded.left_alone:
+            reasons = "; ".join(f"{name}: {why}" for name, why in folded.left_alone.items())
+            warnings.warn(f"fuse_conv_bn left batch norms as they are: {reasons}", stacklevel=3)
+
+
+class _Called(nn.Layer):
+    """A user's own callable as a layer, so that it can stand in a layer's place."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def _preprocess(config: dict[str, Any], key: str, given: Custom | None) -> Custom | None:
+    """The user's own class, from the argument or the config; lowbit's PACT becomes its word in the config."""
+    own = config.get(key) if isinstance(config.get(key), type) else None
+    if given is not None and config.get(key) is not None:
+        raise LowbitError(f"{key} is given in the config and as an argument of QAT as well: leave one out")
+    chosen = given if given is not None else own
+    if chosen is None:
+        return None
+    if isinstance(chosen, type) and (issubclass(chosen, PACT) or chosen.__module__.startswith("paddleslim.")):
+        config[key] = chosen
+        return None
+    config.pop(key, None)
+    return _checked(key, chosen)
+
+
+def _checked(name: str, custom: Custom | None) -> Custom | None:
+    if custom is not None and (not callable(custom) or isinstance(custom, nn.Layer)):
+        raise LowbitError(
+            f"{name} must be a class (or function) that makes a new object for every layer when called "
+            f"without arguments, not {custom!r}"
+        )
+    return custom
+
+
+def _customized(quantizer: nn.Layer, preprocess: Custom | None, quantize: Custom | None) -> nn.Layer:
+    chosen = quantizer if quantize is None else _as_layer(quantize())
+    if preprocess is None:
+        return chosen
+    return nn.Sequential(("preprocess", _as_layer(preprocess())), ("quantizer", chosen))
+
+
+def _as_layer(made: Callable[[Tensor], Tensor]) -> nn.Layer:
+    return made if isinstance(made, nn.Layer) else _Called(made)

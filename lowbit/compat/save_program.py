@@ -1,0 +1,106 @@
+"""A model as an inference program under a path prefix, compared with the model before it is put in place."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import Tensor, nn
+from paddle.static import InputSpec
+
+from lowbit.errors import LowbitError
+from lowbit.layers import eval_mode
+from lowbit.layers.paddle_errors import cause, failing_layer
+
+_TOLERANCE = 1e-4  # of the largest output
+_BATCH = 2
+
+
+def save_program(model: nn.Layer, path: str, input_spec: Sequence[InputSpec | Tensor] | None) -> None:
+    """Write `path`.json and `path`.pdiparams; the model and the process stay as they are.
+
+    save_program(net, "served/model", [InputSpec([None, 3, 224, 224])])
+    """
+    specs = _checked_specs(input_spec)
+    prefix = Path(path)
+    if not prefix.name or str(path).endswith(os.sep) or prefix.is_dir():
+        raise LowbitError(f"{path} is a folder: give the files' common beginning, such as {prefix / 'model'}")
+    inputs = _inputs(specs)
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=prefix.parent, prefix=".saving-") as name, eval_mode(model):
+            draft = Path(name) / prefix.name
+            expected = _run(model, inputs, specs) if inputs else None
+            _save(model, draft, specs)
+            if expected:
+                _compare(model, draft, inputs, expected)
+            for file in sorted(Path(name).iterdir()):
+                os.replace(file, prefix.parent / file.name)
+    except OSError as error:
+        raise LowbitError(f"cannot write the model to {path}: {error.strerror or error}") from error
+
+
+def _checked_specs(given: Sequence[InputSpec | Tensor] | None) -> list[InputSpec]:
+    example = "[paddle.static.InputSpec(shape=[None, 3, 224, 224], dtype='float32')]"
+    if not isinstance(given, list | tuple) or not given:
+        raise LowbitError(f"input_spec must be a list with one entry per input, such as {example}")
+    for spec in given:
+        if not isinstance(spec, InputSpec | Tensor):
+            raise LowbitError(f"input_spec has {spec!r} in it, which is no InputSpec; write {example}")
+    return [spec if isinstance(spec, InputSpec) else InputSpec.from_tensor(spec) for spec in given]
+
+
+def _inputs(specs: list[InputSpec]) -> list[Tensor] | None:
+    """Numbers of the specified shapes; None where more than the batch's size is open."""
+    rng = np.random.default_rng(0)
+    inputs = []
+    for spec in specs:
+        sizes = [None if size in (None, -1) else size for size in spec.shape]
+        if None in sizes[1:]:
+            return None
+        shape = [_BATCH if size is None else size for size in sizes]
+        inputs.append(paddle.to_tensor(rng.standard_normal(shape)).cast(spec.dtype))
+    return inputs
+
+
+def _run(model: nn.Layer, inputs: list[Tensor], specs: list[InputSpec]) -> list[np.ndarray]:
+    try:
+        return _numbers(model(*inputs))
+    except Exception as error:  # the user's own forward may raise anything
+        where = failing_layer(error, model)
+        shapes = ", ".join(str([None if s == -1 else s for s in spec.shape]) for spec in specs)
+        raise LowbitError(
+            f"{type(model).__name__} does not run on inputs of input_spec {shapes}"
+            f"{f', in {where}' if where else ''}: {cause(error)}"
+        ) from error
+
+
+def _save(model: nn.Layer, prefix: Path, specs: list[InputSpec]) -> None:
+    try:
+        paddle.jit.save(model, str(prefix), input_spec=specs)
+    except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
+        if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
+            raise
+        raise LowbitError(
+            f"{type(model).__name__} cannot be saved: Paddle could not translate its forward into a program "
+            f"for this input_spec: {cause(error)}"
+        ) from error
+
+
+def _compare(model: nn.Layer, draft: Path, inputs: list[Tensor], expected: list[np.ndarray]) -> None:
+    found = _numbers(paddle.jit.load(str(draft))(*inputs))
+    for ours, theirs in zip(expected, found, strict=True):
+        atol = _TOLERANCE * max(float(np.abs(ours).max(initial=0)), 1e-30)
+        if ours.shape != theirs.shape or not np.allclose(theirs, ours, rtol=0, atol=atol, equal_nan=True):
+            raise LowbitError(
+                f"{type(model).__name__} cannot be saved: the program answers differently from the model. "
+                "forward probably computes a value in Python that became a constant; nothing was written"
+            )
+
+
+def _numbers(outputs: Tensor | Sequence[Tensor]) -> list[np.ndarray]:
+    return [out.numpy() for out in paddle.utils.flatten(outputs) if isinstance(out, Tensor)]
