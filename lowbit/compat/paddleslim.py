@@ -62,6 +62,7 @@ class QAT:
         model = model if inplace else copy.deepcopy(model)
         recipe = self.config.recipe()
         if self.config.fuse_conv_bn:
+            recipe.assign(model)  # what is wrong with the model or the layer types, before it is changed
             self._fold(model)
             recipe = recipe.model_copy(update={"batch_norm": BatchNorm()})
         prepare(model, recipe)

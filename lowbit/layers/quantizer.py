@@ -93,6 +93,11 @@ class Quantizer(nn.Layer):
             return x
         if paddle.in_dynamic_mode():
             return self._quantize(x)
+        if self.training:
+            raise LowbitError(
+                f"{self._who()} is in training mode, which observes batches and cannot be part of a static "
+                "program: call eval() on the model before exporting it, and train without to_static"
+            )
         with paddle.no_grad():  # a served program has no gradients, and PyLayers do not survive in it
             return self._quantize(x)
 

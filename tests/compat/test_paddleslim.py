@@ -263,6 +263,10 @@ def test_bad_configs_name_the_key(config, message):
 
 
 def test_bad_models():
+    net = nn.Sequential(nn.Conv2D(3, 4, 1), nn.BatchNorm2D(4))
+    with pytest.raises(LowbitError, match="no effect"):
+        QAT({"fuse_conv_bn": True, "quantizable_layer_type": ["Linear"]}).quantize(net)
+    assert isinstance(net[1], nn.BatchNorm2D)  # nothing was folded
     with pytest.raises(LowbitError, match="nothing to quantize"):
         QAT().quantize(nn.Sequential(nn.ReLU()))
     quanter = QAT({"fuse_conv_bn": True})

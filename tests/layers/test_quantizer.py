@@ -221,3 +221,18 @@ def test_all_ranks_agree_and_observe_what_one_process_does(tmp_path):
         # A start from the mean of two halves is not quite the start from the whole.
         loose = 0.5 if key.endswith("value") or key.startswith("0") else 1e-3
         np.testing.assert_allclose(value, whole[key], rtol=loose, err_msg=key)
+
+
+def test_a_model_in_training_mode_is_not_exported_by_paddle(tmp_path):
+    net = nn.Sequential(_quantizer(scaling="moving_average"))
+    net(_batch())
+    with pytest.raises(Exception, match=r"training mode.*eval\(\)"):  # Paddle may wrap the error
+        paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 3, 4, 4])])
+
+
+def test_an_export_holds_the_range_but_not_the_window(tmp_path):
+    net = nn.Sequential(_quantizer(scaling="window(10000)"))
+    net(_batch())
+    net.eval()
+    paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 3, 4, 4])])
+    assert (tmp_path / "net.pdiparams").stat().st_size < 1000
