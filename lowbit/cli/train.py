@@ -29,6 +29,9 @@ def train(
             metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."
         ),
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Quantization-aware training as this recipe says.")
+    ] = None,
     amp_level: AmpLevelName = None,
     amp_dtype: AmpDtypeName = None,
 ) -> None:
@@ -38,6 +41,7 @@ def train(
 
     - `lowbit train -c configs/digits.yaml`
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
+    - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml` trains in 4 bits
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
@@ -53,6 +57,7 @@ def train(
             device=("Global.device", device),
             pretrained=("Global.pretrained_model", pretrained),
             resume=("Global.checkpoints", resume),
+            recipe=("Recipe", recipe),
             amp_level=("AMP.level", amp_level),
             use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
             amp_dtype=("AMP.dtype", amp_dtype),

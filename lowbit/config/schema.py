@@ -160,6 +160,18 @@ class MetricSection(Section):
     Eval: Annotated[list[MetricItem], _ONE] = [MetricItem(TopkAcc=TopkAccuracy())]
 
 
+class SlimQuantSection(Section):
+    """PaddleClas's quantization: PACT in 8 bits."""
+
+    name: Literal["pact"]
+
+
+class SlimSection(Section):
+    """What PaddleClas compresses with."""
+
+    quant: SlimQuantSection
+
+
 class Config(Section):
     """A whole config file, validated.
 
@@ -175,21 +187,27 @@ class Config(Section):
     DataLoader: DataLoaders
     Infer: InferSection = InferSection()
     Metric: MetricSection = MetricSection()
-    Slim: dict[str, Any] | None = None
-
-    @field_validator("Slim")
-    @classmethod
-    def _no_quantization_yet(cls, value: dict[str, Any] | None) -> None:
-        if value is not None:
-            raise ValueError(
-                "quantization-aware training is not in this version of lowbit; remove the section Slim"
-            )
+    Slim: SlimSection | None = None  # PaddleClas's way to ask for PACT
+    Recipe: str | dict[str, Any] | None = None  # ours: what is quantized how, a file or the recipe itself
 
     @model_validator(mode="after")
     def _one_class_count(self) -> Config:
         if self.Arch.class_num and self.Global.class_num and self.Arch.class_num != self.Global.class_num:
             raise ValueError("Arch.class_num and Global.class_num differ; give it once")
         return self
+
+    @model_validator(mode="after")
+    def _one_quantization(self) -> Config:
+        if self.Slim and self.Recipe is not None:
+            raise ValueError("Slim and Recipe both say what is quantized; give one")
+        if self.recipe_source is not None and self.amp_level != "O0":
+            raise ValueError("quantization with mixed precision comes with a later version; give one of them")
+        return self
+
+    @property
+    def recipe_source(self) -> str | dict[str, Any] | None:
+        """The recipe asked for, as a file's path or as values in one of its dialects."""
+        return {"activation_preprocess_type": "PACT"} if self.Slim else self.Recipe
 
     @property
     def num_classes(self) -> int | None:

@@ -51,6 +51,7 @@ class Checkpoint:
     classes: list[str]
     environment: dict[str, str]
     order: dict[str, int]  # what the sampler's position means: samples, batch size, ranks, seed
+    recipe: dict[str, Any] | None = None  # of quantization-aware training, in lowbit's own dialect
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

@@ -47,11 +47,13 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
             display.message(f"{run.path} held an earlier run: moved to {aside}")
         log = None
         if first:
-            run.record(dump_config(config), session.environment)
+            run.record(dump_config(config), session.environment, session.plan())
             # Within an epoch, even after its last batch, its record is still to come.
             done = session.progress.step - bool(session.progress.batch)
             log = MetricsLog(run.path, resumed_step=done, visualdl=config.Global.use_visualdl)
         display.message(session.describe())
+        if resumed is None:
+            session.calibrate()
         try:
             _train_epochs(session, Keeper(run, session), log, display, interruption)
         finally:

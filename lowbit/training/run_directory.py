@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from lowbit.errors import LowbitError
 from lowbit.training.checkpoint import SUFFIX, find_checkpoint
@@ -91,14 +92,19 @@ class RunDirectory:
         except (OSError, ValueError, TypeError):
             return False
 
-    def record(self, config_yaml: str, environment: dict[str, str]) -> None:
-        """Writes config.yaml, and run.json with the command and the environment."""
+    def record(
+        self, config_yaml: str, environment: dict[str, str], plan: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Writes config.yaml, run.json with command and environment, and plan.json if there is a plan."""
+        if plan is not None:
+            described = json.dumps(plan, indent=2, ensure_ascii=False)
+            write_atomically(self.path / "plan.json", lambda file: file.write_text(described, "utf-8"))
         write_atomically(self.path / "config.yaml", lambda file: file.write_text(config_yaml, "utf-8"))
-        described = {
+        run = {
             "lowbit": __version__,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "environment": environment,
         }
-        text = json.dumps(described, indent=2, ensure_ascii=False)
+        text = json.dumps(run, indent=2, ensure_ascii=False)
         write_atomically(self.path / _RECORD, lambda file: file.write_text(text, "utf-8"))

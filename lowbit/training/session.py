@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ from lowbit.config.schema import AmpSection
 from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.layers import convert_sync_batch_norm
+from lowbit.layers.calibrate import calibrate
+from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_differences, environment_record, resolve_device
 from lowbit.models import assign_weights, build_model, load_weights
+from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.distributed import Ranks, join_ranks
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
+from lowbit.training.quantization import recipe_of, recipe_values
 from lowbit.training.seeding import seed_everything
 
 
@@ -38,13 +43,15 @@ class Session:
     precision: MixedPrecision
     environment: dict[str, str]
     progress: Progress
+    recipe: Recipe | None = None  # of quantization-aware training
     notes: list[str] = field(default_factory=list)  # lines the user must see
 
     @property
     def statistics(self) -> list[paddle.Tensor]:
-        """Running means and variances: batch norm's are parameters without a gradient to Paddle."""
+        """What a forward pass changes: quantizers' ranges are buffers, and so, one would think, are batch
+        norm's means and variances, but to Paddle those are parameters without a gradient."""
         frozen = [parameter for parameter in self.model.parameters() if parameter.stop_gradient]
-        return frozen + [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        return frozen + self.model.buffers()
 
     def _order(self) -> dict[str, int]:
         """What the position within an epoch means; equal orders make equal batches."""
@@ -69,6 +76,10 @@ class Session:
             f"{ranks}: {images}, {len(self.train_loader)} steps an epoch"
         )
 
+    def plan(self) -> list[dict[str, Any]] | None:
+        """What is quantized in each layer and how, for plan.json; None without a recipe."""
+        return describe_layers(preparation_of(self.model).layers) if self.recipe else None
+
     def snapshot(self) -> Checkpoint:
         """The run as it stands, to be saved."""
         return Checkpoint(
@@ -81,7 +92,15 @@ class Session:
             classes=self.classes,
             environment=self.environment,
             order=self._order(),
+            recipe=recipe_values(self.recipe),
         )
+
+    def calibrate(self) -> None:
+        """Lets the quantizers of a new run choose their first scales from a few training batches."""
+        steps = self.recipe.calibration.steps if self.recipe else 0
+        if steps:
+            batches = itertools.islice(self.train_loader.epoch(0), steps)
+            calibrate(self.model, (paddle.to_tensor(batch.images) for batch in batches))
 
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
         """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""
@@ -89,6 +108,11 @@ class Session:
             raise LowbitError(
                 f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
                 f"{self.config.Arch.name}; resume with the config of that run, or start a new one"
+            )
+        if checkpoint.recipe != recipe_values(self.recipe):
+            raise LowbitError(
+                f"{path} was trained with another recipe (or none): resume with the recipe of that run, "
+                "or start a new one with --pretrained"
             )
         if checkpoint.classes != self.classes:
             raise LowbitError(
@@ -148,6 +172,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         eval_loader = build_loader(config.DataLoader.Eval, eval_data, training=False, ranks=ranks)
 
     seed_everything(config.Global.seed)
+    recipe = recipe_of(config)
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
     if pretrained := config.Global.pretrained_model or config.Arch.pretrained:
         renewed = load_weights(model, pretrained, reset_classifier=config.Global.reset_classifier)
@@ -155,6 +180,9 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
             notes.append(f"{pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
     if config.Global.sync_bn or config.Arch.use_sync_bn:
         model = convert_sync_batch_norm(model)
+    if recipe is not None:
+        prepare(model, recipe)
+        notes.append(str(preparation_of(model)))
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)
@@ -173,6 +201,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         precision=precision,
         environment=environment_record(),
         progress=Progress(epoch=config.Global.start_epoch),
+        recipe=recipe,
         notes=notes,
     )
 

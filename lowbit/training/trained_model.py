@@ -13,6 +13,7 @@ from lowbit.errors import LowbitError
 from lowbit.machine import apply_amd_fix
 from lowbit.models import assign_weights, build_model, count_classes, read_weights
 from lowbit.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from lowbit.training.quantization import prepare_as_saved
 
 
 @dataclass
@@ -63,6 +64,7 @@ def open_checkpoint(path: Path, config: Config | None = None) -> TrainedModel:
     model = build_model(
         saved.Arch.name, len(checkpoint.classes), trusted=trusted, **(config or saved).Arch.kwargs
     )
+    prepare_as_saved(model, checkpoint.recipe, str(found))
     assign_weights(model, checkpoint.model, source=found)
     model.eval()
     return TrainedModel(model, config or saved, checkpoint.classes, found)
@@ -75,8 +77,8 @@ def _config_of(checkpoint: Checkpoint, path: Path) -> Config:
 def open_weights(config: Config, path: Path) -> TrainedModel:
     """A config's model with the weights of a .pdparams or .safetensors file, which says how many classes.
 
-    Where training left a checkpoint beside the weights, it says what the classes are called, and how images
-    are prepared if the config does not.
+    Where training left a checkpoint beside the weights, it says what the classes are called, what is
+    quantized, and how images are prepared if the config does not.
     """
     apply_amd_fix()
     weights = read_weights(path)
@@ -85,13 +87,14 @@ def open_weights(config: Config, path: Path) -> TrainedModel:
         sketch = build_model(config.Arch.name, 1000, **config.Arch.kwargs)
         num_classes = count_classes(sketch, weights) or 1000
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
-    assign_weights(model, weights, source=path)
-    model.eval()
     classes = [str(index) for index in range(num_classes)]
     if beside := find_checkpoint(path):
         trained_with = read_checkpoint(beside)
+        prepare_as_saved(model, trained_with.recipe, str(beside))
         if len(trained_with.classes) == num_classes:
             classes = trained_with.classes
         if config.DataLoader.Eval is None:
             config = config.model_copy(update={"DataLoader": _config_of(trained_with, beside).DataLoader})
+    assign_weights(model, weights, source=path)
+    model.eval()
     return TrainedModel(model, config, classes, path)

@@ -82,7 +82,7 @@ def test_amp_level(tmp_path, section, level):
         ("Loss.Train=[{MixCELoss: {}}]", 'Loss.Train.0.MixCELoss: unknown key, did you mean "CELoss"?'),
         ("Metric.Eval=[]", "Metric.Eval: too few entries"),
         ("Metric.Eval=[{TopkAcc: {topk: [5]}}]", "topk must have 1 in it"),
-        ("Slim.quant.name=pact", "Slim: quantization-aware training is not in this version of lowbit"),
+        ("Slim.quant.name=ptq", "Slim.quant.name: "),
     ],
 )
 def test_impossible_values(tmp_path, override, message):

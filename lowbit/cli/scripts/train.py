@@ -73,8 +73,6 @@ def train(
     - `python train.py --test-only --pretrained latest.pdparams --data-path ./lite_data`
     - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
     """
-    if pact_quant:
-        raise LowbitError("--pact_quant: quantization-aware training is not in this version of lowbit")
     check_amp(amp_level, amp_dtype)
     normalize = {"NormalizeImage": {}}
     train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
@@ -97,6 +95,7 @@ def train(
             "seed": seed,
             "save_steps": save_steps,
         },
+        "Recipe": {"activation_preprocess_type": "PACT"} if pact_quant else None,
         "AMP": {"level": amp_level, "dtype": amp_dtype or "fp16"} if amp_level else None,
         "Arch": {"name": model, "class_num": num_classes},
         "Optimizer": {
@@ -116,7 +115,9 @@ def train(
     else:
         from lowbit.training.loop import train as run_training
 
-        run_training(config, insist_on_device=device is not None)
+        folder = run_training(config, insist_on_device=device is not None)
+        if pact_quant:
+            _export_quantized(folder)
 
 
 _OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
@@ -130,6 +131,26 @@ _SOURCES: dict[KeyPath, str] = {
     ("Optimizer", "lr", "learning_rate"): "--lr",
     ("Optimizer", "lr", "gamma"): "--lr-gamma",
 }
+
+
+def _export_quantized(folder: Path) -> None:
+    """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
+    from lowbit.deploy import export_model
+    from lowbit.training.distributed import join_ranks
+    from lowbit.training.trained_model import open_checkpoint
+
+    if join_ranks().is_first:
+        trained = open_checkpoint(folder / "latest.lowbit")
+        export_model(
+            trained.model,
+            folder,
+            model_name=trained.config.Arch.name,
+            image_shape=trained.config.Global.image_shape,
+            transform_ops=trained.preprocessing,
+            classes=trained.classes,
+            file_name="qat_inference",
+        )
+        print(f"Quantized model: {folder / 'qat_inference.json'}")
 
 
 def _split(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import re
 
+import numpy as np
 import pytest
 
 from lowbit.cli.scripts.train import train
@@ -13,6 +14,7 @@ from lowbit.config.transform_ops import (
     RandFlipImage,
     RandomErasing,
 )
+from lowbit.deploy import PaddleEngine
 from tests.cli.conftest import SMALL
 from tests.cli.test_train import ACCURACY, STEP
 
@@ -144,7 +146,7 @@ def test_augmentation_is_for_training_only(run, asked):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--pact_quant"], "--pact_quant: quantization-aware training is not in this version"),
+        (["--pact_quant", "--amp_level=O1"], "quantization with mixed precision comes with a later version"),
         (["--amp_dtype=bf16"], "--amp_dtype bf16 has no effect without --amp_level"),
         (["--device=tpu"], '--device: Global.device: unknown device "tpu", '),
         (["--lr=-1"], "--lr: Optimizer.lr.learning_rate: must be greater than or equal to 0, got -1.0"),
@@ -259,3 +261,26 @@ def test_pretrained_weights_of_other_classes(run, lite, tmp_path):
     result = run("train.py", *four, "--reset-classifier")
     assert result.code == 0, result
     assert "but for a new classifier (head.weight, head.bias)" in result.out
+
+
+def test_pact_quant_trains_a_quantized_network_and_leaves_it_exported(run, lite, tmp_path):
+    out = tmp_path / "out"
+    arguments = [f"--data-path={lite}", f"--output-dir={out}", *SMALL]
+    result = run("train.py", "--pact_quant", *arguments)
+    assert result.code == 0, result
+    assert "2 of 2 layers are quantized" in result.out
+    assert {path.name for path in out.glob("qat_inference.*")} == {
+        "qat_inference.json",
+        "qat_inference.pdiparams",
+        "qat_inference.yml",
+    }
+    weights = f"--pretrained={out / 'latest.pdparams'}"
+    result = run("export_model.py", weights, f"--save-inference-dir={out / 'exported'}")
+    assert result.code == 0, result
+    # The exporter recognised the quantized checkpoint: both programs round, and to the same answers.
+    images = np.random.default_rng(0).standard_normal((4, 3, 32, 32), dtype=np.float32)
+    answers = []
+    for folder, name in ((out, "qat_inference"), (out / "exported", "inference")):
+        assert b"round" in (folder / f"{name}.json").read_bytes()
+        answers.append(PaddleEngine(folder, onednn=False, file_name=name).run(images))
+    np.testing.assert_array_equal(*answers)

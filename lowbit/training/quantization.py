@@ -1,0 +1,30 @@
+"""Quantization-aware training in a run: the config's recipe, put into the model and kept with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+import yaml
+
+from lowbit.config import Config
+from lowbit.layers.prepare import prepare
+from lowbit.recipe import Recipe, dump_recipe, load_recipe, make_recipe
+
+
+def recipe_of(config: Config) -> Recipe | None:
+    """The recipe that a config asks for: the path of a file, or the recipe itself; None without one."""
+    source = config.recipe_source
+    if source is None:
+        return None
+    return load_recipe(source) if isinstance(source, str) else make_recipe(source, "Recipe")
+
+
+def recipe_values(recipe: Recipe | None) -> dict[str, Any] | None:
+    """The recipe as plain values in lowbit's own dialect, for a checkpoint."""
+    return None if recipe is None else yaml.safe_load(dump_recipe(recipe))
+
+
+def prepare_as_saved(model: paddle.nn.Layer, values: dict[str, Any] | None, origin: str) -> paddle.nn.Layer:
+    """The model with the layers of the recipe that it was trained with, ready for its weights."""
+    return model if values is None else prepare(model, make_recipe(values, origin))

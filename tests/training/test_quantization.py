@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import paddle
+import pytest
+
+from lowbit.config import validate
+from lowbit.deploy import PaddleEngine, export_model
+from lowbit.errors import LowbitError
+from lowbit.training import loop
+from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.loop import train
+from lowbit.training.trained_model import open_checkpoint, open_weights
+from tests.training.conftest import tiny_values, weights_hash
+
+LSQ = {
+    "rules": [
+        {
+            "forward": {
+                "input": {"grid": "int4", "sign": "auto", "scaling": "learned"},
+                "weight": {"grid": "int4", "granularity": "N", "scaling": "learned"},
+            }
+        }
+    ],
+    "calibration": {"steps": 2},
+}
+PACT = {"activation_preprocess_type": "PACT"}  # PaddleSlim's dialect, 8 bits
+
+
+def qat_config(folder, recipe, **settings):
+    return validate(tiny_values(folder, **settings) | {"Recipe": recipe}, {}, "qat")
+
+
+@pytest.fixture(scope="module", params=[LSQ, PACT], ids=["lsq", "pact"])
+def recipe(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    return train(qat_config(tmp_path_factory.mktemp("qat") / "run", recipe))
+
+
+def test_a_quantized_network_learns(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    assert records[-1]["top1"] > 0.3
+    assert [layer["quantized"] for layer in json.loads((run / "plan.json").read_text())] == [True, True]
+
+
+def test_stopping_at_every_step_and_resuming_changes_no_bit(run, recipe, tmp_path, monkeypatch):
+    """Ranges, learned steps and bounds included: none of them starts again."""
+
+    class OneStep(loop.TrainingStep):
+        def __call__(self, batch, learning_rate):
+            result = super().__call__(batch, learning_rate)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+    monkeypatch.setattr(loop, "TrainingStep", OneStep)
+    for _ in range(23):
+        with pytest.raises(KeyboardInterrupt):
+            train(qat_config(tmp_path, recipe, checkpoints="auto"))
+    train(qat_config(tmp_path, recipe, checkpoints="auto"))
+    latest = "checkpoints/latest.lowbit"
+    assert weights_hash(tmp_path / latest) == weights_hash(run / latest)
+
+
+def test_checkpoint_weights_and_export_are_the_trained_model(run, tmp_path):
+    trained = open_checkpoint(run / "checkpoints/latest.lowbit")
+    bare = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "bare")
+    weights = open_weights(bare, run / "checkpoints/latest.pdparams")
+    images = np.random.default_rng(0).standard_normal((5, 3, 32, 32), dtype=np.float32)
+    expected = trained.model(paddle.to_tensor(images)).numpy()
+    np.testing.assert_array_equal(weights.model(paddle.to_tensor(images)).numpy(), expected)
+    export_model(
+        trained.model,
+        tmp_path,
+        model_name="tiny",
+        image_shape=(3, 32, 32),
+        transform_ops=trained.preprocessing,
+        classes=trained.classes,
+    )
+    served = PaddleEngine(tmp_path, onednn=False).run(images)
+    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_skipped_step_leaves_the_quantizers_as_they_were(recipe, tmp_path, monkeypatch):
+    session = loop.open_session(qat_config(tmp_path, recipe))
+    session.calibrate()
+    session.network.train()
+    step = loop.TrainingStep(session)
+    batches = list(session.train_loader.epoch(0))
+    step(batches[0], 0.01)
+    before = session.snapshot().model
+    batches[1].images[0] = np.nan
+    assert not step(batches[1], 0.01).finite
+    after = session.snapshot().model
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+def test_another_recipe_is_refused_on_resume(run, recipe, tmp_path):
+    other = {"weight_bits": 4}
+    for changed in (other, None):
+        with pytest.raises(LowbitError, match=r"trained with another recipe \(or none\)"):
+            train(qat_config(tmp_path, changed, checkpoints=str(run)))
+
+
+def test_the_checkpoint_holds_the_recipe_itself(run):
+    saved = read_checkpoint(run / "checkpoints/latest.lowbit").recipe
+    assert saved["rules"][0]["forward"]["weight"]["grid"] in ("int4", "int8-narrow")
+
+
+def test_a_recipe_file_and_slim_are_ways_to_ask(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("weight_bits: 3\nactivation_bits: 5\n")
+    for more, grid in (
+        ({"Recipe": str(file)}, "int3-narrow"),
+        ({"Slim": {"quant": {"name": "pact"}}}, "int8-narrow"),
+    ):
+        session = loop.open_session(validate(tiny_values(tmp_path) | more, {}, "asked"))
+        assert session.recipe.rules[0].forward.weight.grid == grid
