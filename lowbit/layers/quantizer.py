@@ -12,14 +12,13 @@ from lowbit.errors import LowbitError
 from lowbit.layers.across_ranks import largest_across_ranks, mean_across_ranks
 from lowbit.layers.kept_range import KeptRange
 from lowbit.layers.learned_value import LearnedValue
-from lowbit.layers.sightings import Sightings, initial_step
+from lowbit.layers.sightings import Sightings, initial_alpha, initial_step
 from lowbit.numerics import (
     Granularity,
     Grid,
     fake_quantize,
     lsq_fake_quantize,
     pact_clip,
-    pact_initial_alpha,
     parse_grid,
     round_to_grid,
     scale_from_range,
@@ -68,7 +67,8 @@ class Quantizer(nn.Layer):
             return
         # An input's other axes change from batch to batch, so that nothing can be kept for them.
         kept = [letter for letter in spec.granularity.letters if role == "weight" or letter == "C"]
-        kept_shape = _without_leading_ones(Granularity("".join(kept)).scale_shape(shape, layout))
+        self._kept_granularity = Granularity("".join(kept))
+        kept_shape = _without_leading_ones(self._kept_granularity.scale_shape(shape, layout))
         if spec.sign == "auto":
             self.register_buffer("unsigned", paddle.full([1], _UNKNOWN, "int32"))
         if spec.clip == "pact":
@@ -134,7 +134,7 @@ class Quantizer(nn.Layer):
         if self.spec.grid.is_integer:
             self._sightings = Sightings(
                 self.spec,
-                self._axes,
+                lambda x: self._axes(x, self._kept_granularity),
                 wants_alpha=self.alpha is not None and not self.alpha.is_known,
                 across_ranks=self.role == "input",
             )
@@ -160,14 +160,15 @@ class Quantizer(nn.Layer):
     def _quantize(self, x: Tensor) -> Tensor:
         if not self.training:
             self.check_ready()
-        grid, axes = self.grid(), self._axes(x)
+        grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
         if self.alpha is not None:
-            alpha = self._started(self.alpha, lambda: pact_initial_alpha(x.detach(), grid, axes))
+            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
             x = pact_clip(x, alpha, signed=grid.signed)
         if self.step is not None:
-            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, axes))
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
             return lsq_fake_quantize(x, step, grid)
-        return fake_quantize(x, scale_from_range(self._range(x, grid, axes), grid), grid)
+        range_ = self._range(x, grid, self._axes(x, self.spec.granularity))
+        return fake_quantize(x, scale_from_range(range_, grid), grid)
 
     def _range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
         if self.kept is None:
@@ -200,18 +201,18 @@ class Quantizer(nn.Layer):
             )
         return part
 
-    def _axes(self, x: Tensor) -> tuple[int, ...]:
-        if not self.spec.granularity.letters:
+    def _axes(self, x: Tensor, granularity: Granularity) -> tuple[int, ...]:
+        if not granularity.letters:
             return tuple(range(x.ndim))
         layout = self.layout
         if self.role == "input" and layout.endswith("C") and 0 < x.ndim < len(layout):
             layout = layout[: x.ndim - 1] + "C"
         if x.ndim != len(layout):
             raise LowbitError(
-                f"{self._who()} has {x.ndim} axes, for which the granularity {self.spec.granularity} has no "
+                f"{self._who()} has {x.ndim} axes, for which the granularity {granularity} has no "
                 "meaning: use per-tensor"
             )
-        return self.spec.granularity.reduced_axes(layout)
+        return granularity.reduced_axes(layout)
 
     def _round(self, x: Tensor) -> Tensor:
         grid = parse_grid(self.spec.grid.name)

@@ -11,6 +11,8 @@ from lowbit.layers.across_ranks import largest_across_ranks, mean_across_ranks
 from lowbit.numerics import Calibrated, Grid, lsq_initial_step, pact_initial_alpha, parse_grid
 from lowbit.recipe.spec import TensorSpec
 
+_ENOUGH = 1 << 17  # values: the search for the best bound reads them up to 50 times
+
 
 class Sightings:
     """The means over the finite batches of a range, of LSQ's first step and of PACT's first bound.
@@ -27,15 +29,11 @@ class Sightings:
         wants_alpha: bool,
         across_ranks: bool,
     ) -> None:
+        self.batches = 0
         self.negative = False
         self.wants_alpha = wants_alpha
         self._spec, self._axes_of, self._across_ranks = spec, axes_of, across_ranks
         self._means: dict[str, Calibrated] = {}
-
-    @property
-    def batches(self) -> int:
-        """How many batches the means are made of."""
-        return max((mean.entered for mean in self._means.values()), default=0)
 
     def mean(self, name: str) -> Tensor:
         """The mean of `range`, `step` or `alpha`, fp32."""
@@ -51,15 +49,17 @@ class Sightings:
         )
         if not bool(paddle.isfinite(lowest)):
             return
+        self.batches += 1
         if self._spec.sign == "auto" and not self.negative and bool(lowest > 0):
             self.negative = True
             self._means.clear()
         grid, axes = self._grid(), self._axes_of(x)
-        self._enter("range", self._largest(self._spec.observer.range(x, grid, axes)))
         if self._spec.scaling.name == "learned":
             self._enter("step", self._mean(initial_step(self._spec, x, grid, axes)))
+        elif self._spec.keeps_scales:
+            self._enter("range", self._largest(self._spec.observer.range(x, grid, axes)))
         if self.wants_alpha:
-            self._enter("alpha", self._mean(pact_initial_alpha(x, grid, axes)))
+            self._enter("alpha", self._mean(initial_alpha(x, grid, axes)))
 
     def _grid(self) -> Grid:
         auto = self._spec.sign == "auto"
@@ -73,6 +73,19 @@ class Sightings:
 
     def _mean(self, x: Tensor) -> Tensor:
         return mean_across_ranks(x) if self._across_ranks else x
+
+
+def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    """Where PACT's bound starts; one for a whole large tensor is found from every n-th value of it."""
+    x = x.detach()
+    stride = x.size // _ENOUGH
+    if len(axes) == x.ndim and stride > 1:
+        # Odd, so that it does not fall on the same columns of an image every time.
+        sample = x.flatten()[:: stride | 1]
+        # A value outside the sample that is not finite shall be seen, too.
+        start = pact_initial_alpha(sample, grid, (0,)).reshape([1] * x.ndim)
+        return paddle.where(paddle.isfinite(x).all(), start, paddle.full_like(start, float("nan")))
+    return pact_initial_alpha(x, grid, axes)
 
 
 def initial_step(spec: TensorSpec, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:

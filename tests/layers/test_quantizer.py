@@ -17,6 +17,7 @@ from paddle import nn
 
 from lowbit.errors import LowbitError
 from lowbit.layers.quantizer import Quantizer
+from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.settings import Pact
 from tests.layers import quantizer_ranks as ranks
@@ -236,3 +237,28 @@ def test_an_export_holds_the_range_but_not_the_window(tmp_path):
     net.eval()
     paddle.jit.save(net, str(tmp_path / "net"), input_spec=[paddle.static.InputSpec([None, 3, 4, 4])])
     assert (tmp_path / "net.pdiparams").stat().st_size < 1000
+
+
+def test_a_bound_is_kept_where_scales_are_per_sample():
+    quantizer = _quantizer(granularity="N", clip="pact", sign="auto")
+    assert quantizer.alpha.value.shape == [1]
+    quantizer.start_calibration()
+    for n in (2, 5):  # batches of any size
+        quantizer(_batch(n, (n, 3, 4, 4)))
+    quantizer.end_calibration()
+    quantizer.eval()
+    assert quantizer(_batch(9, (3, 3, 4, 4))).shape == [3, 3, 4, 4]
+    assert str(quantizer.grid()) == "int4"
+
+
+def test_a_large_tensors_bound_starts_from_a_sample_of_it():
+    large = _batch(0, (4, 3, 256, 256))
+    quantizer = _quantizer(clip="pact")
+    quantizer(large)
+    exact = pact_initial_alpha(large, quantizer.grid(), (0, 1, 2, 3)).item()
+    assert quantizer.alpha.value.item() == pytest.approx(exact, rel=0.03)
+    poisoned = large.clone()
+    poisoned[0, 0, 0, 1] = float("nan")
+    unstarted = _quantizer(clip="pact")
+    unstarted(poisoned)
+    assert not unstarted.alpha.is_known
