@@ -16,7 +16,7 @@ _SIDES = (32, 224)
 def example_inputs(model: nn.Layer) -> list[Tensor]:
     """A batch of two of random numbers that the model takes, or a LowbitError.
 
-    >>> example_inputs(nn.Sequential(nn.Linear(4, 2)))[0].shape
+    >>> list(example_inputs(nn.Sequential(nn.Linear(4, 2)))[0].shape)
     [2, 4]
     """
     first = dict(model.named_sublayers())[find_layers(model)[0].name]
