@@ -133,7 +133,7 @@ def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
         return x
     if grid.is_integer:
         raise LowbitError(f"rounding to {grid} needs a scale: use fake_quantize")
-    if grid is FP16 and x.place.is_cpu_place():
+    if grid == FP16 and x.place.is_cpu_place():
         return _Float16OnCpu.apply(x)
     return x.cast(grid.storage).cast(x.dtype)
 
