@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from lowbit.errors import LowbitError
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, shape_of_scales
@@ -16,7 +15,7 @@ from lowbit.numerics.kl import kl_range
 from lowbit.numerics.mse import mse_range
 from lowbit.numerics.percentile import percentile_range
 from lowbit.numerics.scale import scale_from_range
-from lowbit.numerics.words import join_word, split_word
+from lowbit.numerics.words import join_word, name_and_number
 
 
 def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
@@ -84,11 +83,4 @@ def parse_observer(word: str) -> Observer:
     >>> str(parse_observer("percentile(99.9)"))
     'percentile(99.9)'
     """
-    name, number = split_word("observer", word, OBSERVERS)
-    kind = OBSERVERS[name]
-    if number is None:
-        return Observer(name, kind.default)
-    if not kind.accepts(number):
-        expected = f"the number in brackets is {kind.meaning}" if kind.meaning else f"{name} takes no number"
-        raise LowbitError(f'observer "{word}": {expected}')
-    return Observer(name, number)
+    return Observer(*name_and_number("observer", word, OBSERVERS))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowbit.errors import LowbitError
 from lowbit.numerics.range_state import Calibrated, MovingAverage, RangeState, Window
-from lowbit.numerics.words import join_word, split_word
+from lowbit.numerics.words import join_word, name_and_number
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,4 @@ def parse_scaling(word: str) -> Scaling:
     >>> str(parse_scaling("window(100)"))
     'window(100)'
     """
-    name, number = split_word("scaling", word, SCALINGS)
-    kind = SCALINGS[name]
-    if number is None:
-        return Scaling(name, kind.default)
-    if not kind.accepts(number):
-        expected = f"the number in brackets is {kind.meaning}" if kind.meaning else f"{name} takes no number"
-        raise LowbitError(f'scaling "{word}": {expected}')
-    return Scaling(name, number)
+    return Scaling(*name_and_number("scaling", word, SCALINGS))

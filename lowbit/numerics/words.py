@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -30,6 +31,27 @@ def split_word(kind: str, word: str, names: Iterable[str]) -> tuple[str, float |
         number = math.nan
     if not math.isfinite(number):
         raise LowbitError(f'{kind} "{word}": "{text}" is no number')
+    return name, number
+
+
+class Kind(Protocol):
+    """What a registry says of a name: its number when none is given, and which numbers it takes."""
+
+    default: float | None
+    meaning: str
+
+    def accepts(self, number: float) -> bool: ...
+
+
+def name_and_number(what: str, word: str, kinds: Mapping[str, Kind]) -> tuple[str, float | None]:
+    """A word's name and number, or the default; a number that the name does not take is an error."""
+    name, number = split_word(what, word, kinds)
+    kind = kinds[name]
+    if number is None:
+        return name, kind.default
+    if not kind.accepts(number):
+        expected = f"the number in brackets is {kind.meaning}" if kind.meaning else f"{name} takes no number"
+        raise LowbitError(f'{what} "{word}": {expected}')
     return name, number
 
 
