@@ -4,7 +4,7 @@ from lowbit.numerics.granularity import Granularity, parse_granularity
 from lowbit.numerics.grid import BF16, FP16, FULL, Grid, grid_names, parse_grid, round_to_grid
 from lowbit.numerics.lsq import lsq_fake_quantize, lsq_initial_step
 from lowbit.numerics.observers import Observer, observer_names, parse_observer
-from lowbit.numerics.pact import pact_clip, pact_initial_alpha
+from lowbit.numerics.pact import pact_clip, pact_fake_quantize, pact_initial_alpha
 from lowbit.numerics.quantize import dequantize, fake_quantize, quantize_to_integers
 from lowbit.numerics.range_state import Calibrated, MovingAverage, RangeState, Window
 from lowbit.numerics.rounding import Rounding, Stochastic, nearest, parse_rounding, rounding_names
@@ -33,6 +33,7 @@ __all__ = [
     "nearest",
     "observer_names",
     "pact_clip",
+    "pact_fake_quantize",
     "pact_initial_alpha",
     "parse_granularity",
     "parse_grid",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
+from lowbit.numerics.clip import clip_to_bound
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, shape_of_scales
@@ -57,12 +58,15 @@ class Observer:
         return scale_from_range(self.range(x, grid, axes), grid)
 
     @paddle.jit.not_to_static
-    def range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    def range(self, x: Tensor, grid: Grid, axes: Sequence[int], *, bound: Tensor | None = None) -> Tensor:
         """The largest magnitudes to keep, fp32: what an average over batches is taken of.
 
-        0 where every value of a group is 0 or there is none, not finite where a value is not.
+        0 where every value of a group is 0 or there is none, not finite where a value is not. With `bound`
+        those of the values that PACT clips at it: a bound is one number, or one per group or several groups.
         """
         x = as_float32(x.detach())
+        if bound is not None:
+            x = clip_to_bound(x, bound.detach(), signed=grid.signed)
         axes = tuple(axes)
         if 0 in x.shape:
             return paddle.zeros(shape_of_scales(x.shape, axes), "float32")

@@ -1,4 +1,4 @@
-"""PACT: clipping at a bound that is learned."""
+"""PACT: clipping at a bound that is learned, alone and together with quantizing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import as_float32, as_type_of, negate
+from lowbit.numerics.clip import clip_to_bound, lower_bound, usable_bound
+from lowbit.numerics.exact import as_float32, negate
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import sum_to_shape
 from lowbit.numerics.observers import parse_observer
-from lowbit.numerics.scale import at_least_smallest, nan_where_not_finite
+from lowbit.numerics.quantize import fake_quantize
+from lowbit.numerics.scale import nan_where_not_finite
 
 
 def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
@@ -37,7 +39,21 @@ def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
     learning = (not x.stop_gradient, not alpha.stop_gradient)
     if paddle.is_grad_enabled() and any(learning):
         return _PactClip.apply(x, alpha, signed, learning)
-    return _clip(x, at_least_smallest(as_float32(alpha)), signed)
+    return clip_to_bound(x, alpha, signed=signed)
+
+
+def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid), with the same gradients.
+
+    >>> x, alpha = paddle.to_tensor([-5.0, 0.6, 3.0]), paddle.to_tensor([2.0], stop_gradient=False)
+    >>> y = pact_fake_quantize(x, alpha, paddle.to_tensor([0.5]), parse_grid("int4"))
+    >>> y.tolist()
+    [-2.0, 0.5, 2.0]
+    >>> y.sum().backward()
+    >>> alpha.grad.tolist()
+    [0.0]
+    """
+    return fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid)
 
 
 def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
@@ -52,28 +68,18 @@ def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     return nan_where_not_finite(paddle.where(best > 0, best, paddle.ones_like(best)), best)
 
 
-def _clip(x: Tensor, alpha: Tensor, signed: bool) -> Tensor:
-    clipped = paddle.minimum(paddle.maximum(as_float32(x), _lower(alpha, signed)), alpha)
-    return as_type_of(x, clipped)
-
-
-def _lower(alpha: Tensor, signed: bool) -> Tensor:
-    return negate(alpha) if signed else paddle.zeros_like(alpha)
-
-
 class _PactClip(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, signed: bool, learning: tuple[bool, bool]) -> Tensor:
-        bound = at_least_smallest(as_float32(alpha))
-        ctx.save_for_backward(x, bound)
+        ctx.save_for_backward(x, usable_bound(alpha))
         ctx.signed, ctx.learning = signed, learning
-        return _clip(x, bound, signed)
+        return clip_to_bound(x, alpha, signed=signed)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, bound = ctx.saved_tensor()
         x, zero = as_float32(x), paddle.zeros_like(dy)
-        above, below = x > bound, x < _lower(bound, ctx.signed)
+        above, below = x > bound, x < lower_bound(bound, signed=ctx.signed)
         dx = dalpha = None
         if ctx.learning[0]:
             dx = paddle.where(above | below, zero, dy)

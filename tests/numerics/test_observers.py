@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from lowbit.errors import LowbitError
-from lowbit.numerics import Observer, observer_names, parse_grid, parse_observer
+from lowbit.numerics import Observer, observer_names, pact_clip, parse_grid, parse_observer
 from tests.numerics import twin
 from tests.numerics.twin import F32, assert_same_bits, every_bit_pattern, grids
 
@@ -70,3 +70,14 @@ def test_what_all_observers_have_in_common(word):
     assert empty.flatten().tolist() == [1.0, 1.0, 1.0]
     for dtype in ("float16", "float64"):
         assert observer(x.cast(dtype), INT4, (1,)).dtype == paddle.float32
+
+
+@pytest.mark.parametrize("observer", ["minmax", "mse", "percentile", "kl"])
+@pytest.mark.parametrize("word", ["int4", "uint4"])
+@pytest.mark.parametrize("bound", [[0.9], [[0.4], [2.0]]])
+def test_a_bound_clips_before_the_observer_looks(observer, word, bound):
+    grid, bound = parse_grid(word), paddle.to_tensor(bound)
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32))
+    clipped = pact_clip(x, bound, signed=grid.signed)
+    range_ = parse_observer(observer).range
+    assert range_(x, grid, (1,), bound=bound).tolist() == range_(clipped, grid, (1,)).tolist()
