@@ -1,22 +1,28 @@
 """Layers of our own, and the functions that swap them into a model."""
 
 from lowbit.layers.calibrate import calibrate, find_quantizers
+from lowbit.layers.deployed import DeployedOperand, deployed_input, deployed_weight
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.layers.fold import Folded, fold_batch_norm
+from lowbit.layers.integer_form import integer_reference
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
 from lowbit.layers.quantized import is_quantized, quantize_layer
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sync_batch_norm import convert_sync_batch_norm
 
 __all__ = [
+    "DeployedOperand",
     "Folded",
     "Preparation",
     "Quantizer",
     "calibrate",
     "convert_sync_batch_norm",
+    "deployed_input",
+    "deployed_weight",
     "eval_mode",
     "find_quantizers",
     "fold_batch_norm",
+    "integer_reference",
     "is_quantized",
     "preparation_of",
     "prepare",

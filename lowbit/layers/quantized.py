@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.errors import LowbitError
+from lowbit.layers.integer_form import integer_form, runs_in_integers
 from lowbit.layers.quantizer import Quantizer
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.settings import Pact
 
 
-class QuantizedConv2D(nn.Conv2D):
+class _Quantized:
+    """What the three have in common; mixed into Paddle's layer, whose parameters it uses."""
+
+    def forward(self, x: Tensor, *geometry: Any) -> Tensor:
+        if runs_in_integers(self):
+            return integer_form(self, x, *geometry)
+        weight, bias = self.effective_weight_and_bias()
+        return self.product(self.input_quantizer(x), self.weight_quantizer(weight), bias, *geometry)
+
+    def effective_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """What is multiplied and added; a layer with its batch norm folded into it gives other ones."""
+        return self.weight, self.bias
+
+
+class QuantizedConv2D(_Quantized, nn.Conv2D):
     """`paddle.nn.Conv2D` with its input and weight on grids; made by `quantize_layer`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x, weight = self.input_quantizer(x), self.weight_quantizer(self.weight)
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution itself, with this layer's geometry."""
         padding = self._padding
         if self._padding_mode != "zeros":
             pad = self._reversed_padding_repeated_twice
@@ -26,7 +42,7 @@ class QuantizedConv2D(nn.Conv2D):
         return F.conv2d(
             x,
             weight,
-            self.bias,
+            bias,
             stride=self._stride,
             padding=padding,
             dilation=self._dilation,
@@ -35,14 +51,20 @@ class QuantizedConv2D(nn.Conv2D):
         )
 
 
-class QuantizedConv2DTranspose(nn.Conv2DTranspose):
+class QuantizedConv2DTranspose(_Quantized, nn.Conv2DTranspose):
     """`paddle.nn.Conv2DTranspose` with its input and weight on grids; made by `quantize_layer`."""
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return super().forward(x, output_size)
+
+    def product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None = None
+    ) -> Tensor:
+        """The transposed convolution itself, with this layer's geometry."""
         return F.conv2d_transpose(
-            self.input_quantizer(x),
-            self.weight_quantizer(self.weight),
-            self.bias,
+            x,
+            weight,
+            bias,
             stride=self._stride,
             padding=self._padding,
             output_padding=self.output_padding if output_size is None else 0,
@@ -53,11 +75,12 @@ class QuantizedConv2DTranspose(nn.Conv2DTranspose):
         )
 
 
-class QuantizedLinear(nn.Linear):
+class QuantizedLinear(_Quantized, nn.Linear):
     """`paddle.nn.Linear` with its input and weight on grids; made by `quantize_layer`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.input_quantizer(x), self.weight_quantizer(self.weight), self.bias)
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The matrix product itself."""
+        return F.linear(x, weight, bias)
 
 
 QUANTIZED: dict[type[nn.Layer], type[nn.Layer]] = {

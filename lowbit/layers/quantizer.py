@@ -20,9 +20,11 @@ from lowbit.numerics import (
     lsq_fake_quantize,
     pact_clip,
     parse_grid,
+    quantize_to_integers,
     round_to_grid,
     scale_from_range,
 )
+from lowbit.numerics.scale import at_least_smallest
 from lowbit.recipe.settings import Pact
 from lowbit.recipe.spec import TensorSpec
 
@@ -116,10 +118,39 @@ class Quantizer(nn.Layer):
     def scale(self) -> Tensor | None:
         """The step between two values that evaluation uses; None where it is chosen anew in every call."""
         if self.step is not None:
-            return self._known(self.step).value
+            return at_least_smallest(self._known(self.step).value)
         if self.kept is not None:
             return scale_from_range(self._known(self.kept).range, self.grid())
         return None
+
+    @property
+    def gives_integers(self) -> bool:
+        """Whether what evaluation makes of a value is an integer times a scale."""
+        return self.spec.grid.is_integer and self._sightings is None
+
+    @paddle.jit.not_to_static  # as forward
+    def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The integers of evaluation, held in fp32, and their scale; plain operators without a gradient.
+
+        >>> quantizer = Quantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+        >>> [part.tolist() for part in quantizer.eval().integers(paddle.to_tensor([[3.5, 1.2]]))]
+        [[[7.0, 2.0]], [[0.5]]]
+        """
+        self.check_ready()
+        grid = self.grid()
+        with paddle.no_grad():
+            if self.alpha is not None:
+                x = pact_clip(x, self.alpha.value, signed=grid.signed)
+            if self.step is not None:
+                scale = at_least_smallest(self.step.value)
+            else:
+                range_ = (
+                    self.kept.range
+                    if self.kept is not None
+                    else self.spec.observer.range(x, grid, self._axes(x, self.spec.granularity))
+                )
+                scale = scale_from_range(range_, grid)
+            return quantize_to_integers(x, scale, grid), scale
 
     def check_ready(self) -> None:
         """A LowbitError when something that evaluation needs has not been seen yet."""

@@ -1,0 +1,92 @@
+"""How a quantized layer computes in evaluation: a product of integers, then one scale, then the bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.layers.eval_mode import eval_mode
+from lowbit.layers.quantizer import Quantizer
+from lowbit.numerics.exact import add, as_float32, as_type_of, multiply
+
+_EXACT = "_lowbit_exact_product"
+
+
+@paddle.jit.not_to_static  # decided in Python, before a program is made of it
+def runs_in_integers(layer: nn.Layer) -> bool:
+    """Whether this call computes in integers: in evaluation, with scales that the sum does not run over.
+
+    With a gradient to record it does not, since integers have none: the values are the same then, but for
+    the rounding of floats, and the gradient goes straight through.
+    """
+    if layer.training or (paddle.in_dynamic_mode() and paddle.is_grad_enabled()):
+        return False
+    operands = (layer.input_quantizer, layer.weight_quantizer)
+    return all(
+        isinstance(operand, Quantizer)  # not a class of the user's own
+        and operand.gives_integers
+        and set(operand.spec.granularity.letters) <= {"N"}
+        for operand in operands
+    )
+
+
+@paddle.jit.not_to_static
+def integer_form(layer: nn.Layer, x: Tensor, *geometry: Any) -> Tensor:
+    """product(integers of x, integers of w) * (scale of x * scale of w) + bias.
+
+    The integers are held in fp32, whose sums are exact as long as they stay below 2^24: then this is what an
+    integer engine computes, to the last bit, in whichever order it adds.
+    """
+    weight, bias = layer.effective_weight_and_bias()
+    x_integers, x_scale = layer.input_quantizer.integers(x)
+    w_integers, w_scale = layer.weight_quantizer.integers(weight)
+    if getattr(layer, _EXACT, False):
+        # fp64 holds every integer up to 2^53: no sum of a layer comes near.
+        x_integers, w_integers = x_integers.cast("float64"), w_integers.cast("float64")
+    sums = as_float32(layer.product(x_integers, w_integers, None, *geometry))
+    along = _along_outputs(layer)
+    y = multiply(sums, multiply(x_scale, _per_output(layer, w_scale, along)))
+    if bias is not None:
+        y = add(y, as_float32(bias).reshape(along))
+    return as_type_of(x, y)
+
+
+@contextmanager
+def integer_reference(model: nn.Layer) -> Iterator[None]:
+    """Within it, and in evaluation, the sums of every quantized layer are exact, however large they get.
+
+    What `verify` holds engines and the model itself to: slow, and nothing in it is rounded but what
+    stands between two layers.
+
+    with integer_reference(model):
+        logits = model(images)
+    """
+    layers = [layer for layer in model.sublayers(include_self=True) if hasattr(layer, "weight_quantizer")]
+    with eval_mode(model):
+        for layer in layers:
+            object.__setattr__(layer, _EXACT, True)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                object.__delattr__(layer, _EXACT)
+
+
+def _along_outputs(layer: nn.Layer) -> list[int]:
+    """The shape in which a number per output channel is broadcast against the layer's output."""
+    channels_last = isinstance(layer, nn.Linear) or layer._data_format.endswith("C")
+    return [-1] if channels_last else [-1, 1, 1]
+
+
+def _per_output(layer: nn.Layer, scale: Tensor, along: list[int]) -> Tensor:
+    """The weight's scale, one number or one per output channel, as the output has its channels."""
+    if math.prod(scale.shape) == 1:
+        return scale.reshape([1])
+    groups = layer._groups if isinstance(layer, nn.Conv2DTranspose) else 1
+    # A transposed convolution's weight is [in, out / groups, …]: its groups share their scales.
+    return paddle.tile(scale.reshape([-1]), [groups]).reshape(along)
