@@ -55,19 +55,19 @@ def test_to_clip_and_round_is_to_round_and_clip_to_the_deployed_bounds(grid: str
 
 
 def test_before_a_batch_was_seen_there_is_nothing_to_deploy() -> None:
-    with pytest.raises(LowbitError, match='input of layer "fc".*no finite batch'):
+    with pytest.raises(LowbitError, match=r'input of layer "fc".*no finite batch'):
         deployed_input(_layer())
 
 
 def test_a_scale_of_every_call_cannot_be_deployed() -> None:
-    with pytest.raises(LowbitError, match="chosen anew in every call.*use scaling moving_average"):
+    with pytest.raises(LowbitError, match=r"chosen anew in every call.*use scaling moving_average"):
         deployed_input(_layer(scaling="dynamic"))
 
 
 def test_a_scale_per_input_channel_cannot_be_deployed() -> None:
     layer = _layer(granularity="C")
     layer(_batch())
-    with pytest.raises(LowbitError, match="scale per channel.*use granularity per-tensor"):
+    with pytest.raises(LowbitError, match=r"scale per channel.*use granularity per-tensor"):
         deployed_input(layer)
 
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
-from lowbit.layers import calibrate, deployed_input, deployed_weight, integer_reference, prepare, quantize_layer
+from lowbit.layers import (
+    calibrate,
+    deployed_input,
+    deployed_weight,
+    integer_reference,
+    prepare,
+    quantize_layer,
+)
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.recipe import make_recipe
 from lowbit.recipe.plan import Forward, Plan
