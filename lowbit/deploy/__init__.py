@@ -2,7 +2,14 @@
 
 from lowbit.deploy.autolog import benchmark_report
 from lowbit.deploy.compare import Comparison, compare_logits, compare_outputs
-from lowbit.deploy.engines import Engine, EngineOptions, PaddleEngine
+from lowbit.deploy.engines import (
+    Engine,
+    EngineOptions,
+    LayeredEngine,
+    OnnxRuntimeEngine,
+    OpenVinoEngine,
+    PaddleEngine,
+)
 from lowbit.deploy.evaluate import evaluate_engine
 from lowbit.deploy.export import ExportedModel, export_model
 from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
@@ -16,7 +23,10 @@ __all__ = [
     "EngineOptions",
     "ExportedModel",
     "InferenceYml",
+    "LayeredEngine",
     "ModelFiles",
+    "OnnxRuntimeEngine",
+    "OpenVinoEngine",
     "PaddleEngine",
     "Prediction",
     "StageTimer",

@@ -1,6 +1,8 @@
 """The programs that run an exported model, behind one interface."""
 
-from lowbit.deploy.engines.engine import Engine, EngineOptions
+from lowbit.deploy.engines.engine import Engine, EngineOptions, LayeredEngine
+from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
+from lowbit.deploy.engines.openvino_engine import OpenVinoEngine
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
 
-__all__ = ["Engine", "EngineOptions", "PaddleEngine"]
+__all__ = ["Engine", "EngineOptions", "LayeredEngine", "OnnxRuntimeEngine", "OpenVinoEngine", "PaddleEngine"]

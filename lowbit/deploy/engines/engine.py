@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +35,14 @@ class Engine(Protocol):
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]; any N from 1."""
+        ...
+
+
+class LayeredEngine(Engine, Protocol):
+    """An engine that also tells what it computed on the way."""
+
+    def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The logits, and the tensors of these names, by name."""
         ...
 
 

@@ -1,0 +1,101 @@
+"""ONNX Runtime as an engine: an ONNX file on the CPU, with all graph optimisations on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from lowbit.deploy.engines.engine import EngineOptions, check_batch
+from lowbit.deploy.engines.onnx_file import (
+    check_one_in_one_out,
+    check_threads,
+    find_onnx_file,
+    image_shape_of,
+    import_package,
+    reason,
+    unknown_tensor,
+)
+from lowbit.errors import LowbitError
+from lowbit.machine import cpu_info
+
+_ERRORS_ONLY = 3  # of ONNX Runtime's levels of log messages
+
+
+class OnnxRuntimeEngine:
+    """An ONNX file in ONNX Runtime.
+
+    engine = OnnxRuntimeEngine("runs/digits/export/inference.onnx")
+    logits = engine.run(images)        # float32 [N, C, H, W], any N
+    seen = engine.run_with(images, ["layer1.0.conv1.input"])
+
+    `optimize=False` runs the graph as it was written, without merging operators, for comparing.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int | None = None, optimize: bool = True) -> None:
+        check_threads(threads)
+        self._runtime = import_package("onnxruntime", "ONNX Runtime")
+        self._runtime.disable_telemetry_events()
+        self._runtime.set_default_logger_severity(_ERRORS_ONLY)
+        self.name = f"ONNX Runtime {self._runtime.__version__}"
+        self.path = find_onnx_file(path)
+        self.options = EngineOptions(
+            device="cpu", threads=threads or cpu_info().cores, optimize=optimize, memory_optim=optimize
+        )
+        self._session = self._open(str(self.path))
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        check_one_in_one_out(len(inputs), len(outputs), self.path)
+        self._input, self._output = inputs[0].name, outputs[0].name
+        self.image_shape = image_shape_of(inputs[0].shape, self.path)
+        self._tapped: tuple[tuple[str, ...], Any] | None = None
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        """Logits [N, classes] of float32 images [N, C, H, W]."""
+        return self._run(self._session, [self._output], batch)[0]
+
+    def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The logits, and the tensors of these names, by name.
+
+        They become outputs of a copy of the graph. A value that kernels merged by ONNX Runtime do not
+        compute (such as a convolution's, where the next operator quantizes it) keeps them from being merged.
+        """
+        if self._tapped is None or self._tapped[0] != tuple(names):
+            self._tapped = (tuple(names), self._open(self._with_outputs(names)))
+        wanted = [self._output, *(name for name in names if name != self._output)]
+        return dict(zip(wanted, self._run(self._tapped[1], wanted, batch), strict=True))
+
+    def _with_outputs(self, names: Sequence[str]) -> bytes:
+        model = onnx.load(str(self.path))
+        known = [name for node in model.graph.node for name in node.output]
+        for name in names:
+            if name not in known:
+                raise unknown_tensor(name, known, self.path)
+            if name != self._output:
+                model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type is inferred
+        return model.SerializeToString()
+
+    def _open(self, source: str | bytes) -> Any:
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads = self.options.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _ERRORS_ONLY
+        if not self.options.optimize:
+            options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime has a dozen kinds, with no common one above them
+            raise LowbitError(
+                f"ONNX Runtime cannot open {self.path}: {reason(error)}. The file is damaged or needs a "
+                "newer ONNX Runtime; export the model again"
+            ) from error
+
+    def _run(self, session: Any, names: list[str], batch: np.ndarray) -> list[np.ndarray]:
+        batch = check_batch(batch, self.image_shape)
+        try:
+            return session.run(names, {self._input: batch})
+        except Exception as error:
+            shape = list(batch.shape)
+            raise LowbitError(f"{self.path} cannot run on a batch of {shape}: {reason(error)}") from error

@@ -1,0 +1,107 @@
+"""OpenVINO as an engine: an ONNX file in its CPU plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.deploy.engines.engine import EngineOptions, check_batch
+from lowbit.deploy.engines.onnx_file import (
+    check_one_in_one_out,
+    check_threads,
+    find_onnx_file,
+    image_shape_of,
+    import_package,
+    reason,
+    unknown_tensor,
+)
+from lowbit.errors import LowbitError
+from lowbit.machine import cpu_info
+
+
+class OpenVinoEngine:
+    """An ONNX file in OpenVINO.
+
+    engine = OpenVinoEngine("runs/digits/export/inference.onnx")
+    logits = engine.run(images)        # float32 [N, C, H, W], any N
+    seen = engine.run_with(images, ["layer1.0.conv1.input"])
+
+    What the file leaves in fp32 is computed in fp32: OpenVINO would round it to bf16 on processors that
+    multiply bf16 fast, which nobody trained for. One engine is for one thread at a time.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
+        check_threads(threads)
+        openvino = import_package("openvino", "OpenVINO")
+        self.name = f"OpenVINO {openvino.__version__.split('-')[0]}"
+        self.path = find_onnx_file(path)
+        self.options = EngineOptions(device="cpu", threads=threads or cpu_info().cores)
+        self._core = openvino.Core()
+        model = self._read()
+        check_one_in_one_out(len(model.inputs), len(model.outputs), self.path)
+        shape = model.inputs[0].get_partial_shape()
+        self.image_shape = image_shape_of(
+            [side.get_length() if side.is_static else None for side in shape], self.path
+        )
+        self._output = model.outputs[0].get_any_name()
+        self._request = self._compile(model)
+        self._tapped: tuple[tuple[str, ...], Any] | None = None
+
+    def run(self, batch: np.ndarray) -> np.ndarray:
+        """Logits [N, classes] of float32 images [N, C, H, W]."""
+        return self._run(self._request, batch)[0]
+
+    def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The logits, and the tensors of these names, by name.
+
+        They become outputs of a copy of the graph. Ask for quantized values only: with a convolution's own
+        float output among them, OpenVINO 2026.4 computes zeros in the layers after it.
+        """
+        if self._tapped is None or self._tapped[0] != tuple(names):
+            self._tapped = (tuple(names), self._compile(self._with_outputs(names)))
+        answers = self._run(self._tapped[1], batch)
+        return {self._output: answers[0]} | dict(zip(self._tapped[0], answers[1:], strict=True))
+
+    def _with_outputs(self, names: Sequence[str]) -> Any:
+        model = self._read()
+        known = {name for op in model.get_ops() for port in op.outputs() for name in port.get_names()}
+        for name in names:
+            if name not in known:
+                raise unknown_tensor(name, sorted(known), self.path)
+        model.add_outputs(list(names))
+        return model
+
+    def _read(self) -> Any:
+        try:
+            return self._core.read_model(str(self.path))
+        except Exception as error:  # what its C++ errors become
+            raise self._cannot_open(error) from error
+
+    def _compile(self, model: Any) -> Any:
+        settings = {
+            "INFERENCE_NUM_THREADS": self.options.threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        try:
+            return self._core.compile_model(model, "CPU", settings).create_infer_request()
+        except Exception as error:
+            raise self._cannot_open(error) from error
+
+    def _cannot_open(self, error: Exception) -> LowbitError:
+        return LowbitError(
+            f"OpenVINO cannot open {self.path}: {reason(error)}. The file is damaged or needs a newer "
+            "OpenVINO; export the model again"
+        )
+
+    def _run(self, request: Any, batch: np.ndarray) -> list[np.ndarray]:
+        batch = check_batch(batch, self.image_shape)
+        try:
+            answers = request.infer({0: batch}, share_inputs=True, share_outputs=False)
+        except Exception as error:
+            shape = list(batch.shape)
+            raise LowbitError(f"{self.path} cannot run on a batch of {shape}: {reason(error)}") from error
+        return [answers[index] for index in range(len(answers))]

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lowbit.deploy.engines.onnx_file import image_shape_of, reason
+from lowbit.errors import LowbitError
+
+
+def test_the_reason_in_an_engines_message():
+    assert reason(RuntimeError("[ONNXRuntimeError] : 7")) == "[ONNXRuntimeError] : 7"
+    openvino = "Exception from src/core.cpp:125:\nCheck 'util' failed at src/x.cpp:2:\nunable to read it\n\n"
+    assert reason(RuntimeError(openvino)) == "unable to read it"
+    assert reason(ValueError()) == "ValueError"
+
+
+def test_models_on_something_else_than_images():
+    with pytest.raises(LowbitError, match=r"takes \['N', 10\]; lowbit runs models on batches of images"):
+        image_shape_of(["N", 10], Path("text.onnx"))
