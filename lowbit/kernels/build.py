@@ -1,0 +1,66 @@
+"""Compiling csrc/ into a plain shared library; run by `pip install`, through setup.py.
+
+It must not import lowbit or Paddle: neither is there yet while a package is being built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+LIBRARY = Path(__file__).parent / "liblowbit_kernels.so"
+
+# For any processor of the family: variants.cpp adds the instruction sets that are chosen at run time.
+# Nothing that lets the compiler round differently, and multiplications and additions stay apart.
+OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+_SECONDS = 300
+
+
+class BuildError(Exception):
+    """No compiler, or one that fails; the message says which."""
+
+
+def fingerprint() -> str:
+    """Which sources these are: a library that was built from others is out of date."""
+    digest = hashlib.sha256(" ".join(OPTIONS).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_library(target: Path = LIBRARY) -> Path:
+    """The library, compiled with $CXX, g++ or clang++; a BuildError when that cannot be done."""
+    compiler = _compiler()
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    define = f'-DLOWBIT_FINGERPRINT="{fingerprint()}"'
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it first: a process that has the old library loaded goes on with it undisturbed.
+    new = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        done = subprocess.run(
+            [compiler, *OPTIONS, define, *sources, "-o", str(new)],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise BuildError(f"{compiler} failed: {done.stderr.strip()}")
+        os.replace(new, target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{compiler} could not be run: {error}") from None
+    finally:
+        new.unlink(missing_ok=True)
+    return target
+
+
+def _compiler() -> str:
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
+        if found := shutil.which(name):
+            return found
+    raise BuildError(f"no C++ compiler ({chosen or 'g++, clang++'})")

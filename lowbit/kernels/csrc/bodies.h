@@ -1,0 +1,153 @@
+// What is done with each element. The slow twins are in lowbit/numerics: quantize.py, pact.py, lsq.py.
+#pragma once
+#include "loops.h"
+
+namespace lowbit {
+
+typedef int32_t __attribute__((may_alias)) Bits;
+
+constexpr float kNoFractions = 8388608.0f;  // 2^23: floats from here on are integers
+
+// To the nearest integer, halves to the even one, for values of a grid's size; zeros keep their sign.
+LOWBIT_INLINE float nearest(float v) {
+    return __builtin_copysignf((__builtin_fabsf(v) + kNoFractions) - kNoFractions, v);
+}
+
+// A value that is NaN fails both comparisons and stays.
+LOWBIT_INLINE float clip(float v, float lower, float upper) {
+    v = v < lower ? lower : v;
+    return v > upper ? upper : v;
+}
+
+LOWBIT_INLINE float lower_end(float bound, lowbit_grid grid) { return grid.is_signed ? -bound : 0.0f; }
+
+// A bound that is NaN makes everything NaN; clipping would let values through.
+LOWBIT_INLINE float spoilt_by(float bound, float scale) { return bound == bound ? scale : bound; }
+
+// Floats of one sign are ordered as their bits are, and NaN lies behind Inf: an integer maximum finds both.
+LOWBIT_INLINE int32_t magnitude(int32_t bits, int32_t is_signed) {
+    const int32_t size = bits & 0x7fffffff;
+    const bool counts = (is_signed != 0) | (bits >= 0) | (size > 0x7f800000);
+    return counts ? size : 0;
+}
+
+LOWBIT_INLINE void largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {
+    const Bits* bits = reinterpret_cast<const Bits*>(x);
+    Bits* found = reinterpret_cast<Bits*>(out);
+    for (int64_t c = 0; c < layout.channels; ++c) found[c] = 0;
+    if (layout.inner == 1) {
+        visit(layout, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+            return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+                const int32_t size = magnitude(bits[at], is_signed);
+                found[c] = found[c] < size ? size : found[c];
+            };
+        });
+        return;
+    }
+    for (int64_t row = 0; row < layout.outer * layout.channels; ++row) {
+        const Bits* start = bits + row * layout.inner;
+        const int64_t c = row % layout.channels;
+        int32_t most = found[c];
+        for (int64_t i = 0; i < layout.inner; ++i) {
+            const int32_t size = magnitude(start[i], is_signed);
+            most = most < size ? size : most;
+        }
+        found[c] = most;
+    }
+}
+
+template <bool kBound, bool kIntegers>
+LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, const float* bound,
+                               lowbit_layout layout, lowbit_grid grid) {
+    visit(layout, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float upper = kBound ? bound[c] : 0.0f, lower = lower_end(upper, grid);
+        const float s = kBound ? spoilt_by(upper, scale[c]) : scale[c];
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float inside = kBound ? clip(x[at], lower, upper) : x[at];
+            const float q = nearest(clip(inside / s, grid.lowest, grid.highest));
+            y[at] = kIntegers ? q : q * s;
+        };
+    });
+}
+
+LOWBIT_INLINE void quantize(const float* x, float* y, const float* scale, const float* bound,
+                            lowbit_layout layout, lowbit_grid grid, int32_t integers) {
+    if (bound && integers) {
+        quantize_as<true, true>(x, y, scale, bound, layout, grid);
+    } else if (bound) {
+        quantize_as<true, false>(x, y, scale, bound, layout, grid);
+    } else if (integers) {
+        quantize_as<false, true>(x, y, scale, bound, layout, grid);
+    } else {
+        quantize_as<false, false>(x, y, scale, bound, layout, grid);
+    }
+}
+
+// Calls of(channel)(place), which writes dx and returns a term of the sum, in the form that is wanted.
+template <class Of>
+LOWBIT_INLINE void gradients(lowbit_layout layout, float* dx, float* sums, Of of) {
+    const auto term_only = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const auto each = of(c);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA { return each(at).term; };
+    };
+    const auto both = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const auto each = of(c);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const auto gradient = each(at);
+            dx[at] = gradient.x;
+            return gradient.term;
+        };
+    };
+    if (!sums) {
+        visit(layout, both);
+    } else if (!dx) {
+        visit_and_sum(layout, sums, term_only);
+    } else {
+        visit_and_sum(layout, sums, both);
+    }
+}
+
+struct Gradient {
+    float x, term;
+};
+
+LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,
+                                 const float* bound, float* dbound, lowbit_layout layout, lowbit_grid grid) {
+    const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
+    const bool is_signed = grid.is_signed;
+    if (!bound) {
+        gradients(layout, dx, nullptr, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+            const float s = scale[c];
+            return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+                const float v = x[at] / s;
+                return Gradient{(v >= lowest) & (v <= highest) ? dy[at] : 0.0f, 0.0f};
+            };
+        });
+        return;
+    }
+    gradients(layout, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float upper = bound[c], lower = lower_end(upper, grid), s = spoilt_by(upper, scale[c]);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float v = clip(x[at], lower, upper) / s;
+            const float g = (v >= lowest) & (v <= highest) ? dy[at] : 0.0f;
+            const bool above = x[at] > upper, below = x[at] < lower;
+            const float from_below = is_signed ? -g : 0.0f;
+            return Gradient{above | below ? 0.0f : g, above ? g : below ? from_below : 0.0f};
+        };
+    });
+}
+
+LOWBIT_INLINE void lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
+                            lowbit_layout layout, lowbit_grid grid) {
+    gradients(layout, dx, dstep, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float s = step[c];
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float v = x[at] / s;
+            const float q = nearest(clip(v, grid.lowest, grid.highest));
+            const bool inside = (v > grid.lowest) & (v < grid.highest);
+            return Gradient{inside ? dy[at] : 0.0f, dy[at] * (inside ? q - v : q)};
+        };
+    });
+}
+
+}  // namespace lowbit

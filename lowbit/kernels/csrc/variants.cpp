@@ -1,0 +1,130 @@
+// Every kernel compiled for each instruction set, and the choice between them at run time.
+//
+// The bodies are inlined into functions with a target attribute, so that one build for any processor of the
+// family holds all of them, and nothing compiled for a newer one can be linked into the rest.
+#include "bodies.h"
+
+#include <atomic>
+#include <cstring>
+
+#if defined(__x86_64__)
+#define LOWBIT_X86 1
+#endif
+
+#ifndef LOWBIT_FINGERPRINT
+#define LOWBIT_FINGERPRINT "unknown"
+#endif
+
+namespace {
+
+struct Variant {
+    const char* name;
+    bool (*runs_here)();
+    decltype(&lowbit_largest) largest;
+    decltype(&lowbit_quantize) quantize;
+    decltype(&lowbit_quantize_grad) quantize_grad;
+    decltype(&lowbit_lsq_grad) lsq_grad;
+};
+
+#define LOWBIT_VARIANT(NAME, TARGET)                                                                          \
+    namespace NAME {                                                                                          \
+    TARGET void largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {                \
+        lowbit::largest(x, out, layout, is_signed);                                                           \
+    }                                                                                                         \
+    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound,                    \
+                         lowbit_layout layout, lowbit_grid grid, int32_t integers) {                          \
+        lowbit::quantize(x, y, scale, bound, layout, grid, integers);                                         \
+    }                                                                                                         \
+    TARGET void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,                 \
+                              const float* bound, float* dbound, lowbit_layout layout, lowbit_grid grid) {    \
+        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, layout, grid);                                 \
+    }                                                                                                         \
+    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,         \
+                         lowbit_layout layout, lowbit_grid grid) {                                            \
+        lowbit::lsq_grad(x, dy, dx, step, dstep, layout, grid);                                               \
+    }                                                                                                         \
+    const Variant variant = {#NAME, runs_here, largest, quantize, quantize_grad, lsq_grad};                   \
+    }
+
+#if LOWBIT_X86
+namespace avx512 {
+bool runs_here() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+}  // namespace avx512
+LOWBIT_VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+
+namespace avx2 {
+bool runs_here() { return __builtin_cpu_supports("avx2"); }
+}  // namespace avx2
+LOWBIT_VARIANT(avx2, __attribute__((target("avx2"))))
+#endif
+
+namespace baseline {
+bool runs_here() { return true; }
+}  // namespace baseline
+LOWBIT_VARIANT(baseline, )
+
+const Variant* const kVariants[] = {
+#if LOWBIT_X86
+    &avx512::variant, &avx2::variant,
+#endif
+    &baseline::variant};
+
+const Variant* best() {
+    for (const Variant* variant : kVariants) {
+        if (variant->runs_here()) return variant;
+    }
+    return &baseline::variant;
+}
+
+std::atomic<const Variant*> chosen{best()};
+
+const Variant& current() { return *chosen.load(std::memory_order_relaxed); }
+
+}  // namespace
+
+const char* lowbit_fingerprint(void) { return LOWBIT_FINGERPRINT; }
+
+const char* lowbit_variants(void) {
+    static char names[64];
+    names[0] = 0;
+    for (const Variant* variant : kVariants) {
+        if (!variant->runs_here()) continue;
+        if (names[0]) strcat(names, " ");
+        strcat(names, variant->name);
+    }
+    return names;
+}
+
+const char* lowbit_variant(void) { return current().name; }
+
+int lowbit_select_variant(const char* name) {
+    for (const Variant* variant : kVariants) {
+        if (!strcmp(variant->name, name) && variant->runs_here()) {
+            chosen.store(variant);
+            return 0;
+        }
+    }
+    return -1;
+}
+
+void lowbit_largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {
+    current().largest(x, out, layout, is_signed);
+}
+
+void lowbit_quantize(const float* x, float* y, const float* scale, const float* bound, lowbit_layout layout,
+                     lowbit_grid grid, int32_t integers) {
+    current().quantize(x, y, scale, bound, layout, grid, integers);
+}
+
+void lowbit_quantize_grad(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
+                          float* dbound, lowbit_layout layout, lowbit_grid grid) {
+    current().quantize_grad(x, dy, dx, scale, bound, dbound, layout, grid);
+}
+
+void lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
+                     lowbit_layout layout, lowbit_grid grid) {
+    current().lsq_grad(x, dy, dx, step, dstep, layout, grid);
+}

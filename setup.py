@@ -1,0 +1,59 @@
+"""Builds the C++ kernels with the package; everything else about it is in pyproject.toml.
+
+Without a compiler the installation succeeds all the same: lowbit then computes with Paddle's own operators,
+and says so in `lowbit doctor` and at the start of a run that quantizes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+_BUILD = Path(__file__).parent / "lowbit" / "kernels" / "build.py"
+
+
+def _load_build() -> ModuleType:
+    """lowbit/kernels/build.py by its path: importing lowbit would need Paddle, which a build lacks."""
+    spec = importlib.util.spec_from_file_location("lowbit_kernels_build", _BUILD)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = _load_build()
+
+
+class BuildKernels(build_ext):
+    """A plain shared library in the place of an extension module: it is called through ctypes."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            build.compile_library(Path(self.get_ext_fullpath(ext.name)))
+        except build.BuildError as error:
+            print(f"lowbit: installed without its C++ kernels ({error})", file=sys.stderr)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split(".")[:-1]) / build.LIBRARY.name)
+
+
+def _sources(pattern: str) -> list[str]:
+    """Named here so that they are part of a source distribution."""
+    return [str(path.relative_to(Path(__file__).parent)) for path in sorted(build.SOURCES.glob(pattern))]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "lowbit.kernels.liblowbit_kernels",
+            sources=_sources("*.cpp"),
+            depends=_sources("*.h"),
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildKernels},
+)
