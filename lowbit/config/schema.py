@@ -117,6 +117,24 @@ class LossSection(Section):
     Eval: Annotated[list[LossItem], _ONE] = [LossItem(CELoss=CrossEntropy())]
 
 
+class DistillationSection(Section):
+    """Ours: a share of the loss asks for a teacher's answers; `fp32` is what the run starts from."""
+
+    teacher: str  # `fp32`, a run folder, a checkpoint, or a weights file
+    teacher_model: str | None = None  # of a weights file; left out: Arch
+    teacher_kwargs: dict[str, JsonValue] = {}
+    temperature: Annotated[Number, Field(gt=0)] = 1.0
+    weight: Annotated[Number, Field(gt=0, le=1)] = 0.5  # the teacher's share of the loss
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> DistillationSection:
+        if self.teacher == "fp32" and self.teacher_model is not None:
+            raise ValueError("teacher fp32 is the model itself: leave out teacher_model, or name a file")
+        if self.teacher_kwargs and self.teacher_model is None:
+            raise ValueError("teacher_kwargs go with teacher_model; the same model has Arch.kwargs")
+        return self
+
+
 class TopkAnswer(Section):
     """How inference answers."""
 
@@ -189,6 +207,7 @@ class Config(Section):
     Metric: MetricSection = MetricSection()
     Slim: SlimSection | None = None  # PaddleClas's way to ask for PACT
     Recipe: str | dict[str, Any] | None = None  # ours: what is quantized how, a file or the recipe itself
+    Distillation: DistillationSection | None = None
 
     @model_validator(mode="after")
     def _one_class_count(self) -> Config:
@@ -200,14 +219,31 @@ class Config(Section):
     def _one_quantization(self) -> Config:
         if self.Slim and self.Recipe is not None:
             raise ValueError("Slim and Recipe both say what is quantized; give one")
-        if self.recipe_source is not None and self.amp_level != "O0":
-            raise ValueError("quantization with mixed precision comes with a later version; give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _a_teacher_that_knows_more(self) -> Config:
+        if self.Distillation and self.Distillation.teacher == "fp32":
+            if self.recipe_source is None:
+                raise ValueError(
+                    "teacher fp32 is the unquantized model, and without a Recipe so is the student: "
+                    "give a recipe, or the file of another teacher"
+                )
+            if not self.pretrained:
+                raise ValueError(
+                    "teacher fp32 is what the run starts from, and that is nothing: give --pretrained"
+                )
         return self
 
     @property
     def recipe_source(self) -> str | dict[str, Any] | None:
         """The recipe asked for, as a file's path or as values in one of its dialects."""
         return {"activation_preprocess_type": "PACT"} if self.Slim else self.Recipe
+
+    @property
+    def pretrained(self) -> str | None:
+        """The weights to start from."""
+        return self.Global.pretrained_model or self.Arch.pretrained or None
 
     @property
     def num_classes(self) -> int | None:

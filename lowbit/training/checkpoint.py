@@ -20,6 +20,7 @@ from lowbit.errors import LowbitError
 from lowbit.training.files import link_atomically, write_atomically
 
 SUFFIX = ".lowbit"
+FP32 = "fp32"  # the name of the unquantized model that a quantized run started from
 _COMPANIONS = (".pdparams", ".pdopt")
 _FORMAT = 1
 
@@ -52,6 +53,7 @@ class Checkpoint:
     environment: dict[str, str]
     order: dict[str, int]  # what the sampler's position means: samples, batch size, ranks, seed
     recipe: dict[str, Any] | None = None  # of quantization-aware training, in lowbit's own dialect
+    teacher: str | None = None  # the digest of a teacher's weights; its path is in the config
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -118,6 +120,16 @@ def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
     elif path.name:  # the current folder, ".", has none
         candidates.append(path.with_name(path.name + SUFFIX))
     return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def find_fp32(path: Path) -> Path | None:
+    """The unquantized model that was kept beside a quantized run's checkpoint, if there is one.
+
+    >>> find_fp32(Path("runs/w4a4/checkpoints/best.lowbit"))  # doctest: +SKIP
+    PosixPath('runs/w4a4/checkpoints/fp32.lowbit')
+    """
+    beside = path.with_name(FP32 + SUFFIX)
+    return beside if beside.is_file() and beside != path else None
 
 
 def _fields(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -47,13 +47,15 @@ class StepReport:
         )
 
 
-def accuracy_line(metrics: dict[str, float]) -> str:
-    """The evaluation line that Paddle's tools parse.
+def accuracy_line(metrics: dict[str, float], of: str = "") -> str:
+    """The evaluation line that Paddle's tools parse; `of` another model, one that they read over.
 
     >>> accuracy_line({"loss": 1.2, "top1": 0.564, "top5": 0.79})
     ' * Acc@1 0.564 Acc@5 0.790'
+    >>> accuracy_line({"top1": 0.564}, of="fp32")
+    ' * fp32 Acc@1 0.564'
     """
-    return " * " + " ".join(
+    return (f" * {of} " if of else " * ") + " ".join(
         f"Acc@{name[3:]} {value:.3f}" for name, value in metrics.items() if name.startswith("top")
     )
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from lowbit.training.checkpoint import find_checkpoint, link_checkpoint, save_checkpoint, save_for_ecosystem
+from lowbit.training.checkpoint import (
+    FP32,
+    find_checkpoint,
+    link_checkpoint,
+    save_checkpoint,
+    save_for_ecosystem,
+)
 from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import Session
 
@@ -28,6 +34,17 @@ class Keeper:
     def keep_now(self) -> None:
         """In the middle of an epoch: `latest`."""
         self._keep(["latest"])
+
+    def keep_fp32(self) -> None:
+        """Once, at the start: the unquantized model as `fp32`, to be compared with."""
+        if self._session.ranks.is_first:
+            save_checkpoint(self._run.checkpoint(FP32), self._session.fp32_snapshot())
+        self._session.ranks.wait()
+
+    def keep_calibrated(self, metrics: dict[str, float] | None) -> None:
+        """After calibration without training: `best`, where it was evaluated, and `latest`."""
+        self._session.progress.best = metrics["top1"] if metrics else None
+        self._keep(["best", "latest"] if metrics else ["latest"])
 
     def last_good(self) -> str:
         """A sentence that names the checkpoint to go on from."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lowbit.config import Config, dump_config
+from lowbit.config import Config
 from lowbit.errors import LowbitError
+from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
-from lowbit.training.evaluate import evaluate
 from lowbit.training.interruption import Interruption
 from lowbit.training.keeper import Keeper
 from lowbit.training.metrics import Meter
@@ -39,23 +39,14 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         Interruption() as interruption,
     ):
         resumed = _resume(session, run)
-        for line in session.notes:
-            display.message(line)
-        _check_ranks_agree(session)  # and from here on nobody looks for a checkpoint that may be moved
-        goes_on_here = resumed is not None and resumed.parent.resolve() == run.checkpoints.resolve()
-        if first and not goes_on_here and (aside := run.move_aside_earlier_run()):
-            display.message(f"{run.path} held an earlier run: moved to {aside}")
-        log = None
-        if first:
-            run.record(dump_config(config), session.environment, session.plan())
-            # Within an epoch, even after its last batch, its record is still to come.
-            done = session.progress.step - bool(session.progress.batch)
-            log = MetricsLog(run.path, resumed_step=done, visualdl=config.Global.use_visualdl)
+        log = begin_run(session, run, display, resumed=resumed)
         display.message(session.describe())
-        if resumed is None:
-            session.calibrate()
+        keeper = Keeper(run, session)
         try:
-            _train_epochs(session, Keeper(run, session), log, display, interruption)
+            if resumed is None:
+                keep_baseline(session, keeper, log, display)
+                session.calibrate()
+            _train_epochs(session, keeper, log, display, interruption)
         finally:
             if log:
                 log.close()
@@ -80,15 +71,6 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
     at = session.progress
     session.notes.append(f"resumed from {path}: epoch {at.epoch}, batch {at.batch}, step {at.step}")
     return path
-
-
-def _check_ranks_agree(session: Session) -> None:
-    """Ranks without a common disk would resume from different places and wait for each other forever."""
-    steps = session.ranks.sum(np.array([session.progress.step]))[0]
-    if steps != session.progress.step * session.ranks.world:
-        raise LowbitError(
-            "the processes have resumed from different checkpoints; let all see the same output folder"
-        )
 
 
 def _train_epochs(
@@ -116,15 +98,7 @@ def _train_epochs(
         metrics = None
         if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
             keeper.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
-            metrics = evaluate(
-                session.model,
-                session.eval_loader,
-                loss=config.Loss.Eval[0].CELoss,
-                topk=config.eval_topk,
-                ranks=ranks,
-                display=display,
-                autocast=session.precision.for_evaluation,
-            )
+            metrics = session.evaluate(display)
             display.message(accuracy_line(metrics))
             if log:
                 log.write("eval", progress.step, epoch=epoch, **metrics)
@@ -143,8 +117,10 @@ def train_epoch(
     take_step = TrainingStep(session)
     session.network.train()
     # A checkpoint within an epoch holds the sums of all ranks; the first one goes on with them.
-    meter = Meter(topk, np.array(progress.meter) if progress.meter and ranks.is_first else None)
-    window, window_start, reading, count = Meter(topk), time.perf_counter(), 0.0, 0
+    sums = np.array(progress.meter) if progress.meter and ranks.is_first else None
+    meter = Meter(topk, sums, session.loss_parts)
+    window, window_start = Meter(topk, parts=session.loss_parts), time.perf_counter()
+    reading, count = 0.0, 0
     started, samples_before = window_start, meter.samples
 
     def rate_of(batch: int) -> float:
@@ -162,8 +138,8 @@ def train_epoch(
         count += 1
         if result.finite:
             progress.bad_in_a_row = 0
-            for sums in (meter, window):
-                sums.add(loss=result.loss, hits=result.hits, samples=result.samples)
+            for each in (meter, window):
+                each.add(loss=result.loss, hits=result.hits, samples=result.samples, parts=result.parts)
         else:
             progress.bad_in_a_row += 1
             progress.bad_steps += 1
@@ -191,7 +167,8 @@ def train_epoch(
                     samples=samples,
                 )
             )
-            window, window_start, reading, count = Meter(topk), now, 0.0, 0
+            window, window_start = Meter(topk, parts=session.loss_parts), now
+            reading, count = 0.0, 0
         display.advance()
 
         progress.bad_images = list(loader.bad_images)

@@ -1,4 +1,4 @@
-"""Sums of loss and top-k hits that can be added over batches, ranks and a restart."""
+"""Sums of loss, its parts and top-k hits that can be added over batches, ranks and a restart."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ class Meter:
     """
 
     topk: tuple[int, ...] = (1, 5)
-    sums: np.ndarray = field(default=None)  # loss·samples, hits of each k, samples
+    sums: np.ndarray = field(default=None)  # loss·samples, hits of each k, parts·samples, samples
+    parts: tuple[str, ...] = ()  # what the loss is made of, where that is more than one thing
 
     def __post_init__(self) -> None:
         if self.sums is None:
-            self.sums = np.zeros(len(self.topk) + 2)
+            self.sums = np.zeros(len(self.topk) + len(self.parts) + 2)
 
-    def add(self, *, loss: float, hits: np.ndarray, samples: int) -> None:
-        """Adds a batch; `loss` is its mean."""
-        self.sums += np.array([loss * samples, *hits, samples])
+    def add(
+        self, *, loss: float, hits: np.ndarray, samples: int, parts: dict[str, float] | None = None
+    ) -> None:
+        """Adds a batch; `loss` and `parts` are its means."""
+        own = [(parts or {})[name] * samples for name in self.parts]
+        self.sums += np.array([loss * samples, *hits, *own, samples])
 
     @property
     def samples(self) -> int:
@@ -37,6 +41,5 @@ class Meter:
         """Mean loss and accuracies as fractions, over all ranks' samples; NaN when there were none."""
         sums = ranks.sum(self.sums) if ranks else self.sums
         means = sums[:-1] / sums[-1] if sums[-1] else np.full(len(sums) - 1, np.nan)
-        return {"loss": float(means[0])} | {
-            f"top{k}": float(v) for k, v in zip(self.topk, means[1:], strict=True)
-        }
+        names = ("loss", *(f"top{k}" for k in self.topk), *self.parts)
+        return {name: float(value) for name, value in zip(names, means, strict=True)}

@@ -13,21 +13,21 @@ from lowbit.training.files import write_atomically
 
 class MetricsLog:
     """Appends records with their step. On resume, records from after the checkpoint are dropped first,
-    so that the file reads like that of an undisturbed run."""
+    so that the file reads like that of an undisturbed run; a run that starts (None) starts a new file."""
 
-    def __init__(self, folder: Path, *, resumed_step: int, visualdl: bool | None) -> None:
+    def __init__(self, folder: Path, *, resumed_step: int | None, visualdl: bool | None) -> None:
         path = folder / "metrics.jsonl"
         kept = (
-            [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step]
-            if resumed_step
-            else []
+            []
+            if resumed_step is None
+            else [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step]
         )
         self._path = path
         write_atomically(path, lambda file: file.write_text("".join(f"{line}\n" for line in kept), "utf-8"))
         self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One record: what it is (`train`, `eval`, …), when, and its values."""
+        """One record: what it is (`train`, `eval`, `baseline`), when, and its values."""
         record = {name: None if _is_broken(value) else value for name, value in values.items()}
         line = json.dumps({"kind": kind, "step": step, **record}, allow_nan=False)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,20 @@ from lowbit.errors import LowbitError
 from lowbit.layers import convert_sync_batch_norm
 from lowbit.layers.calibrate import calibrate
 from lowbit.layers.prepare import preparation_of, prepare
-from lowbit.machine import apply_amd_fix, environment_differences, environment_record, resolve_device
+from lowbit.machine import apply_amd_fix, environment_record, resolve_device
 from lowbit.models import assign_weights, build_model, load_weights
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
+from lowbit.training.display import PlainDisplay
+from lowbit.training.distillation import Teacher, open_teacher
 from lowbit.training.distributed import Ranks, join_ranks
+from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
+from lowbit.training.loss import PARTS
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
 from lowbit.training.quantization import recipe_of, recipe_values
+from lowbit.training.resume import differences
 from lowbit.training.seeding import seed_everything
 
 
@@ -44,6 +49,8 @@ class Session:
     environment: dict[str, str]
     progress: Progress
     recipe: Recipe | None = None  # of quantization-aware training
+    fp32: paddle.nn.Layer | None = None  # the pretrained model that is quantized, as it was
+    teacher: Teacher | None = None
     notes: list[str] = field(default_factory=list)  # lines the user must see
 
     @property
@@ -53,7 +60,12 @@ class Session:
         frozen = [parameter for parameter in self.model.parameters() if parameter.stop_gradient]
         return frozen + self.model.buffers()
 
-    def _order(self) -> dict[str, int]:
+    @property
+    def loss_parts(self) -> tuple[str, ...]:
+        """What the training loss is made of, where that is more than cross entropy."""
+        return PARTS if self.teacher else ()
+
+    def order(self) -> dict[str, int]:
         """What the position within an epoch means; equal orders make equal batches."""
         sampler = self.config.DataLoader.Train.sampler
         return {
@@ -80,6 +92,18 @@ class Session:
         """What is quantized in each layer and how, for plan.json; None without a recipe."""
         return describe_layers(preparation_of(self.model).layers) if self.recipe else None
 
+    def evaluate(self, display: PlainDisplay, model: paddle.nn.Layer | None = None) -> dict[str, float]:
+        """Loss and accuracies on the validation images, of the model as it stands or of another one."""
+        return evaluate(
+            self.model if model is None else model,
+            self.eval_loader,
+            loss=self.config.Loss.Eval[0].CELoss,
+            topk=self.config.eval_topk,
+            ranks=self.ranks,
+            display=display,
+            autocast=self.precision.for_evaluation,
+        )
+
     def snapshot(self) -> Checkpoint:
         """The run as it stands, to be saved."""
         return Checkpoint(
@@ -91,52 +115,33 @@ class Session:
             model_name=self.config.Arch.name,
             classes=self.classes,
             environment=self.environment,
-            order=self._order(),
+            order=self.order(),
             recipe=recipe_values(self.recipe),
+            teacher=self.teacher.digest if self.teacher else None,
         )
 
-    def calibrate(self) -> None:
-        """Lets the quantizers of a new run choose their first scales from a few training batches."""
+    def fp32_snapshot(self) -> Checkpoint:
+        """The unquantized model that the run starts from, as a checkpoint of its own."""
+        weights = {name: tensor.numpy() for name, tensor in self.fp32.state_dict().items()}
+        whole = replace(self.snapshot(), model=weights, optimizer={}, progress=Progress(), scaler={})
+        return replace(whole, recipe=None, teacher=None)
+
+    def calibrate(self) -> int:
+        """Lets the quantizers of a new run choose their first scales; returns on how many batches."""
         steps = self.recipe.calibration.steps if self.recipe else 0
-        if steps:
-            batches = itertools.islice(self.train_loader.epoch(0), steps)
-            calibrate(self.model, (paddle.to_tensor(batch.images) for batch in batches))
+        if not steps:
+            return 0
+        batches = itertools.islice(self.train_loader.epoch(0), steps)
+        return calibrate(self.model, (paddle.to_tensor(batch.images) for batch in batches))
 
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
         """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""
-        if checkpoint.model_name != self.config.Arch.name:
-            raise LowbitError(
-                f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
-                f"{self.config.Arch.name}; resume with the config of that run, or start a new one"
-            )
-        if checkpoint.recipe != recipe_values(self.recipe):
-            raise LowbitError(
-                f"{path} was trained with another recipe (or none): resume with the recipe of that run, "
-                "or start a new one with --pretrained"
-            )
-        if checkpoint.classes != self.classes:
-            raise LowbitError(
-                f"{path} was trained on other classes ({_some(checkpoint.classes)}) than the data has "
-                f"({_some(self.classes)}): its outputs would mean something else. Resume with the data of "
-                "that run, or start a new one with --pretrained"
-            )
-        different = [
-            f"{key} was {checkpoint.order.get(key)}, is {value}"
-            for key, value in self._order().items()
-            if checkpoint.order.get(key) != value
-        ]
-        if different and checkpoint.progress.batch:
-            raise LowbitError(
-                f"{path} stands in the middle of an epoch, and the batches would not be the same: "
-                f"{'; '.join(different)}. Resume with the same settings, or from an epoch's end (model_N)"
-            )
+        different = differences(checkpoint, self, path)
         assign_weights(self.model, checkpoint.model, source=path)
         load_optimizer_state(self.optimizer, self.model, checkpoint.optimizer)
         self.precision.load_state_dict(checkpoint.scaler)
         self.progress = checkpoint.progress
         self.train_loader.bad_images[:] = checkpoint.progress.bad_images
-        different += environment_differences(checkpoint.environment, self.environment)
-        different += [f"{place} has changed" for place in _changed_settings(checkpoint.config, self.config)]
         if different:
             self.notes.append(f"resumed, but not as the same run: {'; '.join(different)}")
 
@@ -174,12 +179,18 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
-    if pretrained := config.Global.pretrained_model or config.Arch.pretrained:
-        renewed = load_weights(model, pretrained, reset_classifier=config.Global.reset_classifier)
+    renewed: list[str] = []
+    if config.pretrained:
+        renewed = load_weights(model, config.pretrained, reset_classifier=config.Global.reset_classifier)
         if renewed:
-            notes.append(f"{pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
+            notes.append(f"{config.pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
     if config.Global.sync_bn or config.Arch.use_sync_bn:
         model = convert_sync_batch_norm(model)
+    classes = class_names(train_data, num_classes)
+    # With a new classifier the unquantized model knows nothing yet that one could compare with.
+    keeps_fp32 = recipe is not None and config.pretrained is not None and not renewed
+    fp32 = _copy(model, config, num_classes) if keeps_fp32 else None
+    teacher = open_teacher(config, fp32, classes)
     if recipe is not None:
         prepare(model, recipe)
         notes.append(str(preparation_of(model)))
@@ -194,7 +205,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         ranks=ranks,
         train_loader=train_loader,
         eval_loader=eval_loader,
-        classes=class_names(train_data, num_classes),
+        classes=classes,
         model=model,
         network=paddle.DataParallel(model) if ranks.world > 1 else model,
         optimizer=optimizer,
@@ -202,25 +213,19 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         environment=environment_record(),
         progress=Progress(epoch=config.Global.start_epoch),
         recipe=recipe,
+        fp32=fp32,
+        teacher=teacher,
         notes=notes,
     )
 
 
-def _some(classes: list[str]) -> str:
-    return ", ".join(classes[:4]) + (f", … {len(classes)} in all" if len(classes) > 4 else "")
-
-
-def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:
-    """Which parts of the config that shape the weights differ from those of a checkpoint."""
-    now = config.model_dump(mode="json")
-    places = (("AMP",), ("Arch",), ("Loss", "Train"), ("Optimizer",), ("DataLoader", "Train", "dataset"))
-
-    def part(values: Any, place: tuple[str, ...]) -> Any:
-        for key in place:
-            values = (values or {}).get(key)
-        return values
-
-    return [".".join(place) for place in places if part(saved, place) != part(now, place)]
+def _copy(model: paddle.nn.Layer, config: Config, num_classes: int) -> paddle.nn.Layer:
+    """The same model once more, in evaluation mode, before its layers become quantized ones."""
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    copy = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
+    assign_weights(copy, weights, source=config.pretrained)
+    copy.eval()
+    return copy
 
 
 def _precision(config: Config, device: str) -> MixedPrecision:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import paddle
@@ -11,7 +11,7 @@ import paddle
 from lowbit.data import Batch, topk_hits
 from lowbit.errors import LowbitError
 from lowbit.layers.paddle_errors import cause, failing_layer
-from lowbit.training.loss import cross_entropy
+from lowbit.training.loss import cross_entropy, distilled
 from lowbit.training.seeding import seed_everything
 from lowbit.training.session import Session
 
@@ -24,6 +24,7 @@ class StepResult:
     hits: np.ndarray
     samples: int
     finite: bool
+    parts: dict[str, float] = field(default_factory=dict)  # of the loss, with a teacher
 
 
 class TrainingStep:
@@ -41,9 +42,14 @@ class TrainingStep:
         seed_everything(session.config.Global.seed, session.progress.step, session.ranks.rank)
         before = [buffer.clone() for buffer in self._statistics]
         labels = paddle.to_tensor(batch.labels)
+        images = paddle.to_tensor(batch.images)
+        taught = session.teacher.logits(images) if session.teacher else None
         with precision.autocast():
-            logits = self._logits(batch)
-            loss = cross_entropy(session.config.Loss.Train[0].CELoss, logits.astype("float32"), labels)
+            logits = self._logits(images)
+        logits = logits.astype("float32")
+        loss, parts = cross_entropy(session.config.Loss.Train[0].CELoss, logits, labels), {}
+        if taught is not None:
+            loss, parts = distilled(session.config.Distillation, loss, logits, taught)
         # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.
         weighted = loss if batch.weight == 1 else loss * batch.weight
         precision.scale(weighted).backward()
@@ -63,16 +69,14 @@ class TrainingStep:
         session.optimizer.clear_grad(set_to_zero=False)
 
         samples = len(batch.labels) if batch.weight > 0 else 0
-        hits = topk_hits(logits.astype("float32").numpy(), batch.labels, session.config.train_topk) * bool(
-            samples
-        )
-        return StepResult(loss=value, hits=hits, samples=samples, finite=finite)
+        hits = topk_hits(logits.numpy(), batch.labels, session.config.train_topk) * bool(samples)
+        return StepResult(loss=value, hits=hits, samples=samples, finite=finite, parts=parts)
 
-    def _logits(self, batch: Batch) -> paddle.Tensor:
+    def _logits(self, images: paddle.Tensor) -> paddle.Tensor:
         """The network's answer; what a user's own network may get wrong is said in his words."""
-        session, shape = self._session, list(batch.images.shape)
+        session, shape = self._session, list(images.shape)
         try:
-            logits = session.network(paddle.to_tensor(batch.images))
+            logits = session.network(images)
         except (ValueError, RuntimeError, TypeError) as error:
             where = failing_layer(error, session.model)
             raise LowbitError(

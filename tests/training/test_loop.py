@@ -82,7 +82,7 @@ def test_a_checkpoint_after_the_last_batch_of_an_epoch_can_be_resumed(tmp_path, 
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
-        patch.setattr(loop, "evaluate", die)
+        patch.setattr(loop.Session, "evaluate", die)
         train(tiny_config(tmp_path / "killed", save_steps=12))
     assert read_checkpoint(tmp_path / "killed/checkpoints/latest.lowbit").progress.batch == 12
     resumed = train(tiny_config(tmp_path / "killed", save_steps=12, checkpoints="auto"))
@@ -195,7 +195,7 @@ def test_a_failed_evaluation_loses_no_epoch(tmp_path, monkeypatch):
         raise LowbitError("val/cat/1.jpg: corrupt image")
 
     with monkeypatch.context() as patch, pytest.raises(LowbitError, match="corrupt"):
-        patch.setattr(loop, "evaluate", broken)
+        patch.setattr(loop.Session, "evaluate", broken)
         train(tiny_config(tmp_path / "run", epochs=1))
     assert train(tiny_config(tmp_path / "run", epochs=1, checkpoints="auto"))
     assert [record["epoch"] for record in records(tmp_path / "run", "train")] == [0]

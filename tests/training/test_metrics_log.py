@@ -13,7 +13,7 @@ def steps(folder):
     return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def write(folder, *when, resumed=0, visualdl=False):
+def write(folder, *when, resumed=None, visualdl=False):
     log = MetricsLog(folder, resumed_step=resumed, visualdl=visualdl)
     for step in when:
         log.write("train", step, loss=0.5, epoch=0)
@@ -56,7 +56,7 @@ def test_without_visualdl_the_curves_are_left_out_unless_insisted_on(tmp_path, m
 
 
 def test_what_is_not_a_number_becomes_null(tmp_path):
-    log = MetricsLog(tmp_path, resumed_step=0, visualdl=False)
+    log = MetricsLog(tmp_path, resumed_step=None, visualdl=False)
     log.write("train", 1, loss=float("nan"), top1=float("inf"))
     log.close()
     assert (
@@ -65,7 +65,7 @@ def test_what_is_not_a_number_becomes_null(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path):
-    log = MetricsLog(tmp_path, resumed_step=0, visualdl=False)
+    log = MetricsLog(tmp_path, resumed_step=None, visualdl=False)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(LowbitError, match=r"cannot write .*metrics\.jsonl: No space left"):

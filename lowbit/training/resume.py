@@ -1,0 +1,85 @@
+"""Whether a checkpoint can go on as a run of this config: what must be equal, and what is worth a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowbit.config import Config
+from lowbit.errors import LowbitError
+from lowbit.machine import environment_differences
+from lowbit.training.checkpoint import Checkpoint
+from lowbit.training.quantization import recipe_values
+
+if TYPE_CHECKING:
+    from lowbit.training.session import Session
+
+# The parts of a config that shape the weights.
+_PLACES = (
+    *(("AMP",), ("Arch",), ("Loss", "Train"), ("Distillation",), ("Optimizer",)),
+    ("DataLoader", "Train", "dataset"),
+)
+
+
+def differences(checkpoint: Checkpoint, session: Session, path: Path) -> list[str]:
+    """What makes the rest of the run another one than it was; what cannot go on at all is an error."""
+    if checkpoint.model_name != session.config.Arch.name:
+        raise LowbitError(
+            f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
+            f"{session.config.Arch.name}; resume with the config of that run, or start a new one"
+        )
+    if checkpoint.recipe != recipe_values(session.recipe):
+        raise LowbitError(
+            f"{path} was trained with another recipe (or none): resume with the recipe of that run, "
+            "or start a new one with --pretrained"
+        )
+    if checkpoint.classes != session.classes:
+        raise LowbitError(
+            f"{path} was trained on other classes ({_some(checkpoint.classes)}) than the data has "
+            f"({_some(session.classes)}): its outputs would mean something else. Resume with the data of "
+            "that run, or start a new one with --pretrained"
+        )
+    _check_teacher(checkpoint, session, path)
+    different = [
+        f"{key} was {checkpoint.order.get(key)}, is {value}"
+        for key, value in session.order().items()
+        if checkpoint.order.get(key) != value
+    ]
+    if different and checkpoint.progress.batch:
+        raise LowbitError(
+            f"{path} stands in the middle of an epoch, and the batches would not be the same: "
+            f"{'; '.join(different)}. Resume with the same settings, or from an epoch's end (model_N)"
+        )
+    different += environment_differences(checkpoint.environment, session.environment)
+    changed = _changed_settings(checkpoint.config, session.config)
+    return different + [f"{place} has changed" for place in changed]
+
+
+def _check_teacher(checkpoint: Checkpoint, session: Session, path: Path) -> None:
+    digest = session.teacher.digest if session.teacher else None
+    if checkpoint.teacher == digest:
+        return
+    if checkpoint.teacher is None:
+        raise LowbitError(f"{path} was trained without a teacher: leave out --teacher, or start a new run")
+    named = (checkpoint.config.get("Distillation") or {}).get("teacher")
+    if digest is None:
+        raise LowbitError(f"{path} was trained with the teacher {named}: resume it with --teacher {named}")
+    raise LowbitError(
+        f"{path} was trained with the teacher {named} of other weights (SHA-256 {checkpoint.teacher[:12]}…) "
+        f"than those of {session.teacher.source} ({digest[:12]}…): resume with the teacher of that run"
+    )
+
+
+def _some(classes: list[str]) -> str:
+    return ", ".join(classes[:4]) + (f", … {len(classes)} in all" if len(classes) > 4 else "")
+
+
+def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:
+    now = config.model_dump(mode="json")
+
+    def part(values: Any, place: tuple[str, ...]) -> Any:
+        for key in place:
+            values = (values or {}).get(key)
+        return values
+
+    return [".".join(place) for place in _PLACES if part(saved, place) != part(now, place)]
