@@ -1,0 +1,116 @@
+"""Convolutions on a CPU by oneDNN instead of Paddle's own kernels, in training as in evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle import Tensor, _C_ops
+from paddle.autograd import PyLayer
+
+from lowbit.kernels import onednn
+from lowbit.kernels.onednn import Geometry
+
+
+@contextmanager
+def fast_convolutions() -> Iterator[None]:
+    """Inside the `with`, every 2-D convolution of fp32 tensors in NCHW on the CPU runs in oneDNN.
+
+    Whoever calls it: Paddle's layers, quantized ones, the user's own. The results are the same but for the
+    order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one matrix product) and
+    what is not its own (other types, layouts, devices, programs being exported) goes the usual way, as does
+    everything where the library is missing; `lowbit.kernels.onednn.why_missing()` says why.
+
+    with fast_convolutions():
+        loss = criterion(model(images), labels)
+        loss.backward()
+    """
+    if onednn.why_missing() is not None:
+        yield
+        return
+    originals = {name: getattr(_C_ops, name) for name in ("conv2d", "depthwise_conv2d")}
+    _C_ops.conv2d = _wrap(originals["conv2d"], dilation=5, groups=6)
+    _C_ops.depthwise_conv2d = _wrap(originals["depthwise_conv2d"], dilation=6, groups=5)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(_C_ops, name, original)
+
+
+def _wrap(original: Callable[..., Tensor], *, dilation: int, groups: int) -> Callable[..., Tensor]:
+    """Paddle's operator, whose arguments `dilation` and `groups` stand at these places."""
+
+    @functools.wraps(original)
+    def convolution(*arguments: Any, **named: Any) -> Tensor:
+        if len(arguments) >= 8 and not named:
+            x, weight, stride, padding, algorithm = arguments[:5]
+            if (
+                algorithm == "EXPLICIT"
+                and arguments[7] == "NCHW"
+                and isinstance(x, Tensor)  # not a value of a static program
+                and x.dtype == weight.dtype == paddle.float32
+                and x.place.is_cpu_place()
+                and x.ndim == 4
+                and _is_worth_it(weight.shape, stride)
+            ):
+                geometry = _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
+                if geometry is not None:
+                    learning = (not x.stop_gradient, not weight.stop_gradient)
+                    return _Convolution.apply(x, weight, geometry, learning)
+        return original(*arguments, **named)
+
+    return convolution
+
+
+def _is_worth_it(weight: Sequence[int], stride: Sequence[int]) -> bool:
+    return tuple(weight[2:]) != (1, 1) or max(stride) > 1
+
+
+def _geometry(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Geometry | None:
+    """None for what does not fit together: Paddle's own operator has the error message for it."""
+    sides = tuple(padding) if len(padding) == 4 else (padding[0], padding[0], padding[1], padding[1])
+    outputs, per_group, *kernel = weight.shape
+    if x.shape[1] != per_group * groups or outputs % groups or min(sides) < 0:
+        return None
+    geometry = Geometry(
+        input=tuple(x.shape),
+        outputs=outputs,
+        kernel=tuple(kernel),
+        stride=tuple(stride),
+        padding=sides,
+        dilation=tuple(dilation),
+        groups=groups,
+    )
+    return geometry if min(geometry.input + geometry.output) > 0 else None
+
+
+class _Convolution(PyLayer):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool]
+    ) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.learning = geometry, learning
+        y = paddle.empty(geometry.output, "float32")
+        onednn.prepared(geometry).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensor()
+        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry)
+        dx = dweight = None
+        if ctx.learning[0]:
+            dx = paddle.empty_like(x)
+            product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        if ctx.learning[1]:
+            dweight = paddle.empty_like(weight)
+            product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dx, dweight
