@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from lowbit.deploy.engines.engine import EngineOptions, check_batch
 from lowbit.deploy.engines.onnx_file import (
@@ -68,6 +67,8 @@ class OnnxRuntimeEngine:
         return dict(zip(wanted, self._run(self._tapped[1], wanted, batch), strict=True))
 
     def _with_outputs(self, names: Sequence[str]) -> bytes:
+        import onnx  # only here: opening a file does not need it
+
         model = onnx.load(str(self.path))
         known = [name for node in model.graph.node for name in node.output]
         for name in names:

@@ -1,0 +1,1 @@
+"""Whether what is deployed computes what was trained: answers, layers, sizes and speed."""

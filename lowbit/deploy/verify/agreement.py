@@ -1,0 +1,136 @@
+"""The same images through the trained model and through everything that shall answer like it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from lowbit.data.accuracy import topk_hits
+from lowbit.data.loader import Batch
+from lowbit.deploy.compare import compare_logits
+from lowbit.deploy.verify.taps import integers_read, layers_in_order
+from lowbit.errors import LowbitError
+from lowbit.layers import eval_mode, integer_reference
+
+Answer = Callable[[np.ndarray], np.ndarray]  # images [N, C, H, W] to logits [N, classes]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one of them did: against the labels, and against the trained model."""
+
+    images: int
+    top1: float
+    top5: float
+    agreement: float  # the fraction of images to which it gives the model's class
+    max_difference: float  # of an output
+    mean_difference: float
+    seconds: float  # for all images
+
+
+@dataclass
+class _Answers:
+    hits: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    logits: list[np.ndarray] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def model_answer(model: nn.Layer) -> Answer:
+    """A model in evaluation mode as something that answers."""
+
+    def answer(images: np.ndarray) -> np.ndarray:
+        with eval_mode(model):
+            return model(paddle.to_tensor(images)).numpy()
+
+    return answer
+
+
+class IntegerReference:
+    """The model with its sums in exact integers; counts where its integers are not the model's own.
+
+    reference = IntegerReference(model)
+    logits = reference(images)
+    print(reference.unequal, "of", reference.integers)
+    """
+
+    def __init__(self, model: nn.Layer) -> None:
+        self._model = model
+        self._layers: dict[str, nn.Layer] | None = None
+        self.integers = 0
+        self.unequal = 0
+        self.first_layer: str | None = None  # whose integers are not equal
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        if self._layers is None:
+            self._layers = layers_in_order(self._model, images)
+        x = paddle.to_tensor(images)
+        with eval_mode(self._model), integers_read(self._layers) as own:
+            self._model(x)
+        with integer_reference(self._model), integers_read(self._layers) as exact:
+            logits = self._model(x).numpy()
+        for name in self._layers:
+            unequal = int((own[name] != exact[name]).sum())
+            self.integers += own[name].size
+            self.unequal += unequal
+            if unequal and self.first_layer is None:
+                self.first_layer = name
+        return logits
+
+
+def measure_agreement(
+    model: Answer,
+    others: Mapping[str, Answer],
+    batches: Iterable[Batch],
+    *,
+    on_batch: Callable[[], None] = lambda: None,
+) -> tuple[Agreement, dict[str, Agreement]]:
+    """What the model and each of the others answer, on the same images.
+
+    own, others = measure_agreement(model_answer(net), {"ONNX Runtime": engine.run}, loader.epoch(0))
+    """
+    collected = {name: _Answers() for name in (None, *others)}
+    labels: list[np.ndarray] = []
+    for batch in batches:
+        labels.append(batch.labels)
+        for name, answers in collected.items():
+            start = time.perf_counter()
+            logits = (model if name is None else others[name])(batch.images)
+            answers.seconds += time.perf_counter() - start
+            _check_labels(batch.labels, logits)
+            answers.hits += topk_hits(logits, batch.labels, (1, 5))
+            answers.logits.append(logits)
+        on_batch()
+    if not labels:
+        raise LowbitError("there are no images to verify on")
+    expected = np.concatenate(collected[None].logits)
+    results = {name: _agreement(answers, expected) for name, answers in collected.items()}
+    return results.pop(None), results
+
+
+def _agreement(answers: _Answers, expected: np.ndarray) -> Agreement:
+    logits = np.concatenate(answers.logits)
+    comparison = compare_logits(expected, logits)
+    difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))
+    count = len(expected)
+    return Agreement(
+        images=count,
+        top1=float(answers.hits[0] / count),
+        top5=float(answers.hits[1] / count),
+        agreement=comparison.top1_agreement,
+        max_difference=comparison.max_absolute,
+        mean_difference=float(np.where(np.isnan(difference), np.inf, difference).mean()),
+        seconds=answers.seconds,
+    )
+
+
+def _check_labels(labels: np.ndarray, logits: np.ndarray) -> None:
+    if (largest := int(labels.max())) >= logits.shape[1]:
+        raise LowbitError(
+            f"the data has a label {largest}, but the model has {logits.shape[1]} outputs (labels 0 to "
+            f"{logits.shape[1] - 1}); it was trained on other classes"
+        )

@@ -1,0 +1,77 @@
+"""How long one engine takes for the fp32 and for the quantized form of a network, measured in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.deploy.engines.engine import Engine
+
+_ROUNDS = 15
+_ROUND_SECONDS = 0.03  # shorter ones would measure the clock and the scheduler
+_SAME = 0.03  # ratios this close to 1 are called equal
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per batch (medians), and how many times as fast the quantized form is."""
+
+    batch_size: int
+    threads: int
+    fp32_ms: float
+    quantized_ms: float
+    ratio: float  # the median of the rounds' ratios fp32 / quantized: above 1, quantized is faster
+    lowest: float
+    highest: float
+    rounds: int
+
+    def verdict(self) -> str:
+        """
+        >>> Latency(1, 2, 8.0, 10.0, 0.8, 0.78, 0.83, 15).verdict()
+        'quantized is slower (0.80x)'
+        """
+        if abs(self.ratio - 1) <= _SAME:
+            return f"no difference ({self.ratio:.2f}x)"
+        return f"quantized is {'faster' if self.ratio > 1 else 'slower'} ({self.ratio:.2f}x)"
+
+
+def compare_latency(fp32: Engine, quantized: Engine, images: np.ndarray, *, rounds: int = _ROUNDS) -> Latency:
+    """Both take turns on the same batch, so that what else the machine does falls on both alike.
+
+    compare_latency(OnnxRuntimeEngine("fp32.onnx"), OnnxRuntimeEngine("int8.onnx"), images).verdict()
+    """
+    sides = {"fp32": lambda: fp32.run(images), "quantized": lambda: quantized.run(images)}
+    repeats = {name: _repeats(run) for name, run in sides.items()}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 else reversed(list(sides)):
+            times[name].append(_seconds(sides[name], repeats[name]))
+    ratios = [one / other for one, other in zip(times["fp32"], times["quantized"], strict=True)]
+    return Latency(
+        batch_size=len(images),
+        threads=quantized.options.threads,
+        fp32_ms=1000 * statistics.median(times["fp32"]),
+        quantized_ms=1000 * statistics.median(times["quantized"]),
+        ratio=statistics.median(ratios),
+        lowest=min(ratios),
+        highest=max(ratios),
+        rounds=rounds,
+    )
+
+
+def _repeats(run: Callable[[], object]) -> int:
+    """How often to run in a round; the first runs, in which engines prepare themselves, do not count."""
+    run()
+    run()
+    return max(1, round(_ROUND_SECONDS / max(_seconds(run, 1), 1e-6)))
+
+
+def _seconds(run: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - start) / times

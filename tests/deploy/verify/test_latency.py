@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from lowbit.deploy.engines import EngineOptions
+from lowbit.deploy.verify import latency
+from lowbit.deploy.verify.latency import Latency, compare_latency
+from tests.deploy.verify.small_net import images
+
+
+class _Engine:
+    """Takes so many ticks of a clock that only it moves."""
+
+    def __init__(self, clock: list[float], seconds: float, log: list[str], name: str) -> None:
+        self.clock, self.seconds, self.log, self.name = clock, seconds, log, name
+        self.options = EngineOptions(device="cpu", threads=2)
+
+    def run(self, batch):
+        self.log.append(self.name)
+        self.clock[0] += self.seconds
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("fp32", "quantized", "verdict"),
+    [
+        (0.08, 0.1, "quantized is slower (0.80x)"),
+        (0.2, 0.1, "quantized is faster (2.00x)"),
+        (0.1, 0.101, "no difference (0.99x)"),
+    ],
+)
+def test_ratio_and_verdict(monkeypatch, fp32, quantized, verdict):
+    clock, log = [0.0], []
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    engines = [_Engine(clock, fp32, log, "f"), _Engine(clock, quantized, log, "q")]
+    found = compare_latency(*engines, images(4), rounds=5)
+    assert found.verdict() == verdict
+    assert (found.batch_size, found.threads, found.rounds) == (4, 2, 5)
+    assert found.fp32_ms == pytest.approx(1000 * fp32)
+    assert found.quantized_ms == pytest.approx(1000 * quantized)
+    assert found.lowest <= found.ratio <= found.highest
+
+
+def test_they_take_turns_and_quick_runs_are_repeated(monkeypatch):
+    clock, log = [0.0], []
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    compare_latency(_Engine(clock, 0.015, log, "f"), _Engine(clock, 1.0, log, "q"), images(1), rounds=4)
+    assert "".join(log) == "fff" + "qqq" + "qff" + "ffq" + "qff" + "ffq"
+
+
+def test_the_verdict_of_a_ratio_near_one():
+    assert Latency(1, 2, 1, 1, 1.02, 0.9, 1.1, 15).verdict() == "no difference (1.02x)"
