@@ -3,7 +3,8 @@
 from lowbit.layers.calibrate import calibrate, find_quantizers
 from lowbit.layers.deployed import DeployedOperand, deployed_input, deployed_weight
 from lowbit.layers.eval_mode import eval_mode
-from lowbit.layers.fold import Folded, fold_batch_norm
+from lowbit.layers.fold import fold_batch_norm
+from lowbit.layers.foldable import Folded
 from lowbit.layers.integer_form import integer_reference
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
 from lowbit.layers.quantized import is_quantized, quantize_layer

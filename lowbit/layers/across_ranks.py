@@ -26,5 +26,14 @@ def mean_across_ranks(x: Tensor) -> Tensor:
     return total / dist.get_world_size()
 
 
+def of_first_rank(x: Tensor) -> Tensor:
+    """What the first process has, which is what a checkpoint saves."""
+    if not _several():
+        return x
+    copy = x.clone()
+    dist.broadcast(copy, src=0)
+    return copy
+
+
 def _several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1

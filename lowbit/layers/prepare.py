@@ -1,14 +1,17 @@
-"""prepare(): a model's layers become quantized ones, as a recipe says."""
+"""prepare(): a model's layers become quantized ones, and its batch norms what the recipe says of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
+from lowbit.layers.batch_norm import check_can_freeze, follow, freeze_after
+from lowbit.layers.foldable import BATCH_NORM, Folded, find_foldable
+from lowbit.layers.folded import Pair, fold_in_training
 from lowbit.layers.quantized import check_plan, is_quantized, quantize_layer
 from lowbit.recipe import LayerPlan, Recipe
 
@@ -17,10 +20,14 @@ _ATTRIBUTE = "_lowbit_preparation"
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What `prepare` did with each layer; as text, a few lines for people."""
+    """What `prepare` did with each layer; as text, a few lines for people.
+
+    `batch_norms` are those that are folded in training, and with `fold: training` the others, too.
+    """
 
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
+    batch_norms: Folded = field(default_factory=Folded)
 
     @property
     def quantized(self) -> list[str]:
@@ -45,15 +52,24 @@ class Preparation:
         lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
         lines += [f"  {count} with {plan}" for plan, count in plans.items()]
         lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
+        if pairs := self.batch_norms.pairs:
+            lines.append(f"{len(pairs)} batch norms are folded into the weights that are quantized")
+        lines += [f"  {name} stays by itself: {why}" for name, why in self.batch_norms.left_alone.items()]
+        steps = self.recipe.batch_norm.freeze_after
+        if steps is not None:
+            lines.append(f"the statistics of batch norms stand still after {steps} training steps")
         return "\n".join(lines)
 
 
-def prepare(model: nn.Layer, recipe: Recipe) -> nn.Layer:
+def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     """The model, in place, with every layer that the recipe quantizes turned into a quantized one.
 
     Weights keep their names, so an fp32 checkpoint can be loaded before or after. Make the optimizer after:
     LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
     next. What was done is told by `preparation_of(model)`.
+
+    `inputs` are needed with `batch_norm: {fold: training}` alone: any that the model takes, on which it is
+    run to find the layer that each batch norm follows.
 
     >>> model = prepare(nn.Sequential(nn.Linear(4, 2)), make_recipe({"weight_bits": 4}))
     >>> print(preparation_of(model))
@@ -69,19 +85,30 @@ def prepare(model: nn.Layer, recipe: Recipe) -> nn.Layer:
         raise LowbitError(
             f"{type(model).__name__} is quantized already: start again from the unquantized model"
         )
-    _check_batch_norm(recipe)
     layers = tuple(recipe.assign(model))
-    preparation = Preparation(recipe=recipe, layers=layers)
-    if not preparation.quantized:
-        raise LowbitError(f"the recipe quantizes nothing in {type(model).__name__}:\n{preparation}")
+    quantized = [assigned for assigned in layers if not assigned.plan.is_full]
+    if not quantized:
+        nothing = Preparation(recipe=recipe, layers=layers)
+        raise LowbitError(f"the recipe quantizes nothing in {type(model).__name__}:\n{nothing}")
     for assigned in layers:  # all of them, before anything is changed
         check_plan(assigned.plan, assigned.layer.name)
     by_name = dict(model.named_sublayers(remove_duplicate=False))
-    for assigned in layers:
-        if not assigned.plan.is_full:
-            name = assigned.layer.name
-            quantize_layer(by_name[name], assigned.plan, name=name, pact=recipe.pact)
-    setattr(model, _ATTRIBUTE, preparation)
+    batch_norms = Folded()
+    if recipe.batch_norm.fold == "training":
+        batch_norms = _find_pairs(model, inputs, {id(by_name[found.layer.name]) for found in quantized})
+    freezing = {} if recipe.batch_norm.freeze_after is None else _batch_norms(model)
+    for name, norm in freezing.items():
+        check_can_freeze(norm, name)
+    for assigned in quantized:
+        name = assigned.layer.name
+        quantize_layer(by_name[name], assigned.plan, name=name, pact=recipe.pact)
+    for name, norm in freezing.items():
+        freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
+    for name, norm_name in batch_norms.pairs:
+        pair = Pair(by_name[name], by_name[norm_name])
+        fold_in_training(pair.layer, pair)
+        follow(pair.norm, pair)
+    setattr(model, _ATTRIBUTE, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
     return model
 
 
@@ -93,11 +120,21 @@ def preparation_of(model: nn.Layer) -> Preparation:
     return found
 
 
-def _check_batch_norm(recipe: Recipe) -> None:
-    if recipe.batch_norm.fold == "training":
+def _find_pairs(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: set[int]) -> Folded:
+    """The batch norms that can be folded into a layer that the recipe quantizes."""
+    if not _batch_norms(model):
+        return Folded()
+    if not inputs:
         raise LowbitError(
-            "batch_norm.fold: training comes with a later version; to train without batch norm, call "
-            "lowbit.layers.fold_batch_norm(model, images) before prepare, with fold: export in the recipe"
+            "batch_norm.fold: training needs to run the model, to find the layer that each batch norm "
+            "follows: give inputs that it takes, prepare(model, recipe, images)"
         )
-    if recipe.batch_norm.freeze_after is not None:
-        raise LowbitError("batch_norm.freeze_after comes with a later version: leave it out")
+    found, layers = find_foldable(model, *inputs), dict(model.named_sublayers())
+    pairs = [pair for pair in found.pairs if id(layers[pair[0]]) in quantized]
+    others = {norm: f"{name} is not quantized" for name, norm in found.pairs if (name, norm) not in pairs}
+    return Folded(pairs, found.left_alone | others)
+
+
+def _batch_norms(model: nn.Layer) -> dict[str, nn.Layer]:
+    found = model.named_sublayers(include_self=True)
+    return {name: layer for name, layer in found if isinstance(layer, BATCH_NORM | nn.BatchNorm)}

@@ -56,6 +56,8 @@ def test_models_answer_the_same_without_batch_norm(name, size):
             [nn.Conv2D(4, 8, 3, data_format="NHWC"), nn.BatchNorm2D(8, data_format="NHWC")],
             [2, 5, 5, 4],
         ),
+        ([nn.Conv2DTranspose(4, 6, 3, stride=2), nn.BatchNorm2D(6)], [2, 4, 5, 5]),
+        ([nn.Conv2DTranspose(4, 6, 3, groups=2, bias_attr=False), nn.BatchNorm2D(6)], [2, 4, 5, 5]),
     ],
 )
 def test_kinds_of_layers(layers, shape):

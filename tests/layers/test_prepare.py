@@ -168,10 +168,30 @@ def test_bad_input():
     skipped[0].skip_quant = True
     with pytest.raises(LowbitError, match=r"quantizes nothing(.|\n)*skip_quant"):
         prepare(skipped, make_recipe({"weight_bits": 8}))
-    with pytest.raises(LowbitError, match="fold_batch_norm"):
-        prepare(Shared(), make_recipe({"fuse_conv_bn": True}))
-    with pytest.raises(LowbitError, match="freeze_after"):
-        prepare(Shared(), make_recipe({**W4A4_LSQ, "batch_norm": {"freeze_after": 3}}))
+    prepare(Shared(), make_recipe({"fuse_conv_bn": True}))  # no batch norm, no inputs needed
+
+
+@pytest.mark.parametrize("setting", [{"fold": "training"}, {"freeze_after": 3}])
+def test_batch_norm_settings_that_cannot_be_carried_out_change_nothing(setting):
+    model = nn.Sequential(nn.Conv2D(3, 4, 1), nn.BatchNorm2D(4), nn.BatchNorm(4))
+    recipe = make_recipe({**W4A4_LSQ, "batch_norm": setting})
+    match = {"fold": r"prepare\(model, recipe, images\)", "freeze_after": r'"2" \(BatchNorm\).*BatchNorm1D'}
+    with pytest.raises(LowbitError, match=match[next(iter(setting))]):
+        prepare(model, recipe)
+    assert not any(is_quantized(layer) for layer in model.sublayers())
+    assert type(model[1]) is nn.BatchNorm2D and "1.steps" not in model.state_dict()
+
+
+def test_batch_norms_that_are_folded_and_those_that_are_not_are_named():
+    model = nn.Sequential(
+        *(nn.Conv2D(3, 4, 1), nn.BatchNorm2D(4), nn.ReLU(), nn.BatchNorm2D(4)),
+        *(nn.Conv2D(4, 4, 1), nn.BatchNorm2D(4)),
+    )
+    model[4].skip_quant = True
+    recipe = make_recipe({**W4A4_LSQ, "batch_norm": {"fold": "training", "freeze_after": 3}})
+    text = str(preparation_of(prepare(model, recipe, _images())))
+    assert "1 batch norms are folded" in text and "still after 3 training steps" in text
+    assert "3 stays by itself: its input is not" in text and "5 stays by itself: 4 is not quantized" in text
 
 
 def test_a_plan_that_cannot_be_carried_out_changes_nothing():
