@@ -15,8 +15,9 @@ from paddle.optimizer import Optimizer
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.numerics.grid import BF16, FP16, parse_grid
-from lowbit.training.autocast import rounding
+from lowbit.training.amp_context import AmpContext
 from lowbit.training.loss_scaler import LossScaler, gradients_are_finite
+from lowbit.training.quantized_products import spare_quantizers
 
 LEVELS = get_args(AmpLevel)
 
@@ -57,6 +58,8 @@ class MixedPrecision:
         self.level = level
         self.grid = grid
         self.on_gpu = str(device).startswith("gpu")
+        self._context = AmpContext(level, grid, self.on_gpu)
+        self._holds_narrow_weights = False
         self._optimizer: Optimizer | None = None
         self._scaler: LossScaler | paddle.amp.GradScaler | None = None
         if level != "O0" and grid.name == "fp16":
@@ -75,8 +78,13 @@ class MixedPrecision:
         )
 
     def prepare(self, model: Layer, optimizer: Optimizer) -> tuple[Layer, Optimizer]:
-        """Call once before training, with the model before it is wrapped for several processes."""
-        if self.on_gpu and self.level == "O2":
+        """Call once before training, with the model before it is wrapped for several processes.
+
+        The weights of a quantized model are held in fp32 at every level: they are what is quantized.
+        """
+        quantized = self.level != "O0" and spare_quantizers(model, self._context)
+        if self.on_gpu and self.level == "O2" and not quantized:
+            self._holds_narrow_weights = True
             model, optimizer = paddle.amp.decorate(
                 models=model,
                 optimizers=optimizer,
@@ -89,19 +97,15 @@ class MixedPrecision:
         return model, optimizer
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Around the forward pass and the loss in training."""
-        if self.level == "O0":
-            return nullcontext()
-        if self.on_gpu:
-            return paddle.amp.auto_cast(level=self.level, dtype=self.grid.storage)
-        return rounding(self.grid, self.level)
+        """Around the forward pass in training; losses are computed in fp32, inside of it or after."""
+        return self._context.inside()
 
     def for_evaluation(self) -> AbstractContextManager[None]:
         """Around the forward pass of evaluation: only a model whose weights are held in fp16 needs it.
 
         Elsewhere evaluation is in fp32, which is what the exported model computes.
         """
-        return self.autocast() if self.on_gpu and self.level == "O2" else nullcontext()
+        return self.autocast() if self._holds_narrow_weights else nullcontext()
 
     @property
     def loss_scale(self) -> float:

@@ -235,10 +235,11 @@ def gpu(monkeypatch):
 def test_gpu_o2_fp16_is_paddles(gpu):
     precision = MixedPrecision("O2", "fp16", "gpu:0", init_loss_scaling=128, use_dynamic_loss_scaling=False)
     assert precision.notice() is None
-    prepared = precision.prepare("model", "optimizer")
+    model = make_model()
+    prepared = precision.prepare(model, "optimizer")
     assert prepared == ("model in fp16", "optimizer with master weights")
     decorate = gpu["decorate"]
-    assert (decorate["models"], decorate["optimizers"]) == ("model", "optimizer")
+    assert (decorate["models"], decorate["optimizers"]) == (model, "optimizer")
     assert (decorate["level"], decorate["dtype"], decorate["master_weight"]) == ("O2", "float16", True)
     before = _C_ops.conv2d
     with precision.autocast():
@@ -262,7 +263,8 @@ def test_gpu_o2_fp16_is_paddles(gpu):
 
 def test_gpu_o1_bf16_has_no_scaler_and_decorates_nothing(gpu):
     precision = MixedPrecision("O1", "bf16", "gpu")
-    assert precision.prepare("model", "optimizer") == ("model", "optimizer")
+    model = make_model()
+    assert precision.prepare(model, "optimizer") == (model, "optimizer")
     with precision.autocast():
         pass
     assert gpu == {"auto_cast": {"level": "O1", "dtype": "bfloat16"}}
