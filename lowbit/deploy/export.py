@@ -17,11 +17,11 @@ from paddle import nn
 from lowbit.config.transform_ops import CropImage, RandCropImage, RandomCropImage, ResizeImage, TransformOp
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
+from lowbit.deploy.expected import check_image_shape, expected_logits, untranslatable
 from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
 from lowbit.deploy.model_files import MODEL_SUFFIXES, PARAMS_SUFFIX, find_model_files, sha256
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode
-from lowbit.layers.paddle_errors import cause, failing_layer
 
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another
 # number of threads may differ.
@@ -66,7 +66,7 @@ def export_model(
     """
     directory = Path(directory)
     model = model._layers if isinstance(model, paddle.DataParallel) else model
-    _check_image_shape(image_shape)
+    check_image_shape(image_shape)
     _check_prepared_size(transform_ops, image_shape)
     if not model.parameters():
         raise LowbitError(f"{model_name} has no parameters: there is nothing to export")
@@ -75,7 +75,7 @@ def export_model(
         with tempfile.TemporaryDirectory(dir=directory, prefix=".exporting-") as name, eval_mode(model):
             draft = Path(name)
             images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
-            logits = _run_model(model, images, model_name, classes)
+            logits = expected_logits(model, images, model_name, classes)
             _save(model, draft / file_name, image_shape, model_name)
             _check_draft(draft, file_name, images, logits, model_name)
             files = find_model_files(draft, file_name)
@@ -95,13 +95,6 @@ def export_model(
         ) from error
 
 
-def _check_image_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
-        raise LowbitError(
-            f"image_shape must be (channels, height, width), such as (3, 224, 224); got {shape}"
-        )
-
-
 def _check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
     """Stop before a model is written that no image prepared by its own inference.yml would fit."""
     sizing = (CropImage, RandCropImage, RandomCropImage, ResizeImage)
@@ -117,32 +110,6 @@ def _check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int
         )
 
 
-def _run_model(model: nn.Layer, images: np.ndarray, model_name: str, classes: Sequence[str]) -> np.ndarray:
-    """What the exported program has to answer; finds a shape that does not fit, with the layer's name."""
-    shape = format_shape(images.shape[1:])
-    try:
-        logits = model(paddle.to_tensor(images))
-    except Exception as error:  # the user's own forward may raise anything
-        where = failing_layer(error, model)
-        raise LowbitError(
-            f"{model_name} does not run on images of {shape} (channels x height x width)"
-            f"{f': {where}' if where else ''}: {cause(error)}"
-        ) from error
-    if not isinstance(logits, paddle.Tensor) or logits.ndim != 2 or logits.shape[0] != len(images):
-        what = (
-            f"a tensor {list(logits.shape)}" if isinstance(logits, paddle.Tensor) else type(logits).__name__
-        )
-        raise LowbitError(
-            f"{model_name}: forward must return one tensor of logits [N, classes] in evaluation mode; for "
-            f"{len(images)} images it returns {what}"
-        )
-    if classes and logits.shape[1] != len(classes):
-        raise LowbitError(
-            f"{model_name} has {logits.shape[1]} outputs, but {len(classes)} class names were given"
-        )
-    return logits.numpy()
-
-
 def _save(model: nn.Layer, prefix: Path, image_shape: tuple[int, int, int], model_name: str) -> None:
     spec = paddle.static.InputSpec([None, *image_shape], "float32", "x")
     try:
@@ -150,11 +117,7 @@ def _save(model: nn.Layer, prefix: Path, image_shape: tuple[int, int, int], mode
     except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
         if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
             raise
-        raise LowbitError(
-            f"{model_name} cannot be exported: Paddle could not translate {type(model).__name__}.forward "
-            f"into a program: {cause(error)}. Common reasons: numpy inside forward, a first argument of "
-            "forward that is not called self, source code that is not in a file"
-        ) from error
+        raise untranslatable(error, model, model_name) from error
 
 
 def _check_draft(

@@ -1,0 +1,82 @@
+"""Pooling: windows, the whole image, or adaptive ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowbit.deploy.onnx.converters.products import padding
+from lowbit.deploy.onnx.converters.registry import Op, Result, converts
+from lowbit.deploy.onnx.graph import Graph
+
+
+@converts("pool2d")
+def pool2d(op: Op, graph: Graph) -> Result:
+    if op["data_format"] != "NCHW":
+        raise op.refuse("pools images with the channels last")
+    return _pool(op, graph, op["pooling_type"], op.ints(1, graph))
+
+
+@converts("max_pool2d_with_index")
+def max_pool2d_with_index(op: Op, graph: Graph) -> Result:
+    """The maxima; who uses the indices gets an error."""
+    return _pool(op, graph, "max", list(op["kernel_size"]))
+
+
+def _pool(op: Op, graph: Graph, kind: str, kernel: list[int]) -> str:
+    x, sizes = op.inputs[0], graph.shapes[op.inputs[0]][2:]
+    if op["global_pooling"] or (op["adaptive"] and kernel == [1, 1]):
+        name = "GlobalMaxPool" if kind == "max" else "GlobalAveragePool"
+        return graph.add(name, [x], shape=op.shape)
+    if -1 in sizes:
+        raise op.refuse("pools images whose size is only known at run time")
+    if op["adaptive"]:
+        return _adaptive(op, graph, kind, kernel)
+    strides = list(op["strides"])
+    pads = _pads(op, sizes, kernel, strides)
+    # Windows that go beyond the padded image (ceil_mode); engines disagree about them, not about padding.
+    beyond = [
+        max(0, (op.shape[2 + i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2])
+        for i in range(2)
+    ]
+    if any(beyond[i] + pads[i + 2] >= kernel[i] for i in range(2)):
+        raise op.refuse("has windows that lie outside of the image")
+    if kind == "avg" and not op["exclusive"] and any(pads):
+        # Padding counts as zeros here, what lies beyond does not count at all.
+        zeros = graph.constant(np.array([0, 0, *pads[:2], 0, 0, *pads[2:]], np.int64))
+        shape = [*graph.shapes[x][:2], *(sizes[i] + pads[i] + pads[i + 2] for i in range(2))]
+        x, pads = graph.add("Pad", [x, zeros], shape=shape), [0, 0, 0, 0]
+    pads = [*pads[:2], pads[2] + beyond[0], pads[3] + beyond[1]]
+    name = "MaxPool" if kind == "max" else "AveragePool"
+    return graph.add(name, [x], shape=op.shape, kernel_shape=kernel, strides=strides, pads=pads)
+
+
+def _pads(op: Op, sizes: list[int], kernel: list[int], strides: list[int]) -> list[int]:
+    if "padding_algorithm" in op.attributes:
+        return padding(op, sizes, kernel, strides)
+    return list(op["paddings"]) * 2
+
+
+def _adaptive(op: Op, graph: Graph, kind: str, out: list[int]) -> str:
+    """Windows of one size where the image divides evenly; means over others as two matrix products."""
+    x, shape = op.inputs[0], graph.shapes[op.inputs[0]]
+    sizes = shape[2:]
+    if all(size % wanted == 0 for size, wanted in zip(sizes, out, strict=True)):
+        window = [size // wanted for size, wanted in zip(sizes, out, strict=True)]
+        name = "MaxPool" if kind == "max" else "AveragePool"
+        return graph.add(name, [x], shape=op.shape, kernel_shape=window, strides=window)
+    if kind == "max":
+        raise op.refuse(f"takes maxima over windows of different sizes ({sizes} to {out})")
+    rows, columns = (graph.constant(_means(*pair)) for pair in zip(sizes, out, strict=True))
+    wide = graph.add("MatMul", [x, columns], shape=[*shape[:3], out[1]])
+    turned = graph.add("Transpose", [wide], shape=[*shape[:2], out[1], sizes[0]], perm=[0, 1, 3, 2])
+    small = graph.add("MatMul", [turned, rows], shape=[*shape[:2], out[1], out[0]])
+    return graph.add("Transpose", [small], shape=op.shape, perm=[0, 1, 3, 2])
+
+
+def _means(size: int, out: int) -> np.ndarray:
+    """[size, out]: the weights with which `out` adaptive windows take their means."""
+    matrix = np.zeros([size, out], np.float32)
+    for window in range(out):
+        start, end = window * size // out, -(-(window + 1) * size // out)
+        matrix[start:end, window] = 1 / (end - start)
+    return matrix

@@ -1,0 +1,165 @@
+"""A network between Paddle's program and the ONNX file: nodes, tensors by name, and their constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+MARK = "Mark"  # the one kind of node that ONNX does not have: where an operand is quantized
+PRODUCTS = ("Conv", "ConvTranspose", "MatMul")
+_EVALUATED_IN = 13  # the version of ONNX's operators in which constants are computed
+
+
+@dataclass(frozen=True)
+class QuantizedConstant:
+    """A weight as integers; `scale` broadcasts against them."""
+
+    integers: np.ndarray
+    scale: np.ndarray
+    bits: int
+    signed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.integers.shape
+
+    def values(self) -> np.ndarray:
+        return self.integers.astype(np.float32) * self.scale
+
+
+@dataclass
+class Node:
+    """One operator, in ONNX's words; "" stands for an input that is left out.
+
+    A product (PRODUCTS) has the inputs x, weight and, where there is one, bias: also a MatMul.
+    """
+
+    kind: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    layer: str = ""  # the model's layer whose product this is
+
+
+class Graph:
+    """Nodes in the order in which they are computed.
+
+    >>> graph = Graph("x", [-1, 4])
+    >>> graph.output = graph.add("Relu", ["x"], shape=[-1, 4])
+    >>> [node.kind for node in graph.nodes]
+    ['Relu']
+    """
+
+    def __init__(self, input_: str, shape: Sequence[int]) -> None:
+        self.input, self.output = input_, ""
+        self.nodes: list[Node] = []
+        self.constants: dict[str, np.ndarray | QuantizedConstant] = {}
+        # Shapes in which a size is only known when the network runs (the batch's) have a None there.
+        self.partial: dict[str, np.ndarray] = {}
+        self.shapes: dict[str, list[int]] = {input_: list(shape)}
+        self.weights_of: dict[str, str] = {}  # weights whose values come from the model's layer of that name
+        self.layer_outputs: dict[str, str] = {}  # the tensor that a layer gives; see `fold`
+        self._taken = {input_}
+
+    def new_name(self, hint: str) -> str:
+        """A name that no tensor has yet."""
+        name, count = hint, 1
+        while name in self._taken:
+            count += 1
+            name = f"{hint}:{count}"
+        self._taken.add(name)
+        return name
+
+    def constant(self, value: Any, hint: str = "constant") -> str:
+        """The name under which nodes use this array."""
+        if not isinstance(value, QuantizedConstant):
+            value = np.asarray(value)
+        name = self.new_name(hint)
+        self.constants[name] = value
+        self.shapes[name] = list(value.shape)
+        return name
+
+    def add(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        *,
+        shape: Sequence[int],
+        outputs: int = 1,
+        **attributes: Any,
+    ) -> str:
+        """A node at the end; returns its (first) output. Of constant inputs alone it is computed at once."""
+        given = [self.constants.get(name) for name in inputs if name]
+        if given and outputs == 1 and all(isinstance(value, np.ndarray) for value in given):
+            return self.constant(self._compute(kind, inputs, attributes))
+        names = [self.new_name(kind.lower()) for _ in range(outputs)]
+        self.nodes.append(Node(kind, list(inputs), names, attributes))
+        for name in names:
+            self.shapes[name] = list(shape)
+        return names[0]
+
+    def add_partial(self, value: np.ndarray) -> str:
+        """A shape or a part of one; where all sizes are known it is a constant like any other."""
+        value = np.asarray(value)
+        if value.dtype != object or not any(size is None for size in value.flat):
+            return self.constant(value.astype(np.int64))
+        name = self.new_name("sizes")
+        self.partial[name] = value
+        self.shapes[name] = list(value.shape)
+        return name
+
+    def known(self, name: str) -> np.ndarray | None:
+        """The value of a tensor that does not depend on the images, or does so in its Nones only."""
+        return self.partial[name] if name in self.partial else self.constants.get(name)
+
+    def consumers(self, name: str) -> list[Node]:
+        return [node for node in self.nodes if name in node.inputs]
+
+    def producer(self, name: str) -> Node | None:
+        return next((node for node in self.nodes if name in node.outputs), None)
+
+    def remove(self, node: Node, *, instead: str) -> None:
+        """Take a node out; who used its output uses `instead`."""
+        self.nodes = [other for other in self.nodes if other is not node]
+        self.replace(node.outputs[0], instead)
+
+    def replace(self, old: str, new: str) -> None:
+        """Whoever uses the tensor `old` uses `new` from now on."""
+        for node in self.nodes:
+            node.inputs = [new if name == old else name for name in node.inputs]
+        if self.output == old:
+            self.output = new
+
+    def rename(self, old: str, new: str) -> str:
+        """Call a computed tensor `new`, or the like if that name is taken; returns the name it has now."""
+        new = self.new_name(new)
+        for node in self.nodes:
+            node.outputs = [new if name == old else name for name in node.outputs]
+        self.replace(old, new)
+        self.shapes[new] = self.shapes.pop(old)
+        self.layer_outputs = {
+            layer: new if name == old else name for layer, name in self.layer_outputs.items()
+        }
+        return new
+
+    def _compute(self, kind: str, inputs: Sequence[str], attributes: dict[str, Any]) -> np.ndarray:
+        present = {name: self.constants[name] for name in inputs if name}
+        infos = [
+            onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for n, v in present.items()
+        ]
+        node = onnx.helper.make_node(kind, list(inputs), ["y"], **attributes)
+        graph = onnx.helper.make_graph([node], kind, infos, [onnx.ValueInfoProto(name="y")])
+        model = onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", max(_EVALUATED_IN, OPSET_OF.get(kind, 0)))]
+        )
+        return np.asarray(ReferenceEvaluator(model).run(None, present)[0])
+
+
+# Operators that came after opset 13, and with which they came.
+OPSET_OF = {"HardSwish": 14, "LayerNormalization": 17, "Mish": 18}
