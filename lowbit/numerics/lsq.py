@@ -10,10 +10,11 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, subtract
+from lowbit.numerics import fused
+from lowbit.numerics.exact import as_float32, divide, multiply, subtract
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales, sum_groups, sum_to_shape
-from lowbit.numerics.quantize import dequantize, quantize_to_integers
+from lowbit.numerics.quantize import on_grid, quantize_to_integers
 from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale
 
 
@@ -25,8 +26,7 @@ def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | No
     what shares it and multiplied by 1 / sqrt(elements * highest), which keeps its pace with that of
     the weights. `elements` is how many values share a step; left out, it is counted.
 
-    A step below the smallest normal float counts as that. Nearest rounding; plain operators without a
-    gradient to record, as in fake_quantize.
+    A step below the smallest normal float counts as that. Nearest rounding.
 
     >>> step = paddle.to_tensor([0.5], stop_gradient=False)
     >>> lsq_fake_quantize(paddle.to_tensor([0.6, -9.0]), step, parse_grid("int4")).tolist()
@@ -35,8 +35,7 @@ def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | No
     learning = (not x.stop_gradient, not step.stop_gradient)
     if paddle.is_grad_enabled() and any(learning):
         return _LearnedStep.apply(x, step, grid, elements, learning)
-    used = at_least_smallest(as_float32(step))
-    return _on_grid(x, used, grid)
+    return on_grid(x, at_least_smallest(as_float32(step)), grid)
 
 
 def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
@@ -54,10 +53,6 @@ def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     return paddle.where(paddle.isfinite(mean), step, paddle.full_like(step, float("nan")))
 
 
-def _on_grid(x: Tensor, step: Tensor, grid: Grid) -> Tensor:
-    return as_type_of(x, dequantize(quantize_to_integers(x, step, grid), step))
-
-
 @paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1
 def _pace(x: Tensor, step: Tensor, grid: Grid, elements: int | None) -> Tensor:
     if elements is None and -1 in x.shape:  # a static program, whose batch size is known when it runs
@@ -73,19 +68,32 @@ class _LearnedStep(PyLayer):
     ) -> Tensor:
         used = at_least_smallest(as_float32(step))
         ctx.save_for_backward(x, used)
-        ctx.grid, ctx.elements, ctx.learning = grid, elements, learning
-        return _on_grid(x, used, grid)
+        ctx.grid, ctx.elements, ctx.learning, ctx.version = grid, elements, learning, fused.version(x)
+        return on_grid(x, used, grid)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, used = ctx.saved_tensor()
-        v = divide(as_float32(x), used)
-        inside = (v > ctx.grid.lowest) & (v < ctx.grid.highest)
-        dx = dstep = None
-        if ctx.learning[0]:
-            dx = paddle.where(inside, dy, paddle.zeros_like(dy))
-        if ctx.learning[1]:
-            q = quantize_to_integers(x, used, ctx.grid)
-            slope = multiply(as_float32(dy), paddle.where(inside, subtract(q, v), q))
-            dstep = multiply(sum_to_shape(slope, used.shape), _pace(x, used, ctx.grid, ctx.elements))
-        return dx, dstep
+        fused.check_unchanged(x, ctx.version)
+        seen_as = fused.layout_of_gradient(dy, x, used)
+        if seen_as is None:
+            dx, dstep = _gradients(dy, x, used, ctx.grid, ctx.learning)
+        else:
+            dx, dstep = fused.learned_step(dy, x, used, ctx.grid, seen_as, ctx.learning)
+        return dx, None if dstep is None else multiply(dstep, _pace(x, used, ctx.grid, ctx.elements))
+
+
+def _gradients(
+    dy: Tensor, x: Tensor, step: Tensor, grid: Grid, learning: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of `x` and of the step, with plain operators."""
+    v = divide(as_float32(x), step)
+    inside = (v > grid.lowest) & (v < grid.highest)
+    dx = dstep = None
+    if learning[0]:
+        dx = paddle.where(inside, dy, paddle.zeros_like(dy))
+    if learning[1]:
+        q = quantize_to_integers(x, step, grid)
+        slope = multiply(as_float32(dy), paddle.where(inside, subtract(q, v), q))
+        dstep = sum_to_shape(slope, step.shape)
+    return dx, dstep

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from lowbit.numerics.clip import clip_to_bound
+from lowbit.numerics import fused
+from lowbit.numerics.clip import clip_to_bound, usable_bound
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, shape_of_scales
@@ -20,7 +21,8 @@ from lowbit.numerics.words import join_word, name_and_number
 
 
 def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
-    return largest_magnitude(x, axes)
+    largest = fused.largest_magnitude(x, axes)
+    return largest_magnitude(x, axes) if largest is None else largest
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,16 @@ class Observer:
         those of the values that PACT clips at it: a bound is one number, or one per group or several groups.
         """
         x = as_float32(x.detach())
-        if bound is not None:
-            x = clip_to_bound(x, bound.detach(), signed=grid.signed)
         axes = tuple(axes)
         if 0 in x.shape:
             return paddle.zeros(shape_of_scales(x.shape, axes), "float32")
+        if bound is not None:
+            largest = None
+            if self.name == "minmax":
+                largest = fused.largest_magnitude(x, axes, signed=grid.signed)
+            if largest is not None:  # the bound is the same for a whole group
+                return paddle.minimum(largest, usable_bound(bound.detach()))
+            x = clip_to_bound(x, bound.detach(), signed=grid.signed)
         return OBSERVERS[self.name].range(x, grid, axes, self.parameter)
 
     def __str__(self) -> str:

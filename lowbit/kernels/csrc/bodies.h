@@ -19,6 +19,12 @@ LOWBIT_INLINE float clip(float v, float lower, float upper) {
     return v > upper ? upper : v;
 }
 
+// The same but for a zero's sign, which here is that of Paddle's maximum: 0 and not -0 at a lower end of 0.
+LOWBIT_INLINE float clip_to_bound(float v, float lower, float upper) {
+    v = v <= lower ? lower : v;
+    return v > upper ? upper : v;
+}
+
 LOWBIT_INLINE float lower_end(float bound, lowbit_grid grid) { return grid.is_signed ? -bound : 0.0f; }
 
 // A bound that is NaN makes everything NaN; clipping would let values through.
@@ -63,7 +69,7 @@ LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, con
         const float upper = kBound ? bound[c] : 0.0f, lower = lower_end(upper, grid);
         const float s = kBound ? spoilt_by(upper, scale[c]) : scale[c];
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-            const float inside = kBound ? clip(x[at], lower, upper) : x[at];
+            const float inside = kBound ? clip_to_bound(x[at], lower, upper) : x[at];
             const float q = nearest(clip(inside / s, grid.lowest, grid.highest));
             y[at] = kIntegers ? q : q * s;
         };
@@ -128,7 +134,7 @@ LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, con
     gradients(layout, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float upper = bound[c], lower = lower_end(upper, grid), s = spoilt_by(upper, scale[c]);
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-            const float v = clip(x[at], lower, upper) / s;
+            const float v = clip_to_bound(x[at], lower, upper) / s;
             const float g = (v >= lowest) & (v <= highest) ? dy[at] : 0.0f;
             const bool above = x[at] > upper, below = x[at] < lower;
             const float from_below = is_signed ? -g : 0.0f;

@@ -1,0 +1,162 @@
+"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators are the twins.
+
+`layout` says whether a tensor can be taken that way: dynamic mode, contiguous fp32 on the CPU, and scales of
+one number or one per channel. Results are allocated by Paddle, since matrix products depend in their last
+bits on how memory is aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import paddle
+from paddle import Tensor
+
+from lowbit.errors import LowbitError
+from lowbit.kernels import kernels
+from lowbit.kernels.library import Layout, Levels
+from lowbit.numerics.grid import Grid
+from lowbit.numerics.groups import shape_of_scales
+
+
+def layout(x: Tensor, *scales: Tensor) -> Layout | None:
+    """How a kernel sees `x` under these scales (or bounds); None when it is one for plain operators."""
+    if not all(_is_for_kernels(tensor) for tensor in (x, *scales)):
+        return None
+    return _layout(tuple(x.shape), *(tuple(scale.shape) for scale in scales))
+
+
+def layout_of_gradient(dy: Tensor, x: Tensor, *scales: Tensor) -> Layout | None:
+    """The same for a backward pass; gradients of gradients are for plain operators, which Paddle records."""
+    if paddle.is_grad_enabled() or dy.dtype != paddle.float32:
+        return None
+    return layout(x, *scales)
+
+
+def _is_for_kernels(x: Tensor) -> bool:
+    return (
+        paddle.in_dynamic_mode()
+        and kernels() is not None
+        and x.dtype == paddle.float32
+        and x.place.is_cpu_place()
+        and x.is_contiguous()
+        and x.size > 0
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layout(shape: tuple[int, ...], *of_scales: tuple[int, ...]) -> Layout | None:
+    found = {_channels(shape, own) for own in of_scales}
+    return found.pop() if len(found) == 1 else None
+
+
+def _channels(shape: tuple[int, ...], own: tuple[int, ...]) -> Layout | None:
+    """[outer, channels, inner]: the axes of the channels must lie side by side."""
+    if len(own) > len(shape):
+        return None
+    own = (1,) * (len(shape) - len(own)) + own
+    axes = [axis for axis, size in enumerate(own) if size != 1]
+    if not axes:
+        return Layout(1, 1, math.prod(shape))
+    first, end = axes[0], axes[-1] + 1
+    if own[first:end] != shape[first:end]:
+        return None
+    return Layout(math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:]))
+
+
+def _levels(grid: Grid) -> Levels:
+    return Levels(grid.lowest, grid.highest, grid.signed)
+
+
+def on_grid(
+    x: Tensor,
+    scale: Tensor,
+    grid: Grid,
+    seen_as: Layout,
+    *,
+    bound: Tensor | None = None,
+    integers: bool = False,
+) -> Tensor:
+    """`x` clipped at the bound and moved onto the grid, or the integers of that."""
+    y = paddle.empty_like(x)
+    kernels().quantize(
+        x.data_ptr(),
+        y.data_ptr(),
+        scale.data_ptr(),
+        _address(bound),
+        seen_as,
+        _levels(grid),
+        integers=integers,
+    )
+    return y
+
+
+def straight_through(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    grid: Grid,
+    seen_as: Layout,
+    *,
+    bound: Tensor | None = None,
+    learning: tuple[bool, bool] = (True, False),
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `x` and of the bound, as far as they are learning."""
+    dy = dy.contiguous()
+    dx = paddle.empty_like(x) if learning[0] else None
+    dbound = paddle.empty_like(bound) if learning[1] else None
+    kernels().quantize_grad(
+        x.data_ptr(),
+        dy.data_ptr(),
+        _address(dx),
+        scale.data_ptr(),
+        _address(bound),
+        _address(dbound),
+        seen_as,
+        _levels(grid),
+    )
+    return dx, dbound
+
+
+def learned_step(
+    dy: Tensor, x: Tensor, step: Tensor, grid: Grid, seen_as: Layout, learning: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """LSQ's gradients of `x` and of the step, the latter not yet multiplied by its pace."""
+    dy = dy.contiguous()
+    dx = paddle.empty_like(x) if learning[0] else None
+    dstep = paddle.empty_like(step) if learning[1] else None
+    kernels().lsq_grad(
+        x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)
+    )
+    return dx, dstep
+
+
+def largest_magnitude(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
+    """max |x| of every group along `axes`, or, not signed, the largest of 0 and x; None as for `layout`."""
+    shape = tuple(shape_of_scales(x.shape, axes))
+    seen_as = _layout(tuple(x.shape), shape) if _is_for_kernels(x) else None
+    if seen_as is None:
+        return None
+    largest = paddle.empty(shape, "float32")
+    kernels().largest(x.data_ptr(), largest.data_ptr(), seen_as, signed=signed)
+    return largest
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def version(x: Tensor) -> int | None:
+    """How often `x` has been changed in place; None in a static program, where nothing is."""
+    return x.inplace_version if paddle.in_dynamic_mode() else None
+
+
+def check_unchanged(x: Tensor, before: int | None) -> None:
+    """An error when a value was overwritten after it was quantized and before its gradient is taken."""
+    if version(x) != before:
+        raise LowbitError(
+            "a tensor was changed in place after a quantized layer had used it: its gradient would be wrong. "
+            "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
+        )
