@@ -44,6 +44,7 @@ def evaluate(
     **Examples**
 
     - `lowbit eval runs/digits`
+    - `lowbit eval runs/w4a4` a quantized run: beside the fp32 model that it started from
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
@@ -57,7 +58,10 @@ def evaluate(
         split = trained.config.DataLoader.Eval
         if data_path is not None:
             split = _auto_split(data_path, trained.preprocessing)
-        metrics = evaluate_trained(trained, _in_batches(split, batch_size), device, quiet=as_json)
+        split = _in_batches(split, batch_size)
+        metrics = evaluate_trained(trained, split, device, quiet=as_json)
+        if trained.quantized:
+            metrics |= _compare(trained, metrics, split, device, quiet=as_json)
     if as_json:
         print(json.dumps(metrics))
     else:
@@ -66,12 +70,31 @@ def evaluate(
         print(accuracy_line(metrics))
 
 
+def _compare(
+    trained: TrainedModel, metrics: dict[str, float], split: DataSplit, device: str | None, *, quiet: bool
+) -> dict[str, dict[str, float] | None]:
+    """The fp32 model's figures on the same images, and the difference; shown unless `quiet`."""
+    from lowbit.training.comparison import comparison_table, difference
+    from lowbit.training.trained_model import open_baseline
+
+    baseline = open_baseline(trained)
+    if baseline is None:
+        if not quiet:
+            print("no fp32 model to compare with: this run was not started from pretrained weights")
+        return {"fp32": None}
+    fp32 = evaluate_trained(baseline, split, device, quiet=quiet)
+    if not quiet:
+        print(comparison_table(fp32, metrics))
+    return {"fp32": fp32, "difference": difference(fp32, metrics)}
+
+
 def evaluate_trained(
     trained: TrainedModel, split: DataSplit | None, device: str | None, *, quiet: bool = False
 ) -> dict[str, float]:
     """The accuracy of a trained model on the images of a config section; also for `train.py --test-only`."""
     import paddle
 
+    from lowbit.layers.fast_convolutions import fast_convolutions
     from lowbit.machine import resolve_device
     from lowbit.training.display import open_display
     from lowbit.training.evaluate import evaluate as measure
@@ -82,7 +105,8 @@ def evaluate_trained(
     paddle.set_device(resolve_device(device).name)
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")
-    with open_display() as display:
+    fast = trained.config.Global.fast_convolutions
+    with open_display() as display, fast_convolutions(wanted=fast):
         if not quiet:
             display.message(f"{trained.source}: {len(dataset)} images")
         return measure(

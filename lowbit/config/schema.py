@@ -48,6 +48,7 @@ class GlobalSection(Section):
     max_bad_steps: Count = 20  # NaN/Inf steps in a row before the run stops
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
     sync_bn: bool = False
+    fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
     checkpoint_dir: str = "checkpoints"  # inside output_dir
 
     @field_validator("checkpoint_dir")

@@ -16,8 +16,8 @@ from lowbit.kernels.onednn import Geometry
 
 
 @contextmanager
-def fast_convolutions() -> Iterator[None]:
-    """Inside the `with`, every 2-D convolution of fp32 tensors in NCHW on the CPU runs in oneDNN.
+def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
+    """Inside the `with`, if `wanted`, every 2-D convolution of fp32 tensors in NCHW on the CPU runs in oneDNN.
 
     Whoever calls it: Paddle's layers, quantized ones, the user's own. The results are the same but for the
     order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one matrix product) and
@@ -28,7 +28,7 @@ def fast_convolutions() -> Iterator[None]:
         loss = criterion(model(images), labels)
         loss.backward()
     """
-    if onednn.why_missing() is not None:
+    if not wanted or onednn.why_missing() is not None:
         yield
         return
     originals = {name: getattr(_C_ops, name) for name in ("conv2d", "depthwise_conv2d")}
@@ -39,6 +39,15 @@ def fast_convolutions() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(_C_ops, name, original)
+
+
+def convolution_library(*, wanted: bool) -> str:
+    """What convolves on a CPU, for people and for the record of what shapes last bits.
+
+    >>> convolution_library(wanted=False)
+    'Paddle'
+    """
+    return f"oneDNN {onednn.version()}" if wanted and onednn.why_missing() is None else "Paddle"
 
 
 def _wrap(original: Callable[..., Tensor], *, dilation: int, groups: int) -> Callable[..., Tensor]:

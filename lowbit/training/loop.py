@@ -10,6 +10,7 @@ import numpy as np
 
 from lowbit.config import Config
 from lowbit.errors import LowbitError
+from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
@@ -37,6 +38,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         open_display(first_rank=first) as display,
         run if first else nullcontext(),
         Interruption() as interruption,
+        fast_convolutions(wanted=config.Global.fast_convolutions),
     ):
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)

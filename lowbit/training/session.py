@@ -15,6 +15,7 @@ from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.layers import convert_sync_batch_norm
 from lowbit.layers.calibrate import calibrate
+from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_record, resolve_device
 from lowbit.models import assign_weights, build_model, load_weights
@@ -28,7 +29,7 @@ from lowbit.training.inputs import build_loader, check_class_count, class_names,
 from lowbit.training.loss import PARTS
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
-from lowbit.training.quantization import recipe_of, recipe_values
+from lowbit.training.quantization import example_images, recipe_of, recipe_values
 from lowbit.training.resume import differences
 from lowbit.training.seeding import seed_everything
 
@@ -85,7 +86,8 @@ class Session:
         ranks = f" with {self.ranks.world} processes" if self.ranks.world > 1 else ""
         return (
             f"Training {self.config.Arch.name} ({len(self.classes)} classes) on {self.environment['device']}"
-            f"{ranks}: {images}, {len(self.train_loader)} steps an epoch"
+            f"{ranks}, convolutions in {self.environment['convolutions']}: {images}, "
+            f"{len(self.train_loader)} steps an epoch"
         )
 
     def plan(self) -> list[dict[str, Any]] | None:
@@ -176,6 +178,9 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         check_class_count(eval_data, num_classes, "validation")
         eval_loader = build_loader(config.DataLoader.Eval, eval_data, training=False, ranks=ranks)
 
+    convolutions = "Paddle"
+    if device.name == "cpu":
+        convolutions = convolution_library(wanted=config.Global.fast_convolutions)
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
@@ -192,7 +197,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     fp32 = _copy(model, config, num_classes) if keeps_fp32 else None
     teacher = open_teacher(config, fp32, classes)
     if recipe is not None:
-        prepare(model, recipe)
+        prepare(model, recipe, example_images(config.Global.image_shape))
         notes.append(str(preparation_of(model)))
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
@@ -210,7 +215,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         network=paddle.DataParallel(model) if ranks.world > 1 else model,
         optimizer=optimizer,
         precision=precision,
-        environment=environment_record(),
+        environment=environment_record() | {"convolutions": convolutions},
         progress=Progress(epoch=config.Global.start_epoch),
         recipe=recipe,
         fp32=fp32,

@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from lowbit.errors import LowbitError
+from lowbit.kernels import onednn
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.distributed import Ranks
@@ -208,7 +209,7 @@ def test_a_run_opens_with_what_it_trains_on(tmp_path, capsys):
     train(tiny_config(tmp_path / "run", epochs=1))
     first = capsys.readouterr().out.splitlines()[0]
     opening, figures = first.rsplit(": ", 1)
-    assert opening == "Training tests.tiny_net:TinyNet (10 classes) on cpu"
+    assert opening.startswith("Training tests.tiny_net:TinyNet (10 classes) on cpu, convolutions in ")
     assert figures == "1437 images, 360 for validation, 12 steps an epoch"
 
 
@@ -281,3 +282,15 @@ def test_label_smoothing_is_paddles(tmp_path):
     assert float(cross_entropy(CrossEntropy(epsilon=0.1), logits, labels)) == pytest.approx(
         float(expected), rel=1e-6
     )
+
+
+def test_convolutions_run_in_oneDNN_unless_the_config_says_no(tmp_path, capsys, monkeypatch):
+    used = []
+    prepared = onednn.prepared
+    monkeypatch.setattr(onednn, "prepared", lambda geometry: used.append(geometry) or prepared(geometry))
+    train(tiny_config(tmp_path / "paddle", epochs=1, fast_convolutions=False))
+    assert "convolutions in Paddle" in capsys.readouterr().out and not used
+    train(tiny_config(tmp_path / "onednn", epochs=1))
+    assert "convolutions in oneDNN" in capsys.readouterr().out and used
+    losses = [records(tmp_path / name, "eval")[0]["loss"] for name in ("paddle", "onednn")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
