@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from lowbit.cli import data, demo, doctor, evaluate, export, infer, plan, train
+from lowbit.cli import calibrate, data, demo, doctor, evaluate, export, infer, plan, train, verify
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -23,8 +23,10 @@ app = typer.Typer(
     epilog="Start with `lowbit demo`, or `lowbit doctor` to see what this machine can do.",
 )
 app.command("train")(train.train)
+app.command("calibrate")(calibrate.calibrate)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
+app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)

@@ -34,6 +34,13 @@ AmpDtypeName = Annotated[
     AmpDtype | None,
     typer.Option("--amp_dtype", "--amp-dtype", help="Its number format; left out: fp16.", show_default=False),
 ]
+TeacherName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Learn from this model's answers, too: weights, a run, or `fp32`, what is started from.",
+    ),
+]
 
 
 def check_amp(level: str | None, dtype: str | None) -> None:

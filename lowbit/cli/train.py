@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, Overrides, check_amp, given
+from lowbit.cli.options import (
+    AmpDtypeName,
+    AmpLevelName,
+    DeviceName,
+    Overrides,
+    TeacherName,
+    check_amp,
+    given,
+)
 from lowbit.config import load_config
 from lowbit.config.load import parse_override
 
@@ -32,6 +40,7 @@ def train(
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Quantization-aware training as this recipe says.")
     ] = None,
+    teacher: TeacherName = None,
     amp_level: AmpLevelName = None,
     amp_dtype: AmpDtypeName = None,
 ) -> None:
@@ -42,6 +51,7 @@ def train(
     - `lowbit train -c configs/digits.yaml`
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
     - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml` trains in 4 bits
+    - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml --pretrained W --teacher fp32`
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
@@ -58,6 +68,7 @@ def train(
             pretrained=("Global.pretrained_model", pretrained),
             resume=("Global.checkpoints", resume),
             recipe=("Recipe", recipe),
+            teacher=("Distillation.teacher", teacher),
             amp_level=("AMP.level", amp_level),
             use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
             amp_dtype=("AMP.dtype", amp_dtype),

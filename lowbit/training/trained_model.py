@@ -12,7 +12,7 @@ from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
 from lowbit.machine import apply_amd_fix
 from lowbit.models import assign_weights, build_model, count_classes, read_weights
-from lowbit.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint
+from lowbit.training.checkpoint import Checkpoint, find_checkpoint, find_fp32, read_checkpoint
 from lowbit.training.quantization import prepare_as_saved
 
 
@@ -24,6 +24,8 @@ class TrainedModel:
     config: Config
     classes: list[str]
     source: Path
+    quantized: bool = False
+    trusted: bool = False  # the user's own config names the network, not only the file
 
     @property
     def preprocessing(self) -> list[TransformOp]:
@@ -64,10 +66,24 @@ def open_checkpoint(path: Path, config: Config | None = None) -> TrainedModel:
     model = build_model(
         saved.Arch.name, len(checkpoint.classes), trusted=trusted, **(config or saved).Arch.kwargs
     )
-    prepare_as_saved(model, checkpoint.recipe, str(found))
+    prepare_as_saved(model, checkpoint.recipe, str(found), saved.Global.image_shape)
     assign_weights(model, checkpoint.model, source=found)
     model.eval()
-    return TrainedModel(model, config or saved, checkpoint.classes, found)
+    quantized = checkpoint.recipe is not None
+    return TrainedModel(model, config or saved, checkpoint.classes, found, quantized, trusted)
+
+
+def open_baseline(trained: TrainedModel) -> TrainedModel | None:
+    """The fp32 model that a quantized one was made from; None where its run has kept none.
+
+    It has the quantized model's config, changes of the user's included, so that both see the same images.
+    """
+    found = find_fp32(trained.source) if trained.quantized else None
+    if found is None:
+        return None
+    baseline = open_checkpoint(found, trained.config if trained.trusted else None)
+    baseline.config = trained.config
+    return baseline
 
 
 def _config_of(checkpoint: Checkpoint, path: Path) -> Config:
@@ -87,14 +103,17 @@ def open_weights(config: Config, path: Path) -> TrainedModel:
         sketch = build_model(config.Arch.name, 1000, **config.Arch.kwargs)
         num_classes = count_classes(sketch, weights) or 1000
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
-    classes = [str(index) for index in range(num_classes)]
+    classes, quantized = [str(index) for index in range(num_classes)], False
     if beside := find_checkpoint(path):
         trained_with = read_checkpoint(beside)
-        prepare_as_saved(model, trained_with.recipe, str(beside))
+        prepare_as_saved(
+            model, trained_with.recipe, str(beside), _config_of(trained_with, beside).Global.image_shape
+        )
+        quantized = trained_with.recipe is not None
         if len(trained_with.classes) == num_classes:
             classes = trained_with.classes
         if config.DataLoader.Eval is None:
             config = config.model_copy(update={"DataLoader": _config_of(trained_with, beside).DataLoader})
     assign_weights(model, weights, source=path)
     model.eval()
-    return TrainedModel(model, config, classes, path)
+    return TrainedModel(model, config, classes, path, quantized, trusted=True)

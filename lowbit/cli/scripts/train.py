@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, check_amp
+from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, TeacherName, check_amp
 from lowbit.config import Config, validate
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
@@ -54,6 +54,7 @@ def train(
         float, typer.Option(min=0, max=1, help="Probability of blanking a rectangle.")
     ] = 0.0,
     pact_quant: Annotated[bool, typer.Option("--pact_quant", help="Quantization-aware training.")] = False,
+    teacher: TeacherName = None,
     num_classes: Annotated[
         int | None, typer.Option(min=1, help="Left out: as many as the data, or the weights, have.")
     ] = None,
@@ -96,6 +97,7 @@ def train(
             "save_steps": save_steps,
         },
         "Recipe": {"activation_preprocess_type": "PACT"} if pact_quant else None,
+        "Distillation": {"teacher": teacher} if teacher else None,
         "AMP": {"level": amp_level, "dtype": amp_dtype or "fp16"} if amp_level else None,
         "Arch": {"name": model, "class_num": num_classes},
         "Optimizer": {
@@ -126,6 +128,7 @@ _OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
 _SOURCES: dict[KeyPath, str] = {
     ("Global", "device"): "--device",
     ("Global", "seed"): "--seed",
+    ("Distillation", "teacher"): "--teacher",
     ("Optimizer", "momentum"): "--momentum",
     ("Optimizer", "regularizer", "coeff"): "--weight-decay",
     ("Optimizer", "lr", "learning_rate"): "--lr",
