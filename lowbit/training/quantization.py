@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import paddle
 import yaml
 
@@ -25,6 +26,16 @@ def recipe_values(recipe: Recipe | None) -> dict[str, Any] | None:
     return None if recipe is None else yaml.safe_load(dump_recipe(recipe))
 
 
-def prepare_as_saved(model: paddle.nn.Layer, values: dict[str, Any] | None, origin: str) -> paddle.nn.Layer:
+def prepare_as_saved(
+    model: paddle.nn.Layer, values: dict[str, Any] | None, origin: str, image_shape: tuple[int, int, int]
+) -> paddle.nn.Layer:
     """The model with the layers of the recipe that it was trained with, ready for its weights."""
-    return model if values is None else prepare(model, make_recipe(values, origin))
+    if values is None:
+        return model
+    return prepare(model, make_recipe(values, origin), example_images(image_shape))
+
+
+def example_images(shape: tuple[int, int, int]) -> paddle.Tensor:
+    """Two images of random numbers, always the same: enough to see which layer calls which."""
+    numbers = np.random.default_rng(0).standard_normal((2, *shape), dtype=np.float32)
+    return paddle.to_tensor(numbers)

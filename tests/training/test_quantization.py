@@ -11,6 +11,7 @@ import pytest
 from lowbit.config import validate
 from lowbit.deploy import PaddleEngine, export_model
 from lowbit.errors import LowbitError
+from lowbit.layers import preparation_of
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
@@ -28,6 +29,7 @@ LSQ = {
     ],
     "calibration": {"steps": 2},
 }
+FOLDED = LSQ | {"batch_norm": {"fold": "training", "freeze_after": 15}}
 PACT = {"activation_preprocess_type": "PACT"}  # PaddleSlim's dialect, 8 bits
 
 
@@ -35,7 +37,7 @@ def qat_config(folder, recipe, **settings):
     return validate(tiny_values(folder, **settings) | {"Recipe": recipe}, {}, "qat")
 
 
-@pytest.fixture(scope="module", params=[LSQ, PACT], ids=["lsq", "pact"])
+@pytest.fixture(scope="module", params=[LSQ, FOLDED, PACT], ids=["lsq", "folded", "pact"])
 def recipe(request):
     return request.param
 
@@ -102,6 +104,30 @@ def test_a_skipped_step_leaves_the_quantizers_as_they_were(recipe, tmp_path, mon
     assert not step(batches[1], 0.01).finite
     after = session.snapshot().model
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+def test_batch_norms_are_folded_in_the_run_and_in_its_checkpoint(tmp_path):
+    run = train(qat_config(tmp_path / "run", FOLDED, epochs=1))
+    trained = open_checkpoint(run)
+    assert preparation_of(trained.model).batch_norms.pairs == [("conv", "norm")]
+    assert read_checkpoint(run / "checkpoints/latest.lowbit").model["norm.steps"].item() == 12
+    recipe = FOLDED | {"batch_norm": {"fold": "training"}}
+    values = tiny_values(tmp_path / "wrong", image_shape=[3, 1, 1]) | {"Recipe": recipe}
+    values["Arch"]["name"] = "tests.training.test_quantization:FixedSize"
+    with pytest.raises(LowbitError, match=r"does not run on the example inputs \[2, 3, 1, 1\].*image_shape"):
+        train(validate(values, {}, "qat"))
+
+
+class FixedSize(paddle.nn.Layer):
+    """A network that takes images of 32x32 and no others."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.norm = paddle.nn.BatchNorm2D(3)
+        self.head = paddle.nn.Linear(3 * 32 * 32, num_classes)
+
+    def forward(self, x):
+        return self.head(self.norm(x).flatten(1))
 
 
 def test_another_recipe_is_refused_on_resume(run, recipe, tmp_path):
