@@ -19,6 +19,7 @@ from lowbit.numerics import (
     fake_quantize,
     lsq_fake_quantize,
     pact_clip,
+    pact_fake_quantize,
     parse_grid,
     quantize_to_integers,
     round_to_grid,
@@ -192,23 +193,25 @@ class Quantizer(nn.Layer):
         if not self.training:
             self.check_ready()
         grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
+        alpha = None
         if self.alpha is not None:
             alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
-            x = pact_clip(x, alpha, signed=grid.signed)
         if self.step is not None:
+            x = x if alpha is None else pact_clip(x, alpha, signed=grid.signed)
             step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
             return lsq_fake_quantize(x, step, grid)
-        range_ = self._range(x, grid, self._axes(x, self.spec.granularity))
-        return fake_quantize(x, scale_from_range(range_, grid), grid)
+        range_ = self._range(x, grid, self._axes(x, self.spec.granularity), alpha)
+        scale = scale_from_range(range_, grid)
+        return fake_quantize(x, scale, grid) if alpha is None else pact_fake_quantize(x, alpha, scale, grid)
 
-    def _range(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    def _range(self, x: Tensor, grid: Grid, axes: Sequence[int], bound: Tensor | None) -> Tensor:
         if self.kept is None:
-            return self.spec.observer.range(x, grid, axes)
+            return self.spec.observer.range(x, grid, axes, bound=bound)
         if not self.training:
             return self.kept.range
         if self.spec.scaling.name == "fixed" and (self.role == "input" or self.kept.is_known):
             return self._known(self.kept).range
-        range_ = self.spec.observer.range(x, grid, axes)
+        range_ = self.spec.observer.range(x, grid, axes, bound=bound)
         if self.role == "input":
             range_ = largest_across_ranks(range_)
         self.kept.update(range_)
