@@ -125,8 +125,8 @@ LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, con
         gradients(layout, dx, nullptr, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
             const float s = scale[c];
             return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-                const float v = x[at] / s;
-                return Gradient{(v >= lowest) & (v <= highest) ? dy[at] : 0.0f, 0.0f};
+                const float v = x[at] / s, given = dy[at];
+                return Gradient{(v >= lowest) & (v <= highest) ? given : 0.0f, 0.0f};
             };
         });
         return;
@@ -134,11 +134,12 @@ LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, con
     gradients(layout, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float upper = bound[c], lower = lower_end(upper, grid), s = spoilt_by(upper, scale[c]);
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-            const float v = clip_to_bound(x[at], lower, upper) / s;
-            const float g = (v >= lowest) & (v <= highest) ? dy[at] : 0.0f;
-            const bool above = x[at] > upper, below = x[at] < lower;
-            const float from_below = is_signed ? -g : 0.0f;
-            return Gradient{above | below ? 0.0f : g, above ? g : below ? from_below : 0.0f};
+            const float value = x[at], given = dy[at];
+            const float v = clip_to_bound(value, lower, upper) / s;
+            const float g = (v >= lowest) & (v <= highest) ? given : 0.0f;
+            const bool above = value > upper, below = value < lower;
+            const float from_below = below ? -g : 0.0f;
+            return Gradient{above | below ? 0.0f : g, above ? g : is_signed ? from_below : 0.0f};
         };
     });
 }
@@ -148,10 +149,11 @@ LOWBIT_INLINE void lsq_grad(const float* x, const float* dy, float* dx, const fl
     gradients(layout, dx, dstep, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float s = step[c];
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-            const float v = x[at] / s;
+            const float v = x[at] / s, given = dy[at];
             const float q = nearest(clip(v, grid.lowest, grid.highest));
             const bool inside = (v > grid.lowest) & (v < grid.highest);
-            return Gradient{inside ? dy[at] : 0.0f, dy[at] * (inside ? q - v : q)};
+            const float slope = inside ? q - v : q;
+            return Gradient{inside ? given : 0.0f, given * slope};
         };
     });
 }

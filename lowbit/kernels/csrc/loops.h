@@ -9,39 +9,40 @@
 
 namespace lowbit {
 
-constexpr int kLanes = 16;    // partial sums; what fits the widest registers twice over
+constexpr int kLanes = 16;    // partial sums
 constexpr int kBlock = 1024;  // terms between computing and adding up: they stay in the first cache
 
-typedef float Floats __attribute__((vector_size(4 * kLanes / 2)));
-typedef double Doubles __attribute__((vector_size(8 * kLanes / 2)));
+// A quarter of the partial sums: what AVX2 holds in one register.
+typedef float Floats __attribute__((vector_size(4 * sizeof(float))));
+typedef double Doubles __attribute__((vector_size(4 * sizeof(double))));
 
 // Adds terms to 16 partial sums, the term at place i to sum i mod 16.
 struct Sum {
-    Doubles low = {}, high = {};
+    Doubles parts[kLanes / 4] = {};
 
     LOWBIT_INLINE void add(const float* terms, int64_t count) {
+        Doubles a = parts[0], b = parts[1], c = parts[2], d = parts[3];
         int64_t i = 0;
         for (; i + kLanes <= count; i += kLanes) {
-            Floats first, second;
-            __builtin_memcpy(&first, terms + i, sizeof first);
-            __builtin_memcpy(&second, terms + i + kLanes / 2, sizeof second);
-            low += __builtin_convertvector(first, Doubles);
-            high += __builtin_convertvector(second, Doubles);
+            add_four(a, terms + i);
+            add_four(b, terms + i + 4);
+            add_four(c, terms + i + 8);
+            add_four(d, terms + i + 12);
         }
-        for (int lane = 0; i < count; ++i, ++lane) {
-            if (lane < kLanes / 2) {
-                low[lane] += terms[i];
-            } else {
-                high[lane - kLanes / 2] += terms[i];
-            }
-        }
+        parts[0] = a, parts[1] = b, parts[2] = c, parts[3] = d;
+        for (int lane = 0; i < count; ++i, ++lane) parts[lane / 4][lane % 4] += terms[i];
     }
 
     LOWBIT_INLINE double total() const {
-        Doubles both = low + high;
-        double sum = 0;
-        for (int lane = 0; lane < kLanes / 2; ++lane) sum += both[lane];
-        return sum;
+        const Doubles all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        return (all[0] + all[1]) + (all[2] + all[3]);
+    }
+
+  private:
+    static LOWBIT_INLINE void add_four(Doubles& sum, const float* terms) {
+        Floats four;
+        __builtin_memcpy(&four, terms, sizeof four);
+        sum += __builtin_convertvector(four, Doubles);
     }
 };
 
