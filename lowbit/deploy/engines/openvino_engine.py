@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ from lowbit.deploy.engines.onnx_file import (
 from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info
 
+# OpenVINO 2026.4's int8 matrix products for AMX end the process with an illegal instruction for some shapes.
+_ISA = "ONEDNN_MAX_CPU_ISA"
+_WITHOUT_AMX = "AVX512_CORE_FP16"
+
 
 class OpenVinoEngine:
     """An ONNX file in OpenVINO.
@@ -30,7 +36,8 @@ class OpenVinoEngine:
     seen = engine.run_with(images, ["layer1.0.conv1.input"])
 
     What the file leaves in fp32 is computed in fp32: OpenVINO would round it to bf16 on processors that
-    multiply bf16 fast, which nobody trained for. One engine is for one thread at a time.
+    multiply bf16 fast, which nobody trained for. AMX is not used, unless ONEDNN_MAX_CPU_ISA asks for it.
+    One engine is for one thread at a time.
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
@@ -87,7 +94,8 @@ class OpenVinoEngine:
             "PERFORMANCE_HINT": "LATENCY",
         }
         try:
-            return self._core.compile_model(model, "CPU", settings).create_infer_request()
+            with _amx_left_out():
+                return self._core.compile_model(model, "CPU", settings).create_infer_request()
         except Exception as error:
             raise self._cannot_open(error) from error
 
@@ -105,3 +113,16 @@ class OpenVinoEngine:
             shape = list(batch.shape)
             raise LowbitError(f"{self.path} cannot run on a batch of {shape}: {reason(error)}") from error
         return [answers[index] for index in range(len(answers))]
+
+
+@contextmanager
+def _amx_left_out() -> Iterator[None]:
+    """What OpenVINO reads once, when the first model is compiled; the user's own setting stands."""
+    if _ISA in os.environ or not cpu_info().has("amx_int8"):
+        yield
+        return
+    os.environ[_ISA] = _WITHOUT_AMX
+    try:
+        yield
+    finally:
+        del os.environ[_ISA]

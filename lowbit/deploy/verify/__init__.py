@@ -1,1 +1,39 @@
 """Whether what is deployed computes what was trained: answers, layers, sizes and speed."""
+
+from lowbit.deploy.verify.agreement import Agreement
+from lowbit.deploy.verify.candidates import (
+    ENGINES,
+    Candidate,
+    Size,
+    compare_sizes,
+    open_candidates,
+    parse_engines,
+)
+from lowbit.deploy.verify.files import export_fp32, export_missing
+from lowbit.deploy.verify.latency import Latency, compare_latency
+from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
+from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.record import report_values
+from lowbit.deploy.verify.verify import EngineReport, Report, verify
+
+__all__ = [
+    "ENGINES",
+    "Agreement",
+    "Candidate",
+    "EngineReport",
+    "Latency",
+    "LayerDifference",
+    "OnnxGraph",
+    "Report",
+    "Size",
+    "compare_latency",
+    "compare_layers",
+    "compare_sizes",
+    "export_fp32",
+    "export_missing",
+    "guilty_layers",
+    "open_candidates",
+    "parse_engines",
+    "report_values",
+    "verify",
+]

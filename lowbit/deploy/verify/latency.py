@@ -13,7 +13,7 @@ from lowbit.deploy.engines.engine import Engine
 
 _ROUNDS = 15
 _ROUND_SECONDS = 0.03  # shorter ones would measure the clock and the scheduler
-_SAME = 0.03  # ratios this close to 1 are called equal
+_SAME = 0.03  # a ratio this close to 1 is no difference
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Latency:
     fp32_ms: float
     quantized_ms: float
     ratio: float  # the median of the rounds' ratios fp32 / quantized: above 1, quantized is faster
-    lowest: float
-    highest: float
+    lower: float  # a quarter of the rounds has a lower ratio,
+    upper: float  # and a quarter a higher one
     rounds: int
 
     def verdict(self) -> str:
@@ -34,8 +34,8 @@ class Latency:
         >>> Latency(1, 2, 8.0, 10.0, 0.8, 0.78, 0.83, 15).verdict()
         'quantized is slower (0.80x)'
         """
-        if abs(self.ratio - 1) <= _SAME:
-            return f"no difference ({self.ratio:.2f}x)"
+        if abs(self.ratio - 1) <= _SAME or self.lower <= 1 <= self.upper:
+            return f"no clear difference ({self.ratio:.2f}x)"
         return f"quantized is {'faster' if self.ratio > 1 else 'slower'} ({self.ratio:.2f}x)"
 
 
@@ -51,14 +51,15 @@ def compare_latency(fp32: Engine, quantized: Engine, images: np.ndarray, *, roun
         for name in list(sides) if number % 2 else reversed(list(sides)):
             times[name].append(_seconds(sides[name], repeats[name]))
     ratios = [one / other for one, other in zip(times["fp32"], times["quantized"], strict=True)]
+    lower, _, upper = statistics.quantiles(ratios, n=4, method="inclusive")
     return Latency(
         batch_size=len(images),
         threads=quantized.options.threads,
         fp32_ms=1000 * statistics.median(times["fp32"]),
         quantized_ms=1000 * statistics.median(times["quantized"]),
         ratio=statistics.median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
+        lower=lower,
+        upper=upper,
         rounds=rounds,
     )
 

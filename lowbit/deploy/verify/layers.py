@@ -21,7 +21,6 @@ from lowbit.deploy.verify.steps import Steps
 from lowbit.deploy.verify.taps import integers_read, layers_in_order
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode
-from lowbit.recipe.model_layers import find_layers
 
 LOGITS = "logits"
 # A layer departs by itself when its differences are worse than either. Other orders of adding floats move a
@@ -61,15 +60,14 @@ def compare_layers(
     """
     rows: dict[str, LayerDifference] = {}
     layers: dict[str, nn.Layer] = {}
-    zeros: dict[str, int] = {}
     for images in batches:
         if not rows:
-            layers = layers_in_order(model, images)
-            zeros = {name: zero for name in layers if (zero := graph.zero_point(name)) is not None}
-            layers = {name: layers[name] for name in zeros}
-            rows = _empty_rows(model, graph, list(layers))
-        answers = engine.run_with(images, [f"{name}.input" for name in layers])
-        integers = {name: answers[f"{name}.input"].astype(np.int32) - zeros[name] for name in layers}
+            called = layers_in_order(model, images)
+            layers = {name: layer for name, layer in called.items() if name in graph.inputs}
+            made_by = {name: graph.makers(graph.inputs[name]) for name in layers}
+            made_by[LOGITS] = graph.makers(LOGITS)
+            rows = {name: LayerDifference(name, makers) for name, makers in made_by.items()}
+        answers, integers = _integers_of(engine, graph, images, list(layers))
         x = paddle.to_tensor(images)
         with eval_mode(model):
             with integers_read(layers) as own:
@@ -80,8 +78,8 @@ def compare_layers(
         for name in layers:
             rows[name].altogether.add(own[name], integers[name])
             rows[name].by_itself.add(remade[name], integers[name])
-        rows[LOGITS].altogether.add(logits, answers[LOGITS])
-        rows[LOGITS].by_itself.add(logits_remade, answers[LOGITS])
+        rows[LOGITS].altogether.add(logits, answers)
+        rows[LOGITS].by_itself.add(logits_remade, answers)
         on_batch()
     return list(rows.values())
 
@@ -99,10 +97,16 @@ def guilty_layers(rows: list[LayerDifference]) -> list[str]:
     return []
 
 
-def _empty_rows(model: nn.Layer, graph: OnnxGraph, layers: list[str]) -> dict[str, LayerDifference]:
-    everywhere = [layer.name for layer in find_layers(model)]
-    rows = {name: LayerDifference(name, graph.makers(f"{name}.input", everywhere)) for name in layers}
-    return rows | {LOGITS: LayerDifference(LOGITS, graph.makers(LOGITS, everywhere))}
+def _integers_of(
+    engine: LayeredEngine, graph: OnnxGraph, images: np.ndarray, layers: list[str]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The engine's logits, and the integers that each of the layers takes there."""
+    tensors = {name: graph.inputs[name] for name in layers}
+    answers = engine.run_with(images, list(dict.fromkeys(tensors.values())))
+    integers = {
+        name: answers[tensor].astype(np.int32) - graph.zero_point(tensor) for name, tensor in tensors.items()
+    }
+    return answers[LOGITS], integers
 
 
 def _check_shapes(own: dict[str, np.ndarray], theirs: dict[str, np.ndarray], engine: LayeredEngine) -> None:

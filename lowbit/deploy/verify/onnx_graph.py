@@ -1,59 +1,59 @@
-"""Where a layer's integers are in an ONNX file, and which layers they were made by."""
+"""Where a layer's integers are in an ONNX file of lowbit's, and which layers they were made by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
 from pathlib import Path
 
 import onnx
 from onnx import numpy_helper
 
 from lowbit.deploy.engines.onnx_file import find_onnx_file
-
-_INPUT = ".input"  # layer "conv1" takes the integers "conv1.input"
+from lowbit.errors import LowbitError
 
 
 class OnnxGraph:
     """The graph of an exported file, asked by the names of the model's layers.
 
     graph = OnnxGraph("runs/digits/export/inference.onnx")
-    graph.makers("layer1.0.conv2.input", layers=["conv1", "layer1.0.conv1"])    # ["layer1.0.conv1"]
+    graph.inputs["layer1.0.conv2"]          # the tensor of integers that this layer takes
+    graph.makers("layer1.0.conv2.input")    # ["layer1.0.conv1"]
+
+    The file says itself, in its metadata, which tensors are its layers'.
     """
 
     def __init__(self, path: str | Path) -> None:
-        graph = onnx.load(str(find_onnx_file(path))).graph
-        self._made_by = {output: node for node in graph.node for output in node.output}
-        self._constants = {constant.name: constant for constant in graph.initializer}
+        model = onnx.load(str(find_onnx_file(path)))
+        properties = {one.key: one.value for one in model.metadata_props}
+        if "lowbit" not in properties:
+            raise LowbitError(f"{path} does not say where its layers are: it was not exported by lowbit")
+        described = json.loads(properties["lowbit"])
+        calls = described["layers"]
+        self.target: str | None = described["target"]
+        # A layer that is called several times has an entry per call, "conv:1".
+        self.inputs = {call: tensors["input"] for call, tensors in calls.items() if "input" in tensors}
+        self._layer_of = {tensors["output"]: call.partition(":")[0] for call, tensors in calls.items()}
+        self._made_by = {output: node for node in model.graph.node for output in node.output}
+        self._constants = {constant.name: constant for constant in model.graph.initializer}
 
-    def zero_point(self, layer: str) -> int | None:
-        """The integer that stands for 0 in this layer's input; None where the file does not quantize it."""
-        node = self._made_by.get(layer + _INPUT)
-        if node is None or node.op_type != "QuantizeLinear":
-            return None
+    def zero_point(self, tensor: str) -> int:
+        """The integer of this quantized tensor that stands for 0."""
+        node = self._made_by[tensor]
         if len(node.input) < 3 or not node.input[2]:
             return 0
         return int(numpy_helper.to_array(self._constants[node.input[2]]).reshape(-1)[0])
 
-    def makers(self, tensor: str, layers: Iterable[str]) -> list[str]:
-        """Those of the layers that the tensor is computed by, without another of them in between.
-
-        A way back from the tensor ends where it meets a layer's output (`conv1`) or the integers that only
-        this layer takes (`conv1.input`), whichever of the two the file has names for.
-        """
-        layers = list(layers)
-        ends = {name: name for name in layers} | {name + _INPUT: name for name in layers}
-        found, done = set(), {tensor}
-        waiting = list(self._inputs(tensor))
+    def makers(self, tensor: str) -> list[str]:
+        """The layers that the tensor is computed by, without another layer in between, the last one first."""
+        found: dict[str, None] = {}
+        waiting, done = [tensor], set()
         while waiting:
-            name = waiting.pop()
+            name = waiting.pop(0)
             if name in done:
                 continue
             done.add(name)
-            if name in ends:
-                found.add(ends[name])
-            else:
-                waiting.extend(self._inputs(name))
-        return [name for name in layers if name in found]
-
-    def _inputs(self, tensor: str) -> Iterable[str]:
-        return self._made_by[tensor].input if tensor in self._made_by else ()
+            if name in self._layer_of:
+                found[self._layer_of[name]] = None
+            elif name in self._made_by:
+                waiting.extend(self._made_by[name].input)
+        return list(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,9 @@ def write_qdq(
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    tensors = {name: {"input": f"{name}.input", "output": name} for name in LAYERS}
+    tensors["last"]["output"] = "logits"
+    helper.set_model_props(made, {"lowbit": json.dumps({"layers": tensors, "target": "vnni", "form": ""})})
     onnx.checker.check_model(made, full_check=True)
     onnx.save(made, str(path))
     return path

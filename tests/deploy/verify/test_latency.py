@@ -26,7 +26,7 @@ class _Engine:
     [
         (0.08, 0.1, "quantized is slower (0.80x)"),
         (0.2, 0.1, "quantized is faster (2.00x)"),
-        (0.1, 0.101, "no difference (0.99x)"),
+        (0.1, 0.101, "no clear difference (0.99x)"),
     ],
 )
 def test_ratio_and_verdict(monkeypatch, fp32, quantized, verdict):
@@ -38,7 +38,7 @@ def test_ratio_and_verdict(monkeypatch, fp32, quantized, verdict):
     assert (found.batch_size, found.threads, found.rounds) == (4, 2, 5)
     assert found.fp32_ms == pytest.approx(1000 * fp32)
     assert found.quantized_ms == pytest.approx(1000 * quantized)
-    assert found.lowest <= found.ratio <= found.highest
+    assert found.lower <= found.ratio <= found.upper
 
 
 def test_they_take_turns_and_quick_runs_are_repeated(monkeypatch):
@@ -48,5 +48,6 @@ def test_they_take_turns_and_quick_runs_are_repeated(monkeypatch):
     assert "".join(log) == "fff" + "qqq" + "qff" + "ffq" + "qff" + "ffq"
 
 
-def test_the_verdict_of_a_ratio_near_one():
-    assert Latency(1, 2, 1, 1, 1.02, 0.9, 1.1, 15).verdict() == "no difference (1.02x)"
+@pytest.mark.parametrize(("ratio", "lower", "upper"), [(1.02, 1.01, 1.1), (1.4, 0.9, 1.8), (0.7, 0.5, 1.2)])
+def test_a_verdict_needs_three_quarters_of_the_rounds(ratio, lower, upper):
+    assert Latency(1, 2, 1, 1, ratio, lower, upper, 15).verdict() == f"no clear difference ({ratio:.2f}x)"

@@ -4,6 +4,7 @@ import pytest
 
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
 from lowbit.errors import LowbitError
+from tests.deploy.engines.small_onnx import small_onnx
 from tests.deploy.verify.small_net import LAYERS, small_net, write_qdq
 
 
@@ -13,18 +14,20 @@ def graph(tmp_path_factory):
 
 
 def test_makers_are_the_layers_right_before(graph):
-    made_by = {name: graph.makers(f"{name}.input", LAYERS) for name in LAYERS}
+    made_by = {name: graph.makers(graph.inputs[name]) for name in LAYERS}
     assert made_by == {"stem": [], "left": ["stem"], "right": ["stem"], "last": ["left", "right"]}
-    assert graph.makers("logits", LAYERS) == ["last"]
+    assert graph.makers("logits") == ["last"]
 
 
-def test_a_layer_that_nobody_asks_about_is_passed_through(graph):
-    assert graph.makers("last.input", ["stem"]) == ["stem"]
+def test_what_the_file_says_of_itself(graph):
+    assert graph.inputs == {name: f"{name}.input" for name in LAYERS}
+    assert graph.zero_point("stem.input") == 128
+    assert graph.target == "vnni"
 
 
-def test_zero_points(graph):
-    assert graph.zero_point("stem") == 128
-    assert graph.zero_point("nowhere") is None
+def test_a_file_of_another_tools(tmp_path):
+    with pytest.raises(LowbitError, match="it was not exported by lowbit"):
+        OnnxGraph(small_onnx(tmp_path / "other.onnx"))
 
 
 def test_no_file(tmp_path):

@@ -64,7 +64,7 @@ class _Twice(nn.Layer):
 
 
 def test_layers_come_in_the_order_of_their_calls():
-    model = prepare(_Twice(), make_recipe({}))
+    model = prepare(_Twice(), make_recipe({"weight_bits": 8}))
     x = np.ones((2, 4), np.float32)
     calibrate(model, [paddle.to_tensor(x)])
     model.eval()

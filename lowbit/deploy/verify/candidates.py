@@ -1,0 +1,96 @@
+"""The engines that can be verified, by their names on the command line, and the files that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowbit.deploy.engines import Engine, OnnxRuntimeEngine, OpenVinoEngine, PaddleEngine
+from lowbit.deploy.model_files import find_model_files
+from lowbit.errors import LowbitError, did_you_mean
+
+ONNX_FILE = "inference.onnx"
+ENGINES = ("paddle", "onnxruntime", "openvino")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine with the exported model in it, and with the fp32 network to compare its speed with."""
+
+    key: str
+    engine: Engine
+    fp32: Engine | None = None
+    onnx: Path | None = None  # the file, where the engine tells what it computed on the way
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of an exported model in one format."""
+
+    format: str
+    exported: int
+    fp32: int | None  # None where the model is not quantized: there is no other form
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as large the fp32 form is."""
+        return None if self.fp32 is None else self.fp32 / self.exported
+
+
+def parse_engines(text: str) -> list[str]:
+    """
+    >>> parse_engines("onnxruntime, paddle")
+    ['onnxruntime', 'paddle']
+    """
+    keys = [word.strip().casefold() for word in text.split(",") if word.strip()]
+    for key in keys:
+        if key not in ENGINES:
+            raise LowbitError(f'no engine "{key}"; {did_you_mean(key, ENGINES)}')
+    if not keys:
+        raise LowbitError(f"no engine given; valid: {', '.join(ENGINES)}")
+    return list(dict.fromkeys(keys))
+
+
+def open_candidates(
+    keys: Iterable[str], exported: Path, fp32: Path | None = None, *, threads: int | None = None
+) -> list[Candidate]:
+    """The engines with the exported model of one folder, and the fp32 one of another.
+
+    open_candidates(["onnxruntime"], Path("runs/digits/export"))
+    """
+    return [
+        Candidate(
+            key=key,
+            engine=_open(key, exported, threads),
+            fp32=None if fp32 is None else _open(key, fp32, threads),
+            onnx=None if key == "paddle" else exported / ONNX_FILE,
+        )
+        for key in keys
+    ]
+
+
+def _open(key: str, folder: Path, threads: int | None) -> Engine:
+    if key == "paddle":
+        return PaddleEngine(folder, threads=threads)
+    kind = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}[key]
+    return kind(folder / ONNX_FILE, threads=threads)
+
+
+def compare_sizes(keys: Iterable[str], exported: Path, fp32: Path | None = None) -> list[Size]:
+    """What has to be shipped, per format that one of the engines reads."""
+    measures = {"Paddle": _paddle_size, "ONNX": _onnx_size}
+    formats = dict.fromkeys("Paddle" if key == "paddle" else "ONNX" for key in keys)
+    return [
+        Size(name, measures[name](exported), None if fp32 is None else measures[name](fp32))
+        for name in formats
+    ]
+
+
+def _paddle_size(folder: Path) -> int:
+    files = find_model_files(folder)
+    return sum(path.stat().st_size for path in (files.model, files.params))
+
+
+def _onnx_size(folder: Path) -> int:
+    return (folder / ONNX_FILE).stat().st_size

@@ -1,0 +1,97 @@
+"""The files to verify: those of the run's last export; what is missing or stale is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddle import nn
+
+from lowbit.deploy.export import export_model
+from lowbit.deploy.onnx import export_onnx
+from lowbit.deploy.onnx.layers import without_quantizers
+from lowbit.deploy.verify.candidates import ONNX_FILE
+from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.layers import is_quantized
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToExport:
+    """A trained model, with what `export_model` and `export_onnx` want to know about it."""
+
+    model: nn.Layer
+    source: Path  # the checkpoint
+    model_name: str
+    image_shape: tuple[int, int, int]
+    transform_ops: list[Any]
+    classes: list[str]
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(is_quantized(layer) for layer in self.model.sublayers(include_self=True))
+
+
+def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], target: str | None) -> list[str]:
+    """Export into the folder what the engines need and what is not there as it should be; what was done."""
+    notes = []
+    formats = {"paddle" if key == "paddle" else "onnx" for key in engines}
+    if "paddle" in formats and (why := _stale(folder / "inference.json", trained.source)):
+        _export_paddle(trained, folder)
+        notes.append(f"exported to {folder} for Paddle Inference: {why}")
+    if "onnx" in formats:
+        file = folder / ONNX_FILE
+        why = _stale(file, trained.source) or _for_another_target(file, target)
+        if why:
+            made = _export_onnx(trained, file, target, quantized=trained.is_quantized)
+            notes.append(f"exported to {file}: {why}")
+            notes.extend(made.notes)
+    return notes
+
+
+def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path:
+    """The same network with nothing quantized, to compare sizes and speed with; the folder."""
+    formats = {"paddle" if key == "paddle" else "onnx" for key in engines}
+    if "paddle" in formats:
+        with without_quantizers(trained.model):
+            _export_paddle(trained, folder)
+    if "onnx" in formats:
+        _export_onnx(trained, folder / ONNX_FILE, None, quantized=False)
+    return folder
+
+
+def _stale(file: Path, source: Path) -> str | None:
+    """Why a file has to be made; None where it is newer than the checkpoint."""
+    if not file.is_file():
+        return "it was not there"
+    return f"it was older than {source.name}" if file.stat().st_mtime < source.stat().st_mtime else None
+
+
+def _for_another_target(file: Path, target: str | None) -> str | None:
+    if target is None:
+        return None
+    found = OnnxGraph(file).target
+    return None if found in (target, None) else f"it was for {found}, not {target}"
+
+
+def _export_paddle(trained: ToExport, folder: Path) -> None:
+    export_model(
+        trained.model,
+        folder,
+        model_name=trained.model_name,
+        image_shape=trained.image_shape,
+        transform_ops=trained.transform_ops,
+        classes=trained.classes,
+    )
+
+
+def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized: bool):
+    return export_onnx(
+        trained.model,
+        file,
+        model_name=trained.model_name,
+        image_shape=trained.image_shape,
+        target=target,
+        quantized=quantized,
+    )

@@ -1,0 +1,157 @@
+"""verify(): does what is deployed compute what was trained, and is it faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from paddle import nn
+
+from lowbit.data.loader import Loader
+from lowbit.deploy.verify.agreement import Agreement, IntegerReference, measure_agreement, model_answer
+from lowbit.deploy.verify.candidates import Candidate
+from lowbit.deploy.verify.latency import Latency, compare_latency
+from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
+from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.errors import LowbitError
+from lowbit.layers import is_quantized
+
+_LAYER_IMAGES = 64  # whose integers are compared layer by layer: millions of them already
+_LATENCY_BATCHES = (1, 16)
+
+
+class Watch(Protocol):
+    """Where the progress is shown."""
+
+    def begin(self, title: str, total: int) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+@dataclass
+class EngineReport:
+    """What was found about one engine."""
+
+    key: str
+    name: str
+    threads: int
+    result: Agreement
+    layers: list[LayerDifference] | None = None  # None where they were not looked at
+    latency: list[Latency] = field(default_factory=list)
+    note: str | None = None
+
+    @property
+    def guilty(self) -> list[str]:
+        """The layers that compute something else; empty where none does or nobody looked."""
+        return guilty_layers(self.layers or [])
+
+
+@dataclass
+class Report:
+    """What was found about a trained model and the engines that run it."""
+
+    limit: float
+    model: Agreement
+    engines: list[EngineReport]
+    fp32: Agreement | None = None  # of the model that the quantized one was made of
+    integers: Agreement | None = None  # of the integer reference; None for a model that is not quantized
+    integers_compared: int = 0
+    integers_unequal: int = 0
+    integers_first_layer: str | None = None
+
+    @property
+    def failing(self) -> list[EngineReport]:
+        """The engines that agree with the trained model on too few images."""
+        return [engine for engine in self.engines if engine.result.agreement < self.limit]
+
+
+def verify(
+    model: nn.Layer,
+    candidates: Sequence[Candidate],
+    loader: Loader,
+    *,
+    watch: Watch,
+    baseline: nn.Layer | None = None,
+    limit: float = 0.99,
+    layers: bool = False,
+    latency: bool = True,
+) -> Report:
+    """The trained model (in evaluation: fake-quantized) against each engine, on all images of the loader.
+
+    `limit` is the fraction of images on which an engine must give the model's class. `layers` compares
+    every engine layer by layer, and not only those below the limit.
+
+    report = verify(model, open_candidates(["onnxruntime"], folder), loader, watch=PlainDisplay())
+    """
+    if not 0 <= limit <= 1:
+        raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
+    quantized = any(is_quantized(layer) for layer in model.sublayers(include_self=True))
+    others = {candidate.key: candidate.engine.run for candidate in candidates}
+    reference = IntegerReference(model) if quantized else None
+    if reference is not None:
+        others["integers"] = reference
+    if baseline is not None:
+        others["fp32"] = model_answer(baseline)
+    watch.begin("verify", len(loader))
+    own, results = measure_agreement(model_answer(model), others, loader.epoch(0), on_batch=watch.advance)
+    report = Report(
+        limit=limit,
+        model=own,
+        engines=[_engine_report(candidate, results[candidate.key]) for candidate in candidates],
+        fp32=results.get("fp32"),
+        integers=results.get("integers"),
+    )
+    if reference is not None:
+        report.integers_compared, report.integers_unequal = reference.integers, reference.unequal
+        report.integers_first_layer = reference.first_layer
+    for candidate, engine in zip(candidates, report.engines, strict=True):
+        if quantized and candidate.onnx is not None and (layers or engine in report.failing):
+            engine.layers = _look_at_layers(model, candidate, loader, watch)
+    if latency:
+        _measure_latency(candidates, report, loader, watch)
+    return report
+
+
+def _engine_report(candidate: Candidate, result: Agreement) -> EngineReport:
+    engine = candidate.engine
+    return EngineReport(
+        key=candidate.key,
+        name=engine.name,
+        threads=engine.options.threads,
+        result=result,
+        note=getattr(engine, "note", None),
+    )
+
+
+def _look_at_layers(
+    model: nn.Layer, candidate: Candidate, loader: Loader, watch: Watch
+) -> list[LayerDifference]:
+    batches = list(_first_images(loader, _LAYER_IMAGES))
+    watch.begin(f"layers in {candidate.engine.name}", len(batches))
+    graph = OnnxGraph(candidate.onnx)
+    return compare_layers(model, candidate.engine, graph, batches, on_batch=watch.advance)
+
+
+def _measure_latency(
+    candidates: Sequence[Candidate], report: Report, loader: Loader, watch: Watch
+) -> None:
+    pairs = [pair for pair in zip(candidates, report.engines, strict=True) if pair[0].fp32 is not None]
+    watch.begin("latency", len(pairs) * len(_LATENCY_BATCHES))
+    some = next(_first_images(loader, max(_LATENCY_BATCHES)))
+    for candidate, engine in pairs:
+        for size in _LATENCY_BATCHES:
+            images = np.concatenate([some] * -(-size // len(some)))[:size]
+            engine.latency.append(compare_latency(candidate.fp32, candidate.engine, images))
+            watch.advance()
+
+
+def _first_images(loader: Loader, count: int) -> Iterator[np.ndarray]:
+    """The loader's batches until there are `count` images."""
+    batches = loader.epoch(0)
+    for batch in batches:
+        yield batch.images[:count]
+        count -= len(batch.images)
+        if count <= 0:
+            break
