@@ -23,7 +23,8 @@ def evaluate(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="A run folder, a checkpoint, or the folder of an exported model.", show_default=False
+            help="A run folder, a checkpoint, the folder of an exported model, or an .onnx file.",
+            show_default=False,
         ),
     ] = None,
     config: ConfigFile = None,
@@ -46,18 +47,20 @@ def evaluate(
     - `lowbit eval runs/digits`
     - `lowbit eval runs/w4a4` a quantized run: beside the fp32 model that it started from
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
+    - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
     if model is not None and _is_exported(model):
         if pretrained is not None:
             raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
-        split = _images_of_export(model, config, override, data_path)
+        folder = model.parent if model.suffix == ".onnx" else model
+        split = _images_of_export(folder, config, override, data_path)
         metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=as_json)
     else:
         trained = open_model(model, config, override, pretrained)
         split = trained.config.DataLoader.Eval
         if data_path is not None:
-            split = _auto_split(data_path, trained.preprocessing)
+            split = auto_split(data_path, trained.preprocessing)
         split = _in_batches(split, batch_size)
         metrics = evaluate_trained(trained, split, device, quiet=as_json)
         if trained.quantized:
@@ -119,7 +122,8 @@ def evaluate_trained(
 
 
 def _is_exported(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("inference.json", "inference.pdmodel"))
+    programs = ("inference.json", "inference.pdmodel")
+    return path.suffix == ".onnx" or any((path / name).is_file() for name in programs)
 
 
 def _images_of_export(
@@ -131,7 +135,7 @@ def _images_of_export(
     if data_path is not None:
         if config is not None or override:
             raise LowbitError("--data-path says which images to use, and so do -c and -o; give one of them")
-        return _auto_split(data_path, read_inference_yml(directory / "inference.yml").ops)
+        return auto_split(data_path, read_inference_yml(directory / "inference.yml").ops)
     file = config or directory.parent / "config.yaml"  # an export stands in its run's folder
     if config is not None or file.is_file():
         split = load_config(file, override or ()).DataLoader.Eval
@@ -141,22 +145,31 @@ def _images_of_export(
 
 
 def _evaluate_exported(
-    directory: Path, split: DataSplit, device: str | None, *, quiet: bool
+    path: Path, split: DataSplit, device: str | None, *, quiet: bool
 ) -> dict[str, float]:
-    from lowbit.deploy import PaddleEngine, evaluate_engine
+    from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, evaluate_engine, read_inference_yml
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section
 
-    engine = PaddleEngine(directory, device=resolve_device(device).name)
-    dataset = open_section(split.dataset, classes=engine.description.classes if engine.description else None)
-    if engine.note:
-        print(engine.note, file=sys.stderr)
+    if path.suffix == ".onnx":
+        if device not in (None, "cpu"):
+            raise LowbitError(f"ONNX files are evaluated on the CPU; leave out --device {device}")
+        engine, note = OnnxRuntimeEngine(path), None
+        yml = path.parent / "inference.yml"
+        description = read_inference_yml(yml) if yml.is_file() else None
+    else:
+        engine = PaddleEngine(path, device=resolve_device(device).name)
+        note, description = engine.note, engine.description
+    dataset = open_section(split.dataset, classes=description.classes if description else None)
+    if note:
+        print(note, file=sys.stderr)
     if not quiet:
-        print(f"{directory}: {len(dataset)} images in Paddle Inference")
+        print(f"{path}: {len(dataset)} images in {engine.name.rpartition(' ')[0]}")
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 
-def _auto_split(path: Path, ops: list[TransformOp]) -> DataSplit:
+def auto_split(path: Path, ops: list[TransformOp]) -> DataSplit:
+    """Validation images of any layout as a config section describes them."""
     dataset = AutoDataset(name="AutoDataset", path=str(path), split="val", transform_ops=ops)
     return DataSplit(dataset=dataset, sampler=Sampler(batch_size=64), loader=Loading(num_workers=2))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.evaluate import _auto_split
+from lowbit.cli.evaluate import auto_split
 from lowbit.cli.opening import open_model
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
@@ -119,7 +119,7 @@ def _open_images(trained: TrainedModel, data_path: Path | None, count: int) -> L
 
     split = trained.config.DataLoader.Eval
     if data_path is not None:
-        split = _auto_split(data_path, trained.preprocessing)
+        split = auto_split(data_path, trained.preprocessing)
     if split is None:
         raise LowbitError(
             f"the config of {trained.source} has no DataLoader.Eval section: give validation images with "
