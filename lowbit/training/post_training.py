@@ -8,6 +8,7 @@ from typing import Any
 
 from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
+from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.recipe.settings import Calibration
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.comparison import comparison_table
@@ -58,7 +59,11 @@ def calibrate_run(config: Config, *, insist_on_device: bool = False) -> Path:
     session = open_session(config, insist_on_device=insist_on_device)
     run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
     first = session.ranks.is_first
-    with open_display(first_rank=first) as display, run if first else nullcontext():
+    with (
+        open_display(first_rank=first) as display,
+        run if first else nullcontext(),
+        fast_convolutions(wanted=config.Global.fast_convolutions),
+    ):
         log = begin_run(session, run, display)
         try:
             keeper = Keeper(run, session)

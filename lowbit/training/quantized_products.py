@@ -27,22 +27,22 @@ def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
 
 
 class _Sparing:
-    """Mixed into a quantized layer, whose class is `_plain`."""
+    """Mixed into a quantized layer, whose class is `_in_fp32`."""
 
-    _plain: type[nn.Layer]
+    _in_fp32: type[nn.Layer]
     amp: AmpContext
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         with self.amp.outside():
-            return self._plain.forward(self, *arguments, **named)
+            return self._in_fp32.forward(self, *arguments, **named)
 
     def product(self, *arguments: Any, **named: Any) -> Tensor:
         if not self.training:
-            return self._plain.product(self, *arguments, **named)
+            return self._in_fp32.product(self, *arguments, **named)
         with self.amp.product():
-            return self._plain.product(self, *arguments, **named)
+            return self._in_fp32.product(self, *arguments, **named)
 
 
 @cache
 def _sparing_class(kind: type[nn.Layer]) -> type[nn.Layer]:
-    return type(kind.__name__, (_Sparing, kind), {"_plain": kind, "__module__": kind.__module__})
+    return type(kind.__name__, (_Sparing, kind), {"_in_fp32": kind, "__module__": kind.__module__})

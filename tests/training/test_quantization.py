@@ -33,18 +33,27 @@ FOLDED = LSQ | {"batch_norm": {"fold": "training", "freeze_after": 15}}
 PACT = {"activation_preprocess_type": "PACT"}  # PaddleSlim's dialect, 8 bits
 
 
-def qat_config(folder, recipe, **settings):
-    return validate(tiny_values(folder, **settings) | {"Recipe": recipe}, {}, "qat")
+WAYS = {
+    "lsq": {"Recipe": LSQ},
+    "folded": {"Recipe": FOLDED},
+    "pact": {"Recipe": PACT},
+    "folded bf16": {"Recipe": FOLDED, "AMP": {"level": "O2", "dtype": "bf16"}},
+    "pact fp16": {"Recipe": PACT, "AMP": {"level": "O1", "dtype": "fp16"}},
+}
 
 
-@pytest.fixture(scope="module", params=[LSQ, FOLDED, PACT], ids=["lsq", "folded", "pact"])
-def recipe(request):
+def qat_config(folder, way, **settings):
+    return validate(tiny_values(folder, **settings) | way, {}, "qat")
+
+
+@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
+def way(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def run(recipe, tmp_path_factory):
-    return train(qat_config(tmp_path_factory.mktemp("qat") / "run", recipe))
+def run(way, tmp_path_factory):
+    return train(qat_config(tmp_path_factory.mktemp("qat") / "run", way))
 
 
 def test_a_quantized_network_learns(run):
@@ -55,7 +64,7 @@ def test_a_quantized_network_learns(run):
     assert [layer["quantized"] for layer in json.loads((run / "plan.json").read_text())] == [True, True]
 
 
-def test_stopping_at_every_step_and_resuming_changes_no_bit(run, recipe, tmp_path, monkeypatch):
+def test_stopping_at_every_step_and_resuming_changes_no_bit(run, way, tmp_path, monkeypatch):
     """Ranges, learned steps and bounds included: none of them starts again."""
 
     class OneStep(loop.TrainingStep):
@@ -67,8 +76,8 @@ def test_stopping_at_every_step_and_resuming_changes_no_bit(run, recipe, tmp_pat
     monkeypatch.setattr(loop, "TrainingStep", OneStep)
     for _ in range(23):
         with pytest.raises(KeyboardInterrupt):
-            train(qat_config(tmp_path, recipe, checkpoints="auto"))
-    train(qat_config(tmp_path, recipe, checkpoints="auto"))
+            train(qat_config(tmp_path, way, checkpoints="auto"))
+    train(qat_config(tmp_path, way, checkpoints="auto"))
     latest = "checkpoints/latest.lowbit"
     assert weights_hash(tmp_path / latest) == weights_hash(run / latest)
 
@@ -92,8 +101,8 @@ def test_checkpoint_weights_and_export_are_the_trained_model(run, tmp_path):
     np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_a_skipped_step_leaves_the_quantizers_as_they_were(recipe, tmp_path, monkeypatch):
-    session = loop.open_session(qat_config(tmp_path, recipe))
+def test_a_skipped_step_leaves_the_quantizers_as_they_were(way, tmp_path):
+    session = loop.open_session(qat_config(tmp_path, way))
     session.calibrate()
     session.network.train()
     step = loop.TrainingStep(session)
@@ -107,7 +116,7 @@ def test_a_skipped_step_leaves_the_quantizers_as_they_were(recipe, tmp_path, mon
 
 
 def test_batch_norms_are_folded_in_the_run_and_in_its_checkpoint(tmp_path):
-    run = train(qat_config(tmp_path / "run", FOLDED, epochs=1))
+    run = train(qat_config(tmp_path / "run", {"Recipe": FOLDED}, epochs=1))
     trained = open_checkpoint(run)
     assert preparation_of(trained.model).batch_norms.pairs == [("conv", "norm")]
     assert read_checkpoint(run / "checkpoints/latest.lowbit").model["norm.steps"].item() == 12
@@ -130,11 +139,17 @@ class FixedSize(paddle.nn.Layer):
         return self.head(self.norm(x).flatten(1))
 
 
-def test_another_recipe_is_refused_on_resume(run, recipe, tmp_path):
-    other = {"weight_bits": 4}
-    for changed in (other, None):
+def test_another_recipe_is_refused_on_resume(run, way, tmp_path):
+    for changed in (way | {"Recipe": {"weight_bits": 4}}, way | {"Recipe": None}):
         with pytest.raises(LowbitError, match=r"trained with another recipe \(or none\)"):
             train(qat_config(tmp_path, changed, checkpoints=str(run)))
+
+
+def test_all_of_the_state_is_fp32_or_counts(run):
+    """Mixed precision rounds products, never what is kept."""
+    state = read_checkpoint(run / "checkpoints/latest.lowbit").model
+    assert {str(array.dtype) for array in state.values()} <= {"float32", "int32", "int64"}
+    assert any("quantizer" in name and array.dtype == np.float32 for name, array in state.items())
 
 
 def test_the_checkpoint_holds_the_recipe_itself(run):

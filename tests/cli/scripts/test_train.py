@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 
 import numpy as np
@@ -146,7 +147,8 @@ def test_augmentation_is_for_training_only(run, asked):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--pact_quant", "--amp_level=O1"], "quantization with mixed precision comes with a later version"),
+        (["--teacher=fp32"], "teacher fp32 is the unquantized model, and without a Recipe so is the student"),
+        (["--pact_quant", "--teacher=fp32"], "starts from, and that is nothing: give --pretrained"),
         (["--amp_dtype=bf16"], "--amp_dtype bf16 has no effect without --amp_level"),
         (["--device=tpu"], '--device: Global.device: unknown device "tpu", '),
         (["--lr=-1"], "--lr: Optimizer.lr.learning_rate: must be greater than or equal to 0, got -1.0"),
@@ -261,6 +263,19 @@ def test_pretrained_weights_of_other_classes(run, lite, tmp_path):
     result = run("train.py", *four, "--reset-classifier")
     assert result.code == 0, result
     assert "but for a new classifier (head.weight, head.bias)" in result.out
+
+
+def test_pact_quant_keeps_the_pretrained_model_to_be_compared_with(run, lite, tmp_path):
+    fp32, out = tmp_path / "fp32", tmp_path / "out"
+    assert run("train.py", f"--data-path={lite}", f"--output-dir={fp32}", *SMALL).code == 0
+    arguments = [f"--data-path={lite}", f"--output-dir={out}", f"--pretrained={fp32 / 'latest.pdparams'}"]
+    result = run("train.py", "--pact_quant", "--teacher=fp32", "--amp_level=O1", *arguments, *SMALL)
+    assert result.code == 0, result
+    lines = [line for line in result.out.splitlines() if line.startswith(" * ")]
+    assert [line.startswith(" * fp32 Acc@1 ") for line in lines] == [True, False]
+    assert (out / "fp32.lowbit").is_file() and not list(out.glob("fp32.pd*"))
+    figures = json.loads(run("lowbit", "eval", out, "--json").out)
+    assert figures["fp32"] == json.loads(run("lowbit", "eval", fp32, "--json").out)
 
 
 def test_pact_quant_trains_a_quantized_network_and_leaves_it_exported(run, lite, tmp_path):
