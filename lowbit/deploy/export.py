@@ -67,7 +67,7 @@ def export_model(
     directory = Path(directory)
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     check_image_shape(image_shape)
-    _check_prepared_size(transform_ops, image_shape)
+    check_prepared_size(transform_ops, image_shape)
     if not model.parameters():
         raise LowbitError(f"{model_name} has no parameters: there is nothing to export")
     try:
@@ -88,14 +88,14 @@ def export_model(
                 onednn=_agrees_under_onednn(draft, file_name, images, logits),
             )
             write_inference_yml(draft / f"{file_name}.yml", description)
-            return _put_in_place(draft, directory, file_name, files.model.suffix)
+            return put_in_place(draft, directory, file_name, files.model.suffix)
     except OSError as error:
         raise LowbitError(
             f"cannot write the exported model to {directory}: {error.strerror or error}"
         ) from error
 
 
-def _check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
+def check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
     """Stop before a model is written that no image prepared by its own inference.yml would fit."""
     sizing = (CropImage, RandCropImage, RandomCropImage, ResizeImage)
     size = next((op.size for op in reversed(ops) if isinstance(op, sizing)), None)
@@ -152,7 +152,7 @@ def _agrees(answer: np.ndarray, logits: np.ndarray, tolerance: float) -> bool:
     )
 
 
-def _put_in_place(draft: Path, directory: Path, file_name: str, suffix: str) -> ExportedModel:
+def put_in_place(draft: Path, directory: Path, file_name: str, suffix: str) -> ExportedModel:
     """The old program goes first, the new one comes last: there is never one with other parameters."""
     params, yml, model = (file_name + end for end in (PARAMS_SUFFIX, ".yml", suffix))
     for name in (params, yml, model):

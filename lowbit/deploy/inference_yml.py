@@ -25,6 +25,7 @@ class GlobalSection(Section):
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
     onednn: bool = True  # false: answers differ under oneDNN, as found when the model was exported
+    int8: bool = False  # true: written for oneDNN's int8 kernels, which must add exactly (VNNI)
 
 
 class PreProcessSection(Section):
@@ -70,11 +71,14 @@ def describe_inference(
     classes: Sequence[str],
     sha256: dict[str, str],
     onednn: bool = True,
+    int8: bool = False,
     topk: int = 5,
 ) -> InferenceYml:
     """The description that `export_model` writes."""
     return InferenceYml(
-        Global=GlobalSection(model_name=model_name, image_shape=image_shape, sha256=sha256, onednn=onednn),
+        Global=GlobalSection(
+            model_name=model_name, image_shape=image_shape, sha256=sha256, onednn=onednn, int8=int8
+        ),
         PreProcess=PreProcessSection(transform_ops=list(transform_ops)),
         PostProcess=PostProcessSection(Topk=TopkSection(topk=topk, label_list=list(classes) or None)),
     )

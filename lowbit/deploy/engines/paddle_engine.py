@@ -19,6 +19,9 @@ from lowbit.machine.threads import math_threads_kept
 # oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.
 _ONEDNN_SHAPES = 16
 _GPU_POOL_MB = 512
+# All that a program in int8 needs of Paddle's optimisations: oneDNN's kernels for the operators between the
+# convolutions, and weights dequantized once. Others merge operators whose bounds then get lost.
+_INT8_PASSES = ("onednn_placement_pass", "is_test_pass", "constant_folding_pass")
 
 
 class PaddleEngine:
@@ -50,6 +53,9 @@ class PaddleEngine:
         self.files = find_model_files(directory, file_name)
         self.description: InferenceYml | None = read_inference_yml(self.files.yml) if self.files.yml else None
         self.image_shape = self.description.Global.image_shape if self.description else None
+        self.int8 = self.description is not None and self.description.Global.int8
+        if self.int8:
+            _check_int8(self.files.model, onednn and not where.is_gpu)
         onednn = onednn and not where.is_gpu
         self.note: str | None = None  # a line for the user, when something is not as asked
         if onednn and crashes_in_onednn(self.files.model):
@@ -65,7 +71,7 @@ class PaddleEngine:
         )
         check_files(self.files, self.description.Global.sha256 if self.description else {})
         with math_threads_kept():
-            self._predictor = _open(self.files, self.options, where.index or 0)
+            self._predictor = _open(self.files, self.options, where.index or 0, self.int8)
         inputs, outputs = self._predictor.get_input_names(), self._predictor.get_output_names()
         if len(inputs) != 1 or len(outputs) != 1:
             raise LowbitError(
@@ -100,13 +106,31 @@ def crashes_in_onednn(model: Path) -> bool:
     return model.suffix == ".json" and b'"1.pad"' in model.read_bytes()
 
 
-def _open(files: ModelFiles, options: EngineOptions, card: int) -> inference.Predictor:
+def _check_int8(model: Path, onednn: bool) -> None:
+    """Stop where the integers would not come out as they were trained."""
+    if not onednn:
+        raise LowbitError(
+            f"{model} is in int8, which only oneDNN on a CPU runs; use the model in the folder above, which "
+            "computes the same in floats"
+        )
+    if not (cpu_info().has("avx512_vnni") or cpu_info().has("avx_vnni")):
+        raise LowbitError(
+            f"{model} is in int8, whose products saturate or lose a bit in oneDNN on a processor without "
+            "VNNI; use the model in the folder above, which computes the same in floats, or ONNX"
+        )
+
+
+def _open(files: ModelFiles, options: EngineOptions, card: int, int8: bool) -> inference.Predictor:
     config = inference.Config(str(files.model), str(files.params))
     config.disable_glog_info()
     config.switch_ir_optim(options.optimize)
     if files.model.suffix == ".json":  # without these two, a .json model fails when memory is optimised
         config.enable_new_ir(True)
         config.enable_new_executor(True)
+    if int8:
+        config.enable_new_ir(False)
+        for name in set(config.pass_builder().all_passes()) - set(_INT8_PASSES):
+            config.delete_pass(name)
     if options.memory_optim:
         config.enable_memory_optim()
     if options.device == "cpu":

@@ -1,0 +1,1 @@
+"""The int8 form for Paddle Inference: its convolutions multiply the integers that were trained."""
