@@ -21,10 +21,11 @@ from paddle.static import InputSpec
 
 from lowbit.compat.example_inputs import example_inputs
 from lowbit.compat.save_program import save_program
+from lowbit.config.mistakes import check_section
 from lowbit.errors import LowbitError
 from lowbit.layers import find_quantizers, fold_batch_norm, is_quantized, preparation_of, prepare
 from lowbit.recipe import PACT, parse_quant_config
-from lowbit.recipe.settings import BatchNorm
+from lowbit.recipe.settings import BatchNorm, Pact
 
 __all__ = ["PACT", "QAT"]
 
@@ -36,6 +37,8 @@ class QAT:
 
     `weight_preprocess` and `act_preprocess` are classes whose objects, one per layer, are called on the
     operand before it is quantized; `weight_quantize` and `act_quantize` take the quantizer's place.
+    `pact`, which PaddleSlim has not, says how PACT's bounds are trained: its own way is
+    `{"initial": 100, "learning_rate": 1000, "weight_decay": 0}`; left out, they start from the data.
 
     >>> net = QAT(config={"weight_bits": 4}).quantize(nn.Sequential(nn.Linear(4, 2)))
     >>> type(net[0]).__name__
@@ -49,6 +52,8 @@ class QAT:
         act_preprocess: Custom | None = None,
         weight_quantize: Custom | None = None,
         act_quantize: Custom | None = None,
+        *,
+        pact: Mapping[str, Any] | None = None,
     ) -> None:
         config = dict(config or {})
         self._weight_preprocess = _preprocess(config, "weight_preprocess_type", weight_preprocess)
@@ -56,11 +61,17 @@ class QAT:
         self._weight_quantize = _checked("weight_quantize", weight_quantize)
         self._act_quantize = _checked("act_quantize", act_quantize)
         self.config = parse_quant_config(config)
+        self._pact = check_section(Pact, dict(pact or {}), {}, "pact")
+        clipped = (self.config.weight_preprocess_type, self.config.activation_preprocess_type)
+        if pact is not None and "PACT" not in clipped:
+            raise LowbitError(
+                "pact has no effect without PACT: add 'activation_preprocess_type': 'PACT' to the config"
+            )
 
     def quantize(self, model: nn.Layer, inplace: bool = True) -> nn.Layer:
         """The quantized model: `model` itself, or a copy with `inplace=False`. Make the optimizer after."""
         model = model if inplace else copy.deepcopy(model)
-        recipe = self.config.recipe()
+        recipe = self.config.recipe().model_copy(update={"pact": self._pact})
         if self.config.fuse_conv_bn:
             recipe.assign(model)  # what is wrong with the model or the layer types, before it is changed
             self._fold(model)

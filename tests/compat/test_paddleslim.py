@@ -67,6 +67,48 @@ def test_pact_is_a_class_or_a_word():
     )
 
 
+def test_paddleslims_own_start_of_pact():
+    """Bounds of 100 that nothing reaches, with 1000 times the learning rate, and no decay."""
+    config = {"activation_preprocess_type": "PACT"}
+    own = {"initial": 100, "learning_rate": 1000, "weight_decay": 0}
+    net = QAT(config, pact=own).quantize(build_model("resnet20", 10))
+    alphas = [q.alpha for q in find_quantizers(net) if q.alpha is not None]
+    assert len(alphas) == 20
+    for alpha in alphas:
+        assert alpha.is_known and alpha.value.item() == 100
+        assert alpha.value.optimize_attr == {"learning_rate": 1000}
+        assert alpha.value.regularizer._coeff == 0
+    _train(net, steps=1)
+    assert {alpha.value.item() for alpha in alphas} == {100.0}  # no value beyond it, no gradient
+    # A bound that is reached moves by 1000 times the rate: 0.001 * 1000 * its gradient.
+    first = next(q for q in find_quantizers(net) if q.alpha is not None)
+    first.alpha.value.set_value(paddle.to_tensor([0.5]))
+    optimizer = paddle.optimizer.SGD(0.001, parameters=net.parameters())
+    net(_images()).sum().backward()
+    gradient = first.alpha.value.grad.item()
+    optimizer.step()
+    assert gradient != 0
+    assert first.alpha.value.item() == pytest.approx(0.5 - gradient, rel=1e-4)
+
+
+def test_left_out_pact_starts_from_the_data():
+    net = QAT({"activation_preprocess_type": "PACT"}).quantize(build_model("resnet20", 10))
+    assert not any(q.alpha.is_known for q in find_quantizers(net) if q.alpha is not None)
+
+
+@pytest.mark.parametrize(
+    ("config", "pact", "message"),
+    [
+        ({"weight_bits": 8}, {"initial": 100}, "pact has no effect without PACT"),
+        ({"activation_preprocess_type": "PACT"}, {"inital": 100}, 'did you mean "initial"'),
+        ({"activation_preprocess_type": "PACT"}, {"initial": -1}, "initial"),
+    ],
+)
+def test_mistakes_about_pact(config, pact, message):
+    with pytest.raises(LowbitError, match=message):
+        QAT(config, pact=pact)
+
+
 def test_the_documented_example(tmp_path):
     quant_config = {
         "weight_preprocess_type": None,
