@@ -23,7 +23,9 @@ from lowbit.numerics.groups import shape_of_scales
 
 def layout(x: Tensor, *scales: Tensor) -> Layout | None:
     """How a kernel sees `x` under these scales (or bounds); None when it is one for plain operators."""
-    if not all(_is_for_kernels(tensor) for tensor in (x, *scales)):
+    if not paddle.in_dynamic_mode() or kernels() is None:
+        return None
+    if not all(_is_plain_memory(tensor) for tensor in (x, *scales)):
         return None
     return _layout(tuple(x.shape), *(tuple(scale.shape) for scale in scales))
 
@@ -35,19 +37,14 @@ def layout_of_gradient(dy: Tensor, x: Tensor, *scales: Tensor) -> Layout | None:
     return layout(x, *scales)
 
 
-def _is_for_kernels(x: Tensor) -> bool:
-    return (
-        paddle.in_dynamic_mode()
-        and kernels() is not None
-        and x.dtype == paddle.float32
-        and x.place.is_cpu_place()
-        and x.is_contiguous()
-        and x.size > 0
-    )
+def _is_plain_memory(x: Tensor) -> bool:
+    return x.dtype == paddle.float32 and x.place.is_cpu_place() and x.is_contiguous()
 
 
 @lru_cache(maxsize=4096)
 def _layout(shape: tuple[int, ...], *of_scales: tuple[int, ...]) -> Layout | None:
+    if 0 in shape:
+        return None
     found = {_channels(shape, own) for own in of_scales}
     return found.pop() if len(found) == 1 else None
 
@@ -135,8 +132,10 @@ def learned_step(
 
 def largest_magnitude(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
     """max |x| of every group along `axes`, or, not signed, the largest of 0 and x; None as for `layout`."""
-    shape = tuple(shape_of_scales(x.shape, axes))
-    seen_as = _layout(tuple(x.shape), shape) if _is_for_kernels(x) else None
+    if not paddle.in_dynamic_mode() or kernels() is None or not _is_plain_memory(x):
+        return None
+    shape = shape_of_scales(x.shape, axes)
+    seen_as = _layout(tuple(x.shape), tuple(shape))
     if seen_as is None:
         return None
     largest = paddle.empty(shape, "float32")

@@ -57,14 +57,14 @@ def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> T
     >>> alpha.grad.tolist()
     [0.0]
     """
-    bound, scale = usable_bound(alpha), scale.detach()
-    seen_as = fused.layout(x, scale, bound)
+    scale = scale.detach()
+    seen_as = fused.layout(x, scale, alpha)
     if seen_as is None:
         return fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid)
     learning = (not x.stop_gradient, not alpha.stop_gradient)
     if paddle.is_grad_enabled() and any(learning):
         return _PactFakeQuantize.apply(x, alpha, scale, grid, seen_as, learning)
-    return fused.on_grid(x, scale, grid, seen_as, bound=bound)
+    return fused.on_grid(x, scale, grid, seen_as, bound=usable_bound(alpha))
 
 
 def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
