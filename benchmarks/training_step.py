@@ -2,7 +2,8 @@
 
 Both train in one process, in turns of a few steps, so that whatever else the machine does falls on both.
 lowbit's side is the real loop: JPEG files, loader, seeding, checks for NaN, metrics and log included; the
-bare one has its images in memory.
+bare one has its images in memory. `lowbit` multiplies with Paddle's own convolutions, as the bare loop does;
+`fast` is what `lowbit train` runs, with oneDNN's.
 
     python benchmarks/training_step.py
     python benchmarks/training_step.py --case resnet20 --rounds 15
@@ -22,6 +23,7 @@ import paddle
 from turns import ratio, take_turns
 
 from lowbit.config import validate
+from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.machine import apply_amd_fix
 from lowbit.training.display import PlainDisplay
 from lowbit.training.interruption import Interruption
@@ -80,6 +82,10 @@ class Lowbit:
         self.session = session
         self.keeper = Keeper(RunDirectory(folder, "checkpoints"), session)
 
+    def fast_turn(self) -> None:
+        with fast_convolutions():
+            self.turn()
+
     def turn(self) -> None:
         self.session.progress.batch, self.session.progress.meter = 0, []
         train_epoch(self.session, self.keeper, PlainDisplay(silent=True), Interruption())
@@ -111,13 +117,13 @@ def measure(name: str, case: Case, rounds: int) -> None:
         write_images(folder, case)
         session = open_case(case, folder)
         lowbit, bare = Lowbit(session, folder), Bare(session)
-        times = take_turns({"lowbit": lowbit.turn, "bare": bare.turn}, rounds)
-    ours, theirs = (statistics.median(times[side]) / case.steps * 1e3 for side in ("lowbit", "bare"))
-    print(
-        f"{name:20} {case.side:4}² batch {case.batch_size:4}  bare {theirs:8.1f} ms  lowbit {ours:8.1f} ms  "
-        f"{ratio(times, 'lowbit', 'bare')}",
-        flush=True,
-    )
+        sides = {"lowbit": lowbit.turn, "bare": bare.turn, "fast": lowbit.fast_turn}
+        times = take_turns(sides, rounds)
+    bare_time = statistics.median(times["bare"]) / case.steps * 1e3
+    print(f"{name:20} {case.side:4}² batch {case.batch_size:4}  bare {bare_time:8.1f} ms", flush=True)
+    for side in ("lowbit", "fast"):
+        time = statistics.median(times[side]) / case.steps * 1e3
+        print(f"    {side:8} {time:8.1f} ms  {ratio(times, side, 'bare')}", flush=True)
 
 
 def main() -> None:
