@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 
+from lowbit.config import validate
 from lowbit.training import inputs
+from lowbit.training.loop import train
 from tests.cli.conftest import tiny_values, write_config
 from tests.cli.test_train import ACCURACY
 
@@ -38,6 +40,43 @@ def test_before_and_after_export_are_the_same(run, trained):
     assert {"top1", "top5", "loss"} <= set(before)
     assert (after["top1"], after["top5"]) == (before["top1"], before["top5"])
     assert after["samples"] == 16
+
+
+@pytest.fixture(scope="module")
+def quantized(trained, lite, tmp_path_factory):
+    """A quantized run of one epoch that started from the trained one."""
+    values = tiny_values(lite, tmp_path_factory.mktemp("quantized") / "run")
+    values["Global"]["pretrained_model"] = str(trained / "checkpoints/best.pdparams")
+    return train(validate(values | {"Recipe": {"weight_bits": 4, "activation_bits": 4}}, {}, "quantized"))
+
+
+def test_a_quantized_model_stands_beside_its_fp32_model(run, quantized, trained):
+    result = run("lowbit", "eval", quantized)
+    assert result.code == 0, result
+    assert "best.lowbit: 16 images" in result.out and "fp32.lowbit: 16 images" in result.out
+    assert len(ACCURACY.findall(result.out)) == 1 and ACCURACY.match(result.out.splitlines()[-1])
+    got, fp32 = (figures(run("lowbit", "eval", model, "--json")) for model in (quantized, trained))
+    assert got["fp32"] == fp32
+    assert got["difference"] == {name: got[name] - fp32[name] for name in fp32}
+    assert f"fp32        {100 * fp32['top1']:.2f} %" in result.out
+    # The same images, also where the user gives other ones.
+    result = run("lowbit", "eval", quantized, "--batch-size", 5, "-o", "Metric.Eval.0.TopkAcc.topk=[1, 2]")
+    assert "top-2" in result.out and "top-5" not in result.out
+
+
+def test_weights_of_a_quantized_run_have_a_baseline_too(run, quantized, lite, tmp_path):
+    config = write_config(tmp_path / "c.yaml", tiny_values(lite, tmp_path))
+    weights = quantized / "checkpoints" / "best.pdparams"
+    got = figures(run("lowbit", "eval", "-c", config, "--pretrained", weights, "--json"))
+    assert got == figures(run("lowbit", "eval", quantized, "--json"))
+
+
+def test_a_quantized_run_without_a_baseline_says_so(run, quantized, tmp_path):
+    shutil.copytree(quantized, tmp_path / "run")
+    (tmp_path / "run/checkpoints/fp32.lowbit").unlink()
+    assert run("lowbit", "eval", tmp_path / "run").out.count("no fp32 model to compare with") == 1
+    got = figures(run("lowbit", "eval", tmp_path / "run", "--json"))
+    assert got["fp32"] is None and "difference" not in got
 
 
 def test_a_config_and_weights(run, trained, lite, tmp_path):

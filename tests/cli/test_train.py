@@ -35,6 +35,7 @@ def test_a_run(run, config_file, tmp_path):
 def test_options_and_overrides_reach_the_config(run, asked, config_file):
     options = ["--epochs=7", "--output-dir=2024", "--device=cpu", "--pretrained=w.pdparams", "--resume=auto"]
     options += ["--amp_level=O2", "--amp-dtype=bf16", "-o", "Optimizer.lr.learning_rate=1e-3"]
+    options += ["--recipe=recipes/qat_w8a8.yaml", "--teacher=fp32"]
     result = run("lowbit", "train", "-c", config_file, *options)
     assert result.code == 0, result
     ((config, insists),) = asked
@@ -43,6 +44,7 @@ def test_options_and_overrides_reach_the_config(run, asked, config_file):
     assert (settings.pretrained_model, settings.checkpoints) == ("w.pdparams", "auto")
     assert (config.amp_level, config.AMP.dtype) == ("O2", "bf16")
     assert config.Optimizer.lr.learning_rate == 1e-3
+    assert (config.Recipe, config.Distillation.teacher) == ("recipes/qat_w8a8.yaml", "fp32")
     assert insists
 
 
