@@ -52,9 +52,10 @@ class Preparation:
         lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
         lines += [f"  {count} with {plan}" for plan, count in plans.items()]
         lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
-        if pairs := self.batch_norms.pairs:
-            lines.append(f"{len(pairs)} batch norms are folded into the weights that are quantized")
-        lines += [f"  {name} stays by itself: {why}" for name, why in self.batch_norms.left_alone.items()]
+        folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
+        if folded or apart:
+            lines.append(f"{folded} of {folded + len(apart)} batch norms are folded in training")
+        lines += [f"  {name} stays by itself: {why}" for name, why in apart.items()]
         steps = self.recipe.batch_norm.freeze_after
         if steps is not None:
             lines.append(f"the statistics of batch norms stand still after {steps} training steps")

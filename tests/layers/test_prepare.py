@@ -190,7 +190,7 @@ def test_batch_norms_that_are_folded_and_those_that_are_not_are_named():
     model[4].skip_quant = True
     recipe = make_recipe({**W4A4_LSQ, "batch_norm": {"fold": "training", "freeze_after": 3}})
     text = str(preparation_of(prepare(model, recipe, _images())))
-    assert "1 batch norms are folded" in text and "still after 3 training steps" in text
+    assert "1 of 3 batch norms are folded" in text and "still after 3 training steps" in text
     assert "3 stays by itself: its input is not" in text and "5 stays by itself: 4 is not quantized" in text
 
 
