@@ -121,7 +121,7 @@ def _layers(rows: list[LayerDifference]) -> Table:
         for steps in (row.by_itself, row.altogether):
             differ = "" if row.name == LOGITS else _percent(steps.differing)  # floats always do
             cells += [f"{steps.largest:.3g}", differ, _decibels(steps.sqnr)]
-        makers = ", ".join(row.made_by[-2:]) + (", …" if len(row.made_by) > 2 else "")
+        makers = ", ".join(row.made_by[:2]) + (", …" if len(row.made_by) > 2 else "")
         table.add_row(Text(row.name), Text(makers or "the image"), *cells, "departs" if row.departs else "")
     return table
 

@@ -12,6 +12,8 @@ import numpy as np
 from lowbit.deploy.engines.engine import Engine
 
 _ROUNDS = 15
+_FEWEST_ROUNDS = 5
+_SECONDS = 8.0  # for all rounds of a batch size, where that leaves enough of them
 _ROUND_SECONDS = 0.03  # shorter ones would measure the clock and the scheduler
 _SAME = 0.03  # a ratio this close to 1 is no difference
 
@@ -45,7 +47,10 @@ def compare_latency(fp32: Engine, quantized: Engine, images: np.ndarray, *, roun
     compare_latency(OnnxRuntimeEngine("fp32.onnx"), OnnxRuntimeEngine("int8.onnx"), images).verdict()
     """
     sides = {"fp32": lambda: fp32.run(images), "quantized": lambda: quantized.run(images)}
-    repeats = {name: _repeats(run) for name, run in sides.items()}
+    once = {name: _warm_seconds(run) for name, run in sides.items()}
+    repeats = {name: max(1, round(_ROUND_SECONDS / seconds)) for name, seconds in once.items()}
+    whole_round = sum(once[name] * repeats[name] for name in sides)
+    rounds = min(rounds, max(_FEWEST_ROUNDS, int(_SECONDS / whole_round)))
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 else reversed(list(sides)):
@@ -64,11 +69,11 @@ def compare_latency(fp32: Engine, quantized: Engine, images: np.ndarray, *, roun
     )
 
 
-def _repeats(run: Callable[[], object]) -> int:
-    """How often to run in a round; the first runs, in which engines prepare themselves, do not count."""
+def _warm_seconds(run: Callable[[], object]) -> float:
+    """Of one run; the first runs, in which engines prepare themselves, do not count."""
     run()
     run()
-    return max(1, round(_ROUND_SECONDS / max(_seconds(run, 1), 1e-6)))
+    return max(_seconds(run, 1), 1e-6)
 
 
 def _seconds(run: Callable[[], object], times: int) -> float:

@@ -34,26 +34,29 @@ class OnnxGraph:
         self.inputs = {call: tensors["input"] for call, tensors in calls.items() if "input" in tensors}
         self._layer_of = {tensors["output"]: call.partition(":")[0] for call, tensors in calls.items()}
         self._made_by = {output: node for node in model.graph.node for output in node.output}
+        dequantize = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
+        self._read_by = {node.input[0]: node for node in dequantize}
+        self._place = {output: place for place, node in enumerate(model.graph.node) for output in node.output}
         self._constants = {constant.name: constant for constant in model.graph.initializer}
 
     def zero_point(self, tensor: str) -> int:
-        """The integer of this quantized tensor that stands for 0."""
-        node = self._made_by[tensor]
+        """The integer of this quantized tensor that stands for 0, as where it becomes values."""
+        node = self._read_by[tensor]
         if len(node.input) < 3 or not node.input[2]:
             return 0
         return int(numpy_helper.to_array(self._constants[node.input[2]]).reshape(-1)[0])
 
     def makers(self, tensor: str) -> list[str]:
         """The layers that the tensor is computed by, without another layer in between, the last one first."""
-        found: dict[str, None] = {}
-        waiting, done = [tensor], set()
+        outputs, waiting, done = set(), [tensor], set()
         while waiting:
-            name = waiting.pop(0)
+            name = waiting.pop()
             if name in done:
                 continue
             done.add(name)
             if name in self._layer_of:
-                found[self._layer_of[name]] = None
+                outputs.add(name)
             elif name in self._made_by:
                 waiting.extend(self._made_by[name].input)
-        return list(found)
+        latest_first = sorted(outputs, key=self._place.__getitem__, reverse=True)
+        return list(dict.fromkeys(self._layer_of[name] for name in latest_first))

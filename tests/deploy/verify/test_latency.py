@@ -48,6 +48,14 @@ def test_they_take_turns_and_quick_runs_are_repeated(monkeypatch):
     assert "".join(log) == "fff" + "qqq" + "qff" + "ffq" + "qff" + "ffq"
 
 
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 15), (0.45, 8), (3.0, 5)])
+def test_slow_networks_have_fewer_rounds(monkeypatch, seconds, rounds):
+    clock, log = [0.0], []
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    both = _Engine(clock, seconds, log, "f"), _Engine(clock, seconds, log, "q")
+    assert compare_latency(*both, images(1)).rounds == rounds
+
+
 @pytest.mark.parametrize(("ratio", "lower", "upper"), [(1.02, 1.01, 1.1), (1.4, 0.9, 1.8), (0.7, 0.5, 1.2)])
 def test_a_verdict_needs_three_quarters_of_the_rounds(ratio, lower, upper):
     assert Latency(1, 2, 1, 1, ratio, lower, upper, 15).verdict() == f"no clear difference ({ratio:.2f}x)"

@@ -46,7 +46,7 @@ def one_channel_lost(constants):
 @pytest.mark.parametrize("damage", [scale_of_the_weight, saturated_weight, one_channel_lost])
 @pytest.mark.parametrize(
     ("layer", "named"),
-    [("stem", ["stem"]), ("left", ["left", "right"]), ("right", ["left", "right"]), ("last", ["last"])],
+    [("stem", ["stem"]), ("left", ["right", "left"]), ("right", ["right", "left"]), ("last", ["last"])],
 )
 def test_the_damaged_layer_is_named_and_not_those_after_it(kind, damage, layer, named, tmp_path):
     """`left` and `right` are added before anything can be read: there both are named."""

@@ -13,9 +13,9 @@ def graph(tmp_path_factory):
     return OnnxGraph(write_qdq(small_net(), tmp_path_factory.mktemp("graph") / "small.onnx"))
 
 
-def test_makers_are_the_layers_right_before(graph):
+def test_makers_are_the_layers_right_before_the_last_one_first(graph):
     made_by = {name: graph.makers(graph.inputs[name]) for name in LAYERS}
-    assert made_by == {"stem": [], "left": ["stem"], "right": ["stem"], "last": ["left", "right"]}
+    assert made_by == {"stem": [], "left": ["stem"], "right": ["stem"], "last": ["right", "left"]}
     assert graph.makers("logits") == ["last"]
 
 

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs
+from lowbit.deploy.onnx.layers import without_quantizers
+from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
+from lowbit.deploy.verify.files import ToExport
+from tests.deploy.verify.small_net import SHAPE, images, small_net
+
+ENGINES = ["paddle", "onnxruntime", "openvino"]
+
+
+@pytest.fixture
+def trained(tmp_path):
+    source = tmp_path / "best.lowbit"
+    source.write_text("a checkpoint")
+    return ToExport(
+        model=small_net(),
+        source=source,
+        model_name="small",
+        image_shape=SHAPE,
+        transform_ops=[],
+        classes=list("abcd"),
+    )
+
+
+def test_what_is_missing_is_made_once(trained, tmp_path):
+    folder = tmp_path / "export"
+    notes = export_missing(trained, folder, ["onnxruntime"], None)
+    assert "it was not there" in notes[0] and len(notes) > 1
+    assert not (folder / "inference.json").exists(), "no engine here reads it"
+    kept = (folder / "inference.onnx").stat()
+    assert "Paddle Inference: it was not there" in export_missing(trained, folder, ENGINES, None)[0]
+    assert export_missing(trained, folder, ENGINES, None) == []
+    assert (folder / "inference.onnx").stat().st_mtime_ns == kept.st_mtime_ns
+
+
+def test_what_is_older_than_the_checkpoint_is_made_again(trained, tmp_path):
+    folder = tmp_path / "export"
+    export_missing(trained, folder, ENGINES, None)
+    assert export_missing(trained, folder, ENGINES, None) == []
+    later = (folder / "inference.onnx").stat().st_mtime + 10
+    os.utime(trained.source, (later, later))
+    notes = export_missing(trained, folder, ENGINES, None)
+    assert sum("it was older than best.lowbit" in note for note in notes) == 2
+
+
+def test_another_target_is_made_again(trained, tmp_path):
+    folder = tmp_path / "export"
+    export_missing(trained, folder, ["openvino"], "vnni")
+    assert OnnxGraph(folder / "inference.onnx").target == "vnni"
+    assert export_missing(trained, folder, ["openvino"], "vnni") == []
+    assert "it was for vnni, not avx2" in export_missing(trained, folder, ["openvino"], "avx2")[0]
+    assert OnnxGraph(folder / "inference.onnx").target == "avx2"
+    assert export_missing(trained, folder, ["openvino"], None) == [], "nobody asked for another one"
+
+
+def test_the_fp32_files_compute_the_network_without_quantizers(trained, tmp_path):
+    folder = export_fp32(trained, tmp_path / "fp32", ENGINES)
+    x = images(4)
+    quantized = PaddleEngine(_exported(trained, tmp_path / "export"))
+    for engine in (PaddleEngine(folder), OnnxRuntimeEngine(folder / "inference.onnx")):
+        with without_quantizers(trained.model):
+            assert compare_outputs(trained.model, engine, x).within(1e-4), engine.name
+        assert not compare_outputs(trained.model, engine, x).within(1e-4), "not as quantized"
+    assert compare_outputs(trained.model, quantized, x).within(1e-4), "and is as it was"
+
+
+def _exported(trained, folder):
+    export_missing(trained, folder, ["paddle"], None)
+    return folder
