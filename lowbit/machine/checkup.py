@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
+from lowbit.kernels import kernels, why_missing
 from lowbit.machine.cpu import FEATURES, cpu_info
 from lowbit.machine.device import paddle_build
 from lowbit.machine.matrix_library import FixStatus, decide_amd_fix
@@ -45,9 +46,10 @@ def checkup() -> Iterator[Finding]:
     yield Finding("system", f"{platform.system()} {platform.release()} ({platform.machine()})")
     yield from _processor()
     yield _compiler()
+    yield _kernels()
     yield from _paddle()
-    yield _package("ONNX Runtime", "onnxruntime", "not needed: this version of lowbit runs no ONNX models")
-    yield _package("OpenVINO", "openvino", "not needed: this version of lowbit runs no OpenVINO models")
+    yield _package("ONNX Runtime", "onnxruntime", "exported models cannot be run and verified in it")
+    yield _package("OpenVINO", "openvino", "exported models cannot be run and verified in it")
     yield _package("VisualDL", "visualdl", "no curves in the browser; metrics.jsonl has the same figures")
     yield _package("simplejpeg", "simplejpeg", "JPEG files cannot be decoded")
     yield _package(
@@ -78,7 +80,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    cost = "C++ kernels cannot be built here; fp32 and mixed precision do without. Install g++ or clang++"
+    cost = "C++ kernels cannot be built here; only quantization uses them. Install g++ or clang++"
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
         path = shutil.which(name)
         if path is None:
@@ -92,6 +94,13 @@ def _compiler() -> Finding:
             return Finding("C++ compiler", first, "broken", f"it cannot compile a small program. {cost}")
         return Finding("C++ compiler", first)
     return Finding("C++ compiler", "none", "missing", cost)
+
+
+def _kernels() -> Finding:
+    cost = "quantization-aware training runs on Paddle's operators, which take several times as long"
+    if reason := why_missing():
+        return Finding("C++ kernels", "none", "missing", f"{cost}; {reason}")
+    return Finding("C++ kernels", f"built, using {kernels().variant} (of {', '.join(kernels().variants)})")
 
 
 def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from lowbit.kernels import kernels
 from lowbit.machine.cpu import cpu_info
 from lowbit.machine.matrix_library import SETTING
 
@@ -35,6 +36,7 @@ def environment_record() -> dict[str, str]:
         "numpy": numpy.__version__,
         "cpu": f"{cpu.vendor} {cpu.model}".strip(),
         "cpu_features": "unknown" if cpu.features is None else " ".join(sorted(cpu.features)),
+        "kernels": "none" if kernels() is None else "C++",  # all their variants give the same bits
         "device": paddle.device.get_device().split(":")[0],
     }
     if record["device"] == "gpu":

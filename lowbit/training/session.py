@@ -13,6 +13,7 @@ from lowbit.config import Config
 from lowbit.config.schema import AmpSection
 from lowbit.data import Loader
 from lowbit.errors import LowbitError
+from lowbit.kernels import why_missing
 from lowbit.layers import convert_sync_batch_norm
 from lowbit.layers.calibrate import calibrate
 from lowbit.layers.fast_convolutions import convolution_library
@@ -199,6 +200,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if recipe is not None:
         prepare(model, recipe, example_images(config.Global.image_shape))
         notes.append(str(preparation_of(model)))
+        if device.name == "cpu" and (reason := why_missing()):
+            notes.append(f"quantizing on Paddle's operators, slower than the C++ kernels: {reason}")
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)

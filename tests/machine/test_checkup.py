@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from lowbit.kernels import kernels, why_missing
 from lowbit.machine import checkup as module
 from lowbit.machine.checkup import Finding, checkup
 
@@ -25,6 +26,7 @@ def test_everything_the_report_promises_is_there(findings):
             "cores",
             "memory",
             "C++ compiler",
+            "C++ kernels",
             "Paddle",
             "GPU",
         ),
@@ -68,6 +70,17 @@ def test_a_compiler_that_does_not_work(monkeypatch, codes, advice):
 def test_a_compiler_that_cannot_be_started(monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: "/nowhere/g++")
     assert module._compiler().status == "broken"
+
+
+def test_kernels(monkeypatch):
+    monkeypatch.setattr(module, "why_missing", lambda: "they were not built")
+    finding = module._kernels()
+    assert finding.status == "missing" and finding.advice.endswith("they were not built")
+
+
+@pytest.mark.skipif(why_missing() is not None, reason=f"no kernels: {why_missing()}")
+def test_which_kernels_are_in_use():
+    assert module._kernels().value.startswith(f"built, using {kernels().variant} ")
 
 
 def test_a_package_that_is_missing_or_broken(monkeypatch, tmp_path):

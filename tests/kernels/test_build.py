@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import ctypes
+import shutil
+import stat
+
+import pytest
+
+from lowbit.kernels import build
+from lowbit.kernels.build import BuildError, compile_library, fingerprint
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler")
+def test_it_compiles_without_a_warning(tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "OPTIONS", (*build.OPTIONS, "-Wall", "-Wextra", "-Werror"))
+    target = compile_library(tmp_path / "deeper" / "lib.so")
+    function = ctypes.CDLL(str(target)).lowbit_fingerprint
+    function.restype = ctypes.c_char_p
+    assert function().decode() == fingerprint()
+    assert [path.name for path in target.parent.iterdir()] == ["lib.so"]
+
+
+def test_options_that_other_processors_and_other_roundings_forbid():
+    assert not {"-march=native", "-ffast-math", "-Ofast", "-funsafe-math-optimizations"} & set(build.OPTIONS)
+    assert "-ffp-contract=off" in build.OPTIONS
+
+
+def test_the_fingerprint_is_of_sources_and_options(tmp_path, monkeypatch):
+    first = fingerprint()
+    copy = shutil.copytree(build.SOURCES, tmp_path / "csrc")
+    monkeypatch.setattr(build, "SOURCES", copy)
+    assert fingerprint() == first
+    (copy / "bodies.h").write_text("// changed")
+    second = fingerprint()
+    monkeypatch.setattr(build, "OPTIONS", ("-O0",))
+    assert len({first, second, fingerprint()}) == 3
+
+
+def test_no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
+        compile_library(tmp_path / "lib.so")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        compile_library(tmp_path / "lib.so")
+
+
+def test_a_compiler_that_fails_leaves_the_old_library(tmp_path, monkeypatch):
+    compiler = tmp_path / "cxx"
+    compiler.write_text("#!/bin/sh\necho out of memory >&2\nexit 1\n")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(compiler))
+    old = tmp_path / "lib.so"
+    old.write_text("old")
+    with pytest.raises(BuildError, match="out of memory"):
+        compile_library(old)
+    assert old.read_text() == "old" and sorted(p.name for p in tmp_path.iterdir()) == ["cxx", "lib.so"]
