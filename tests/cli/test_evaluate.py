@@ -172,3 +172,15 @@ def test_a_batch_size_is_used_whatever_says_which_images(run, trained, lite, mon
         run("lowbit", "eval", model, "--data-path", lite, "--batch-size", 3)
         run("lowbit", "eval", model, "--data-path", lite)
     assert sizes == [3, 8, 3, 64] * 2
+
+
+def test_an_onnx_file(run, trained, lite, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    assert run("lowbit", "verify", folder, "--engines", "onnxruntime", "--images", 1).code == 0
+    file = folder / "export" / "inference.onnx"
+    before = figures(run("lowbit", "eval", trained, "--json"))
+    after = figures(run("lowbit", "eval", file, "--json"))
+    assert (after["top1"], after["top5"], after["samples"]) == (before["top1"], before["top5"], 16)
+    assert "16 images in ONNX Runtime" in run("lowbit", "eval", file, "--data-path", lite).out
+    assert "evaluated on the CPU; leave out --device gpu" in run("lowbit", "eval", file, "--device=gpu").error
+    assert "no ONNX file" in run("lowbit", "eval", file.with_name("nowhere.onnx")).error
