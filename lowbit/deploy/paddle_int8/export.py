@@ -27,9 +27,11 @@ from lowbit.deploy.paddle_int8.trace import trace
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, is_quantized
 
-# Of the largest answer. The sums are exact; but where an input lies on the edge between two integers, a float
-# that is rounded otherwise in its last bit moves it by one, and the layers after it by what that is worth.
-_TOLERANCE = 0.05
+# The difference's RMS over that of the answers. The sums are exact; but where a value lies on the edge of two
+# integers, a float that is rounded otherwise in its last bit moves it by a step, and from layer to layer
+# more of them. Measured: 0 in small networks, 0.11 in MobileNetV2, whose quantization itself costs 0.15 (and
+# 0.11 in ONNX Runtime, too). What is merged wrongly is off by 1 or more.
+_TOLERANCE = 0.25
 _FILE_NAME = "inference"
 
 
@@ -110,9 +112,13 @@ def _compare(draft: Path, images: np.ndarray, logits: np.ndarray, model_name: st
     engine = PaddleEngine(draft, file_name=_FILE_NAME)
     for batch in (3, 1):
         answer, expected = engine.run(images[:batch]), logits[:batch]
-        limit = _TOLERANCE * max(float(np.abs(expected).max()), 1e-30)
-        if answer.shape != expected.shape or not np.abs(answer - expected).max() <= limit:
+        signal = max(float(np.std(expected)), 1e-30)
+        if answer.shape != expected.shape or not _rms(answer - expected) <= _TOLERANCE * signal:
             raise LowbitError(
                 f"{model_name} cannot be written in int8: Paddle Inference answers differently from the "
                 f"model for a batch of {batch}; nothing was written. The other forms compute what was trained"
             )
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
