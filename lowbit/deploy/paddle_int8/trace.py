@@ -74,6 +74,10 @@ def _program(concrete: paddle.jit.dy2static.program_translator.ConcreteProgram) 
     if description.num_blocks() != 1:
         raise LowbitError("forward has a loop or a condition on a tensor, which the int8 form cannot have")
     block = description.block(0)
+    if any(block.op(index).type() == "pad" for index in range(block.op_size())):
+        raise LowbitError(
+            "forward pads channels, and oneDNN's `pad` corrupts memory (Paddle 3.3): pad with paddle.concat"
+        )
     values = {parameter.name: np.ascontiguousarray(parameter.numpy()) for parameter in concrete.parameters}
     output = concrete.outputs[0].name
     variables = {

@@ -47,11 +47,11 @@ class EveryKind(nn.Layer):
         return self.head(F.relu(self.hidden(y.flatten(1))))
 
 
-def quantized(model: nn.Layer, input_: dict = INT8, weight: dict = NARROW, seed: int = 0) -> nn.Layer:
+def quantized(model: nn.Layer, input_: dict = INT8, weight: dict = NARROW, **settings) -> nn.Layer:
     """The model with batch norms that have seen something, calibrated on random images."""
     rules = [{"forward": {"input": input_, "weight": weight}}]
-    recipe = make_recipe({"rules": rules, "calibration": {"steps": 2}})
-    rng = np.random.default_rng(seed)
+    recipe = make_recipe({"rules": rules, "calibration": {"steps": 2}} | settings)
+    rng = np.random.default_rng(0)
     batches = [paddle.to_tensor(rng.standard_normal((4, *SHAPE), dtype=np.float32)) for _ in range(2)]
     model.train()
     for batch in batches:
@@ -61,7 +61,7 @@ def quantized(model: nn.Layer, input_: dict = INT8, weight: dict = NARROW, seed:
             gains = rng.standard_normal(layer.weight.shape[0]).astype(np.float32)
             gains[0] = 0
             layer.weight.set_value(gains)
-    calibrate(prepare(model, recipe), batches)
+    calibrate(prepare(model, recipe, batches[0]), batches)
     model.eval()
     return model
 

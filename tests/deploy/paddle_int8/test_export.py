@@ -46,6 +46,15 @@ def test_the_integers_are_those_that_were_trained(every_kind, export_int8, tmp_p
 
 
 @needs_vnni
+def test_batch_norms_folded_in_training(every_kind, export_int8, tmp_path, images):
+    model = quantized(every_kind, batch_norm={"fold": "training"})
+    export_int8(model, tmp_path)
+    expected = reference(model, images)
+    answer = PaddleEngine(tmp_path).run(images)
+    np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@needs_vnni
 def test_weights_are_stored_as_int8(export_int8, tmp_path):
     paddle.seed(0)
     model = quantized(nn.Sequential(nn.Conv2D(3, 64, 3), nn.Flatten(), nn.Linear(64 * 14 * 14, 4)))
@@ -154,6 +163,20 @@ def test_a_loop_over_a_tensor_is_refused(export_int8, tmp_path):
 
     with pytest.raises(LowbitError, match="loop or a condition"):
         export_int8(quantized(Loop()), tmp_path)
+
+
+def test_padded_channels_are_refused(export_int8, tmp_path):
+    class Padding(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5 * 16 * 16, 4)
+
+        def forward(self, x):
+            padded = nn.functional.pad(x, [0, 0, 0, 2, 0, 0, 0, 0], pad_from_left_axis=True)
+            return self.head(padded.flatten(1))
+
+    with pytest.raises(LowbitError, match="pads channels"):
+        export_int8(quantized(Padding()), tmp_path)
 
 
 def test_a_processor_without_vnni_is_refused(export_int8, tmp_path, monkeypatch):

@@ -19,7 +19,8 @@ def test_what_is_merged_where(every_kind):
     kinds = [node.kind for node in nodes if not isinstance(node, IntegerConv)]
     assert "batch_norm" not in kinds and "elementwise_add" not in kinds
     assert kinds.count("relu") == 1  # of the Linear layer, whose product comes out as 1x1 images
-    assert convs["first"].activation.name == "relu" and convs["first"].output_operand is None  # a pool is next
+    assert convs["first"].activation.name == "relu"
+    assert convs["first"].output_operand is None  # a pool is next
     assert convs["last"].residual is not None and convs["reflecting"].residual is not None
 
 
