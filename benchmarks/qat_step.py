@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def step_of(model: nn.Layer, images: Tensor, labels: Tensor) -> Callable[[], Non
     return step
 
 
-def measure(name: str, case: Case, rounds: int) -> None:
+def measure(name: str, case: Case, rounds: int, clock: Callable[[], float]) -> None:
     paddle.seed(0)
     images = paddle.randn([case.batch_size, 3, case.side, case.side])
     labels = paddle.randint(0, 10, [case.batch_size])
@@ -119,7 +120,7 @@ def measure(name: str, case: Case, rounds: int) -> None:
     sides = {"fp32": step_of(new(), images, labels), "lowbit": step_of(quantized, images, labels)}
     if case.composed:
         sides["composed"] = step_of(compose(new()), images, labels)
-    times = take_turns(sides, rounds)
+    times = take_turns(sides, rounds, clock)
     print(f"{name}: {case.side}², batch {case.batch_size}")
     for side in sides:
         against = "" if side == "fp32" else ratio(times, side, "fp32")
@@ -133,7 +134,11 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append", help="only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--paddle-convolutions", action="store_true", help="Paddle's own, not oneDNN's")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of the training thread, for a machine with other work"
+    )
     options = parser.parse_args()
+    clock = time.thread_time if options.processor_time else time.perf_counter
     print(apply_amd_fix().message)
     found = kernels()
     print(f"kernels: {f'none ({why_missing()})' if found is None else found.variant}")
@@ -141,7 +146,7 @@ def main() -> None:
     print(f"convolutions: {convolution_library(wanted=wanted)}")
     with fast_convolutions(wanted=wanted):
         for name in options.case or CASES:
-            measure(name, CASES[name], options.rounds)
+            measure(name, CASES[name], options.rounds, clock)
 
 
 if __name__ == "__main__":

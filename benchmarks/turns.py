@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable
 
 
-def take_turns(sides: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    sides: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each side in each round, after one uncounted round; the order turns round every time."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name in list(sides) if number % 2 else reversed(list(sides)):
-            start = time.perf_counter()
+            start = clock()
             sides[name]()
             if number:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
 
 

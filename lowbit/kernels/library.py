@@ -141,7 +141,7 @@ def _find(path: Path) -> _Found:
         loaded = Kernels(ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:  # for another processor, or without one of the functions
         return _Found(None, f"{path.name} does not load ({error}); {_REBUILD}")
-    # An installed package has no sources beside the library, and cannot be out of date.
+    # A package may come without the sources; its library cannot be out of date then.
     if SOURCES.is_dir() and loaded._library.lowbit_fingerprint().decode() != fingerprint():
         return _Found(None, f"they were built from other sources than these; {_REBUILD}")
     return _Found(loaded, None)

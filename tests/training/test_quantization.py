@@ -166,3 +166,10 @@ def test_a_recipe_file_and_slim_are_ways_to_ask(tmp_path):
     ):
         session = loop.open_session(validate(tiny_values(tmp_path) | more, {}, "asked"))
         assert session.recipe.rules[0].forward.weight.grid == grid
+
+
+@pytest.mark.parametrize("reason", ["they were not built", None])
+def test_a_run_says_when_it_quantizes_without_kernels(reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("lowbit.training.session.why_missing", lambda: reason)
+    notes = loop.open_session(qat_config(tmp_path, WAYS["lsq"])).notes
+    assert sum("slower than the C++ kernels: they were not built" in note for note in notes) == bool(reason)
