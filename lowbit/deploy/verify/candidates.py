@@ -11,7 +11,9 @@ from lowbit.deploy.model_files import find_model_files
 from lowbit.errors import LowbitError, did_you_mean
 
 ONNX_FILE = "inference.onnx"
-ENGINES = ("paddle", "onnxruntime", "openvino")
+INT8_FOLDER = "int8"  # inside the export folder: Paddle Inference's form with integers
+ENGINES = ("paddle", "paddle-int8", "onnxruntime", "openvino")
+FORMATS = {"paddle": "Paddle", "paddle-int8": "Paddle int8", "onnxruntime": "ONNX", "openvino": "ONNX"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def open_candidates(
         Candidate(
             key=key,
             engine=_open(key, exported, threads),
-            fp32=None if fp32 is None else _open(key, fp32, threads),
-            onnx=None if key == "paddle" else exported / ONNX_FILE,
+            fp32=None if fp32 is None else _open(key.removesuffix("-int8"), fp32, threads),
+            onnx=exported / ONNX_FILE if FORMATS[key] == "ONNX" else None,
         )
         for key in keys
     ]
@@ -73,17 +75,24 @@ def open_candidates(
 def _open(key: str, folder: Path, threads: int | None) -> Engine:
     if key == "paddle":
         return PaddleEngine(folder, threads=threads)
+    if key == "paddle-int8":
+        engine = PaddleEngine(folder / INT8_FOLDER, threads=threads)
+        engine.name = f"{engine.name} int8"
+        return engine
     kind = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}[key]
     return kind(folder / ONNX_FILE, threads=threads)
 
 
 def compare_sizes(keys: Iterable[str], exported: Path, fp32: Path | None = None) -> list[Size]:
     """What has to be shipped, per format that one of the engines reads."""
-    measures = {"Paddle": _paddle_size, "ONNX": _onnx_size}
-    formats = dict.fromkeys("Paddle" if key == "paddle" else "ONNX" for key in keys)
+    measures = {"Paddle": _paddle_size, "Paddle int8": _paddle_size, "ONNX": _onnx_size}
     return [
-        Size(name, measures[name](exported), None if fp32 is None else measures[name](fp32))
-        for name in formats
+        Size(
+            name,
+            measures[name](exported / INT8_FOLDER if name == "Paddle int8" else exported),
+            None if fp32 is None else measures[name](fp32),
+        )
+        for name in dict.fromkeys(FORMATS[key] for key in keys)
     ]
 
 

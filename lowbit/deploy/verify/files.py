@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from paddle import nn
 from lowbit.deploy.export import export_model
 from lowbit.deploy.onnx import export_onnx
 from lowbit.deploy.onnx.layers import without_quantizers
-from lowbit.deploy.verify.candidates import ONNX_FILE
+from lowbit.deploy.paddle_int8.export import export_paddle_int8
+from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
 from lowbit.layers import is_quantized
 
@@ -36,11 +37,15 @@ class ToExport:
 def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], target: str | None) -> list[str]:
     """Export into the folder what the engines need and what is not there as it should be; what was done."""
     notes = []
-    formats = {"paddle" if key == "paddle" else "onnx" for key in engines}
-    if "paddle" in formats and (why := _stale(folder / "inference.json", trained.source)):
-        _export_paddle(trained, folder)
+    formats = {FORMATS[key] for key in engines}
+    if "Paddle" in formats and (why := _stale(folder / "inference.json", trained.source)):
+        _export_paddle(export_model, trained, folder)
         notes.append(f"exported to {folder} for Paddle Inference: {why}")
-    if "onnx" in formats:
+    int8 = folder / INT8_FOLDER
+    if "Paddle int8" in formats and (why := _stale(int8 / "inference.pdmodel", trained.source)):
+        _export_paddle(export_paddle_int8, trained, int8)
+        notes.append(f"exported to {int8} for Paddle Inference in int8: {why}")
+    if "ONNX" in formats:
         file = folder / ONNX_FILE
         why = _stale(file, trained.source) or _for_another_target(file, target)
         if why:
@@ -52,11 +57,11 @@ def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], targ
 
 def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path:
     """The same network with nothing quantized, to compare sizes and speed with; the folder."""
-    formats = {"paddle" if key == "paddle" else "onnx" for key in engines}
-    if "paddle" in formats:
+    formats = {FORMATS[key] for key in engines}
+    if formats & {"Paddle", "Paddle int8"}:
         with without_quantizers(trained.model):
-            _export_paddle(trained, folder)
-    if "onnx" in formats:
+            _export_paddle(export_model, trained, folder)
+    if "ONNX" in formats:
         _export_onnx(trained, folder / ONNX_FILE, None, quantized=False)
     return folder
 
@@ -75,8 +80,8 @@ def _for_another_target(file: Path, target: str | None) -> str | None:
     return None if found in (target, None) else f"it was for {found}, not {target}"
 
 
-def _export_paddle(trained: ToExport, folder: Path) -> None:
-    export_model(
+def _export_paddle(export: Callable[..., object], trained: ToExport, folder: Path) -> None:
+    export(
         trained.model,
         folder,
         model_name=trained.model_name,

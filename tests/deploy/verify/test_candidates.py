@@ -31,4 +31,11 @@ def test_engines_and_sizes_of_two_folders(exported, tmp_path):
     sizes = compare_sizes(["paddle", "openvino", "onnxruntime"], *folders)
     assert [size.format for size in sizes] == ["Paddle", "ONNX"]
     assert sizes[0].ratio == 1 and sizes[1].fp32 == sizes[1].exported + 4
+    (tmp_path / "exported" / "int8").mkdir()
+    for file in exported.directory.iterdir():
+        (tmp_path / "exported" / "int8" / file.name).write_bytes(file.read_bytes())
+    (int8,) = open_candidates(["paddle-int8"], *folders)
+    assert int8.engine.name.endswith(" int8") and int8.engine.files.model.parent.name == "int8"
+    assert int8.fp32.files.model.parent.name == "fp32" and int8.onnx is None
+    assert [size.format for size in compare_sizes(["paddle-int8"], *folders)] == ["Paddle int8"]
     assert compare_sizes(["openvino"], tmp_path / "fp32")[0].fp32 is None
