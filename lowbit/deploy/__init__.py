@@ -15,6 +15,7 @@ from lowbit.deploy.export import ExportedModel, export_model
 from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
 from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
 from lowbit.deploy.model_files import ModelFiles, find_model_files
+from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
 from lowbit.deploy.stage_timer import StageTimer
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EngineOptions",
     "ExportedModel",
     "InferenceYml",
+    "Int8Export",
     "LayeredEngine",
     "ModelFiles",
     "OnnxRuntimeEngine",
@@ -35,6 +37,7 @@ __all__ = [
     "compare_outputs",
     "evaluate_engine",
     "export_model",
+    "export_paddle_int8",
     "find_images",
     "find_model_files",
     "infer_images",

@@ -4,6 +4,7 @@ import shutil
 
 from lowbit.deploy import read_inference_yml
 from tests.cli.conftest import tiny_values, write_config
+from tests.deploy.paddle_int8.conftest import needs_vnni
 
 
 def test_into_the_runs_folder(run, trained, tmp_path):
@@ -55,3 +56,30 @@ def test_a_file_in_the_way(run, trained, tmp_path):
         "cannot write the exported model to"
         in run("lowbit", "export", trained, "--output", tmp_path / "file").error
     )
+
+
+@needs_vnni
+def test_a_quantized_run_in_int8(run, trained, lite, tmp_path):
+    values = tiny_values(lite, tmp_path)
+    config = write_config(tmp_path / "c.yaml", values)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "rules: [{forward: {input: {grid: int8, scaling: moving_average}, weight: {grid: int8}}}]\n"
+    )
+    weights = trained / "checkpoints" / "best.pdparams"
+    arguments = ("-c", config, "--recipe", recipe, "--pretrained", weights, "--output-dir", tmp_path / "q")
+    assert run("lowbit", "train", *arguments).code == 0
+    result = run("lowbit", "export", tmp_path / "q", "--format", "paddle-int8")
+    assert result.code == 0, result
+    assert "2 layers in int8" in result.out and "smaller than fp32" in result.out
+    described = read_inference_yml(tmp_path / "q" / "export" / "int8" / "inference.yml")
+    assert described.Global.int8
+    assert run("lowbit", "eval", tmp_path / "q" / "export" / "int8", "-c", config).code == 0
+
+
+def test_int8_of_a_model_that_is_not_quantized(run, trained):
+    assert "not quantized" in run("lowbit", "export", trained, "--format", "paddle-int8").error
+
+
+def test_an_unknown_format(run, trained):
+    assert 'no format "onx"' in run("lowbit", "export", trained, "--format", "onx").error
