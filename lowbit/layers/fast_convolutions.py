@@ -11,24 +11,24 @@ import paddle
 from paddle import Tensor, _C_ops
 from paddle.autograd import PyLayer
 
-from lowbit.kernels import onednn
+from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
 
 
 @contextmanager
 def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
-    """Inside the `with`, if `wanted`, every 2-D convolution of fp32 tensors in NCHW on the CPU runs in oneDNN.
+    """Inside the `with`, if `wanted`, 2-D convolutions of fp32 tensors in NCHW on the CPU run in oneDNN.
 
     Whoever calls it: Paddle's layers, quantized ones, the user's own. The results are the same but for the
     order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one matrix product) and
     what is not its own (other types, layouts, devices, programs being exported) goes the usual way, as does
-    everything where the library is missing; `lowbit.kernels.onednn.why_missing()` says why.
+    everything where the library is missing; `lowbit.kernels.onednn_objects.why_missing()` says why.
 
     with fast_convolutions():
         loss = criterion(model(images), labels)
         loss.backward()
     """
-    if not wanted or onednn.why_missing() is not None:
+    if not wanted or onednn_objects.why_missing() is not None:
         yield
         return
     originals = {name: getattr(_C_ops, name) for name in ("conv2d", "depthwise_conv2d")}
@@ -47,7 +47,8 @@ def convolution_library(*, wanted: bool) -> str:
     >>> convolution_library(wanted=False)
     'Paddle'
     """
-    return f"oneDNN {onednn.version()}" if wanted and onednn.why_missing() is None else "Paddle"
+    usable = wanted and onednn_objects.why_missing() is None
+    return f"oneDNN {onednn_objects.version()}" if usable else "Paddle"
 
 
 def _wrap(original: Callable[..., Tensor], *, dilation: int, groups: int) -> Callable[..., Tensor]:

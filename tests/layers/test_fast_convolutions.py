@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from paddle import _C_ops, nn
 from paddle.nn import functional as F
 
-from lowbit.kernels import onednn
+from lowbit.kernels import onednn, onednn_objects
 from lowbit.layers.fast_convolutions import fast_convolutions
 
-pytestmark = pytest.mark.skipif(onednn.why_missing() is not None, reason=str(onednn.why_missing()))
+MISSING = onednn_objects.why_missing()
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 
 @st.composite
@@ -130,7 +131,7 @@ def test_a_program_exported_inside_uses_paddles_operator(tmp_path) -> None:
 
 
 def test_without_the_library_paddle_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "why_missing", lambda: "not there")
+    monkeypatch.setattr(onednn_objects, "why_missing", lambda: "not there")
     before = _C_ops.conv2d
     with fast_convolutions():
         assert _C_ops.conv2d is before
