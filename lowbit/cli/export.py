@@ -1,4 +1,4 @@
-"""`lowbit export`: a trained model becomes files for Paddle Inference, compared before they are used."""
+"""`lowbit export`: a trained model becomes files for inference engines, compared before they are used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowbit.errors import LowbitError, did_you_mean
 if TYPE_CHECKING:
     from lowbit.training.trained_model import TrainedModel
 
-FORMATS = ("paddle", "paddle-int8")
+FORMATS = ("paddle", "onnx", "paddle-int8")
 
 
 def export(
@@ -25,36 +25,58 @@ def export(
         Path | None, typer.Option("--output", help="Where to; a run's default is its folder `export`.")
     ] = None,
     format_: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
-            metavar="FORMAT",
-            help="`paddle`, or `paddle-int8`: a quantized model in int8, in the folder `int8` inside.",
+            metavar="FORMAT,…",
+            help="`paddle`, `onnx`, and `paddle-int8` (a quantized model in int8, in the folder `int8` "
+            "inside). Default: `paddle,onnx` for a quantized model, else `paddle`.",
+            show_default=False,
         ),
-    ] = "paddle",
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the ONNX file will run: `avx2`, `vnni`, `arm` or `gpu`. Default: this machine.",
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigFile = None,
     override: Overrides = None,
     pretrained: Weights = None,
 ) -> None:
-    """Export a trained model to Paddle Inference: inference.json, inference.pdiparams and inference.yml.
+    """Export a trained model to Paddle Inference and to ONNX (for ONNX Runtime, OpenVINO, TensorRT).
+
+    Paddle: inference.json, inference.pdiparams and inference.yml. ONNX: inference.onnx, with the integers
+    of a quantized model, and the same inference.yml.
 
     **Examples**
 
     - `lowbit export runs/digits` writes runs/digits/export
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
+    - `lowbit export runs/w8a8 --format onnx --target avx2`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
-    if format_ not in FORMATS:
-        raise LowbitError(f'no format "{format_}"; {did_you_mean(format_, FORMATS)}')
+    formats = None if format_ is None else [word.strip() for word in format_.split(",")]
+    for word in formats or ():
+        if word not in FORMATS:
+            raise LowbitError(f'no format "{word}"; {did_you_mean(word, FORMATS)}')
+    if target is not None:
+        from lowbit.deploy.onnx import resolve_target
+
+        resolve_target(target)  # a misspelt one, before the work begins
     trained = open_model(checkpoint, config, override, pretrained)
     settings = trained.config
     if output is None:
         run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
         output = run / "export" if run else Path(settings.Global.save_inference_dir)
-    if format_ == "paddle":
-        _export_paddle(trained, output)
-    else:
-        _export_paddle_int8(trained, output / "int8")
+    for word in formats or (["paddle", "onnx"] if _is_quantized(trained) else ["paddle"]):
+        if word == "paddle":
+            _export_paddle(trained, output)
+        elif word == "onnx":
+            _export_onnx(trained, output, target, asked_for=formats is not None)
+        else:
+            _export_paddle_int8(trained, output / "int8")
 
 
 def _export_paddle(trained: TrainedModel, output: Path) -> None:
@@ -63,6 +85,39 @@ def _export_paddle(trained: TrainedModel, output: Path) -> None:
     exported = export_model(trained.model, output, **_description(trained))
     print(f"Exported {trained.source} to {exported.directory} ({exported.size / 1e6:.1f} MB)")
     print("Its outputs in Paddle Inference equal the trained model's (compared before it was put there).")
+
+
+def _export_onnx(trained: TrainedModel, output: Path, target: str | None, *, asked_for: bool) -> None:
+    from lowbit.deploy import describe_inference, export_onnx, write_inference_yml
+
+    try:
+        made = export_onnx(
+            trained.model,
+            output / "inference.onnx",
+            model_name=trained.config.Arch.name,
+            image_shape=trained.config.Global.image_shape,
+            target=target,
+            quantized=_is_quantized(trained),
+        )
+    except LowbitError as error:
+        if asked_for:
+            raise
+        print(f"No ONNX file: {error}")
+        return
+    if not (output / "inference.yml").exists():  # else it is that of the Paddle model beside it
+        write_inference_yml(
+            output / "inference.yml", describe_inference(**_description(trained), sha256={})
+        )
+    smaller = f", {made.fp32_size / made.size:.1f}x smaller than fp32 ({made.fp32_size / 1e6:.2f} MB)"
+    print(f"Exported to {made.path} ({made.size / 1e6:.2f} MB{smaller if made.target else ''})")
+    for note in made.notes:
+        print(f"  {note}")
+
+
+def _is_quantized(trained: TrainedModel) -> bool:
+    from lowbit.layers import is_quantized
+
+    return any(is_quantized(layer) for layer in trained.model.sublayers(include_self=True))
 
 
 def _export_paddle_int8(trained: TrainedModel, output: Path) -> None:

@@ -13,8 +13,14 @@ from lowbit.deploy.engines import (
 from lowbit.deploy.evaluate import evaluate_engine
 from lowbit.deploy.export import ExportedModel, export_model
 from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
-from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
+from lowbit.deploy.inference_yml import (
+    InferenceYml,
+    describe_inference,
+    read_inference_yml,
+    write_inference_yml,
+)
 from lowbit.deploy.model_files import ModelFiles, find_model_files
+from lowbit.deploy.onnx import OnnxModel, export_onnx
 from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
 from lowbit.deploy.stage_timer import StageTimer
 
@@ -27,6 +33,7 @@ __all__ = [
     "Int8Export",
     "LayeredEngine",
     "ModelFiles",
+    "OnnxModel",
     "OnnxRuntimeEngine",
     "OpenVinoEngine",
     "PaddleEngine",
@@ -35,12 +42,15 @@ __all__ = [
     "benchmark_report",
     "compare_logits",
     "compare_outputs",
+    "describe_inference",
     "evaluate_engine",
     "export_model",
+    "export_onnx",
     "export_paddle_int8",
     "find_images",
     "find_model_files",
     "infer_images",
     "read_inference_yml",
     "warm_up",
+    "write_inference_yml",
 ]

@@ -15,12 +15,9 @@ _OF_FIRST = {
 _OF_ALL = {"Concat", "Max", "Min", "Add", "Mul"}
 
 
-def is_at_least(graph: Graph, tensor: str, bound: float) -> bool:
-    """Whether no value of the tensor is ever below `bound`, which is at most 0.
-
-    A lower bound that holds anyway need not be clipped to, and engines merge more without a Clip.
-    """
-    return bound <= 0 and _never_negative(graph, {o: n for n in graph.nodes for o in n.outputs}, tensor)
+def never_negative(graph: Graph, tensor: str) -> bool:
+    """Whether all values of the tensor are known to be 0 or more, as they are behind a ReLU."""
+    return _never_negative(graph, {o: n for n in graph.nodes for o in n.outputs}, tensor)
 
 
 def _never_negative(graph: Graph, producers: dict[str, Node], tensor: str) -> bool:

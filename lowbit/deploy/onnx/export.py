@@ -27,8 +27,8 @@ from lowbit.deploy.onnx.write import to_onnx
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode
 
-_TOLERANCE = 1e-3  # of the largest logit
-_QUANTIZED_TOLERANCE = 0.2
+_TOLERANCE = 1e-3  # of the largest logit, in fp32
+_QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def export_onnx(
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting-") as name:
             draft = Path(name) / path.name
             onnx.save(written, draft)
-            _compare(draft, images, expected, model_name, quantized)
+            notes.append(_compare(draft, images, expected, model_name, quantized))
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(draft, path)
@@ -100,8 +100,7 @@ def _build(
     graph = read_program(program)
     attach_layers(graph, layers)
     notes = fold(graph)
-    done = quantize(graph, layers, target or "vnni")
-    form = "fp32"
+    done, form = quantize(graph, layers, target), "fp32"
     if target is not None:
         weights = [layer.weight for layer in layers.values() if isinstance(layer.weight, QuantizedConstant)]
         form = describe_form(target, weights, [layer.input for layer in layers.values() if layer.input])
@@ -135,15 +134,32 @@ def _description(
     return {"layers": found, "target": target, "form": form}
 
 
-def _compare(draft: Path, images: np.ndarray, expected: np.ndarray, model_name: str, quantized: bool) -> None:
-    limit = _QUANTIZED_TOLERANCE if quantized else _TOLERANCE
-    for optimize in (True, False):
+def _compare(draft: Path, images: np.ndarray, expected: np.ndarray, model_name: str, quantized: bool) -> str:
+    """Run the draft in ONNX Runtime, as it is and with everything merged; a line on how close it comes."""
+    for optimize in (False, True):
         engine = OnnxRuntimeEngine(draft, optimize=optimize)
-        found = compare_logits(expected, engine.run(images))
-        alone = compare_logits(expected[:1], engine.run(images[:1]))
-        if not (found.within(limit) and alone.within(limit)):
-            raise LowbitError(
-                f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the model "
-                f"({found}). forward probably computes a value in Python (a batch size, a number taken out "
-                "of a tensor, a random number) that became a constant; nothing was written"
-            )
+        for batch in (1, len(images)):  # a batch's size that became a constant shows in the first
+            answers = engine.run(images[:batch])
+            if not _is_close(answers, expected[:batch], quantized):
+                found = compare_logits(expected[:batch], answers)
+                raise LowbitError(
+                    f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
+                    f"model ({found}). forward probably computes a value in Python (a batch size, a number "
+                    "taken out of a tensor, a random number) that became a constant; nothing was written"
+                )
+    return f"{engine.name} beside the model, on noise: {compare_logits(expected, answers)}"
+
+
+def _is_close(answers: np.ndarray, expected: np.ndarray, quantized: bool) -> bool:
+    """Float rounding moves single integers by a step, and deep networks make more of it; a mistake is larger.
+
+    So the mean difference counts for a quantized model, and the largest for one in fp32.
+    """
+    if answers.shape != expected.shape:
+        return False
+    difference = np.abs(answers.astype(np.float64) - expected)
+    largest = float(np.abs(expected).max())
+    if not quantized:
+        return bool(difference.max() <= _TOLERANCE * largest)
+    spread = max(float(np.abs(expected - expected.mean()).mean()), _TOLERANCE * largest)
+    return bool(difference.mean() <= _QUANTIZED_TOLERANCE * spread)

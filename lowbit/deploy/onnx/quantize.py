@@ -8,14 +8,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lowbit.deploy.onnx.bounds import is_at_least
+from lowbit.deploy.onnx.bounds import never_negative
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
 from lowbit.deploy.onnx.layers import DeployedLayer
 from lowbit.deploy.onnx.target import Target, activation_type, weight_type
 from lowbit.layers import DeployedOperand
 
-_INT32 = np.iinfo(np.int32)
-_FINER = 12  # bits by which the bias of a 4-bit weight is finer than its product's step
+_FLOAT_OPERATORS = {
+    "Add", "Sub", "Mul", "Div", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Erf", "BatchNormalization",
+}  # fmt: skip
+_MERGED_ACTIVATIONS = {"Relu", "Clip"}
 _TYPES = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8, "uint8": np.uint8
 }  # fmt: skip
@@ -29,8 +31,11 @@ class Quantized:
     notes: list[str] = field(default_factory=list)
 
 
-def quantize(graph: Graph, layers: dict[str, DeployedLayer], target: Target) -> Quantized:
-    """Write, in place, every operand of a quantized layer as the integers of its grid."""
+def quantize(graph: Graph, layers: dict[str, DeployedLayer], target: Target | None) -> Quantized:
+    """Write, in place, every operand of a quantized layer as the integers of its grid.
+
+    Layers in fp32 only lose their marks; a target of None is enough for these.
+    """
     done = Quantized()
     _quantize_inputs(graph, layers, target, done)
     for node in [node for node in graph.nodes if node.kind in PRODUCTS]:
@@ -44,7 +49,9 @@ def quantize(graph: Graph, layers: dict[str, DeployedLayer], target: Target) -> 
     return done
 
 
-def _quantize_inputs(graph: Graph, layers: dict[str, DeployedLayer], target: Target, done: Quantized) -> None:
+def _quantize_inputs(
+    graph: Graph, layers: dict[str, DeployedLayer], target: Target | None, done: Quantized
+) -> None:
     made: dict[Any, tuple[str, str]] = {}  # the same integers of the same tensor are made once
     nodes, graph.nodes = graph.nodes, []
     replaced: dict[str, str] = {}
@@ -73,19 +80,33 @@ def _quantize_inputs(graph: Graph, layers: dict[str, DeployedLayer], target: Tar
 def _quantize_input(
     source: str, layer: str, operand: DeployedOperand, target: Target, graph: Graph
 ) -> tuple[str, str]:
-    """(Clip,) QuantizeLinear, DequantizeLinear; the names of the integers and of their values."""
-    kind = _TYPES[activation_type(operand, target, layer)]
+    """QuantizeLinear, Clip, DequantizeLinear; the names of the integers and of their values.
+
+    The type holds 8 bits. Bounds inside of it are clipped to behind the rounding, where engines still merge
+    the rounding into the product before it; TensorRT wants nothing between the two, so there it is before.
+    """
+    positive = never_negative(graph, source)
+    kind = _TYPES[activation_type(operand, target, positive, layer)]
     scale, shape = np.float32(operand.scale), graph.shapes[source]
-    lowest, highest = operand.lowest * scale, operand.highest * scale
-    low = operand.lowest > np.iinfo(kind).min and not is_at_least(graph, source, lowest)
-    high = operand.highest < np.iinfo(kind).max
-    if low or high:
-        bounds = [graph.constant(lowest) if low else "", *([graph.constant(highest)] if high else [])]
-        source = graph.add("Clip", [source, *bounds], shape=shape)
+    lowest = operand.lowest if operand.lowest > np.iinfo(kind).min and not positive else None
+    highest = operand.highest if operand.highest < np.iinfo(kind).max else None
     parts = [graph.constant(scale, f"{layer}.input.scale"), graph.constant(kind(0), f"{layer}.input.zero")]
+    if target == "gpu":
+        source = _clip(source, lowest, highest, scale, graph)
     integers = graph.add("QuantizeLinear", [source, *parts], shape=shape)
+    if target != "gpu":
+        integers = _clip(integers, lowest, highest, kind(1), graph)
     integers = graph.rename(integers, f"{layer}.input")
     return integers, graph.add("DequantizeLinear", [integers, *parts], shape=shape)
+
+
+def _clip(x: str, lowest: int | None, highest: int | None, unit: np.generic, graph: Graph) -> str:
+    """Clip to bounds given in units; a bound that is None holds anyway."""
+    if lowest is None and highest is None:
+        return x
+    bounds = [""] if lowest is None else [graph.constant(unit.dtype.type(lowest * unit))]
+    bounds += [] if highest is None else [graph.constant(unit.dtype.type(highest * unit))]
+    return graph.add("Clip", [x, *bounds], shape=graph.shapes[x])
 
 
 def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph) -> str:
@@ -105,17 +126,19 @@ def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph)
 def _quantize_bias(
     node: Node, weight: QuantizedConstant, input_: DeployedOperand, graph: Graph, done: Quantized
 ) -> None:
-    """The bias as int32 on the grid of the product's sums, which is where engines with integers add it.
+    """The bias as int32, exactly, or else on the grid of the product's sums.
 
-    4-bit weights are multiplied in floats, also by engines that know them; there a step of the sums is a
-    visible part of the next layer's, so the bias has a finer one.
+    Engines add a bias to sums of integers, so it has to be on their grid, whatever scale the file gives:
+    ONNX Runtime in every 8-bit Gemm, and before 1.23 or so in every convolution whose output is rounded
+    next. A convolution's bias is therefore exact, and added behind it there: half a step of the sums, the
+    same in a whole channel, would move integers in the layers that follow. A Gemm has the sums' grid.
     """
     bias = graph.constants[node.inputs[2]].astype(np.float64)
-    step = np.float32(input_.scale) * _per_output(weight.scale, node, len(bias))
-    if weight.bits <= 4:
-        step = step * np.float32(2.0**-_FINER)
+    step = _own_steps(bias)
+    if weight.bits > 4 and node.kind == "MatMul":
+        step = np.float32(input_.scale) * _per_output(weight.scale, node, len(bias))
     integers = np.rint(bias / step)
-    if (np.abs(integers) > _INT32.max).any() or not (step > 0).all():
+    if (np.abs(integers) > np.iinfo(np.int32).max).any():
         done.notes.append(f"{node.layer}: its bias stays fp32, since int32 cannot hold it")
         return
     parts = [
@@ -124,6 +147,36 @@ def _quantize_bias(
         graph.constant(np.zeros(len(bias), np.int32), f"{node.layer}.bias.zero"),
     ]
     node.inputs[2] = _insert(node, parts, 0, [len(bias)], graph)
+    if weight.bits > 4 and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
+        _add_behind(node, graph)
+
+
+def _own_steps(bias: np.ndarray) -> np.ndarray:
+    """For each fp32 number a power of two of which it is a multiple, and one that int32 holds."""
+    _, exponent = np.frexp(np.where(bias == 0, 1, bias))
+    return np.ldexp(np.float32(1), np.maximum(exponent - 24, -126)).astype(np.float32)
+
+
+def _add_behind(node: Node, graph: Graph) -> None:
+    """Take the bias out of a convolution and add it to its output."""
+    output, shape = node.outputs[0], graph.shapes[node.outputs[0]]
+    product, turned = graph.new_name("product"), graph.new_name("bias")
+    sizes = graph.constant(np.array([-1, 1, 1], np.int64))
+    graph.shapes |= {product: shape, turned: [shape[1], 1, 1]}
+    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    graph.nodes[place + 1 : place + 1] = [
+        Node("Reshape", [node.inputs.pop(), sizes], [turned]),
+        Node("Add", [product, turned], [output]),
+    ]
+    node.outputs = [product]
+
+
+def _is_used_in_floats(node: Node, graph: Graph) -> bool:
+    """Whether somebody computes with the product's output before it is rounded: then it is a float."""
+    consumers = graph.consumers(node.outputs[0])
+    if len(consumers) == 1 and consumers[0].kind in _MERGED_ACTIVATIONS:
+        return _is_used_in_floats(consumers[0], graph)
+    return any(consumer.kind in _FLOAT_OPERATORS for consumer in consumers)
 
 
 def _per_output(scale: np.ndarray, node: Node, channels: int) -> np.ndarray:

@@ -46,10 +46,12 @@ def describe_form(target: Target, weights: list[QuantizedConstant], inputs: list
         stored = [weight_type(weight, target) for weight in weights if weight.bits == bits]
         kinds += [f"{bits}-bit weights as {' and '.join(sorted({name for name, _ in stored}))}"]
         if any(zero for _, zero in stored):
-            kinds[-1] += " with zero point 128 (8-bit products of u8 and s8 saturate without VNNI)"
-    activations = sorted({activation_type(operand, target, "") for operand in inputs})
-    if activations:
-        kinds.append(f"inputs as {' and '.join(activations)}")
+            kinds[-1] += (
+                " with zero point 128 (exact: 8-bit products of u8 and s8 saturate there; OpenVINO is slow "
+                "with them, 7-bit weights are fast)"
+            )
+    if inputs:
+        kinds.append("inputs as int8" + ("" if target == "gpu" else ", and as uint8 where never negative"))
     return f"for {_MEANING[target]} ({target}): {', '.join(kinds)}"
 
 
@@ -67,10 +69,13 @@ def weight_type(weight: QuantizedConstant, target: Target) -> tuple[str, int]:
     return f"{sign}int8", 0
 
 
-def activation_type(operand: DeployedOperand, target: Target, layer: str) -> str:
-    """The ONNX type of an input's integers; the zero point is always 0."""
+def activation_type(operand: DeployedOperand, target: Target, positive: bool, layer: str) -> str:
+    """The ONNX type of an input's integers; the zero point is always 0.
+
+    Behind a ReLU also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into the product.
+    """
     if target != "gpu":
-        return "int8" if operand.signed else "uint8"
+        return "int8" if operand.signed and not positive else "uint8"
     if not operand.signed and operand.highest > np.iinfo(np.int8).max:
         raise LowbitError(
             f'the input of layer "{layer}" is on the grid uint8, and GPU engines know signed inputs only: '

@@ -78,7 +78,6 @@ def gelu(op: Op, graph: Graph) -> Result:
     """x / 2 · (1 + erf(x / √2)), or the form with tanh; ONNX's own Gelu would need opset 20."""
     (x,) = op.inputs
     if op["approximate"]:
-        cube = _times(graph, x, 1.0)
         cube = graph.add("Mul", [graph.add("Mul", [x, x], shape=op.shape), x], shape=op.shape)
         inner = graph.add("Add", [x, _times(graph, cube, 0.044715)], shape=op.shape)
         bent = graph.add("Tanh", [_times(graph, inner, math.sqrt(2 / math.pi))], shape=op.shape)
