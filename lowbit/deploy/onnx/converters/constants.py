@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx.helper import np_dtype_to_tensor_dtype
 
 from lowbit.deploy.onnx.converters.registry import Op, Result, converts
 from lowbit.deploy.onnx.graph import Graph
@@ -31,6 +32,12 @@ def assign_value(op: Op, graph: Graph) -> Result:
     return graph.constant(np.array(op["values"], _type(op)).reshape(op["shape"]))
 
 
+@converts("arange")
+def arange(op: Op, graph: Graph) -> Result:
+    start, end, step = (op.number(index, graph) for index in range(3))
+    return graph.constant(np.arange(start, end, step).astype(_type(op)))
+
+
 @converts("full_like")
 def full_like(op: Op, graph: Graph) -> Result:
     value = np.array([op.number(1, graph)], _type(op))
@@ -50,8 +57,8 @@ def shape(op: Op, graph: Graph) -> Result:
 def cast(op: Op, graph: Graph) -> Result:
     if op.inputs[0] in graph.partial:
         return op.inputs[0]
-    to = _onnx_type(op)
-    return graph.add("Cast", [op.inputs[0]], shape=op.shape, to=to)
+    to = np_dtype_to_tensor_dtype(np.dtype(_type(op)))
+    return graph.add("Cast", [op.inputs[0]], shape=op.shape, to=int(to))
 
 
 @converts("assign", "share_data_", "share_data", "dropout")
@@ -67,9 +74,3 @@ def _type(op: Op) -> type:
     if op["dtype"] not in _TYPES:
         raise op.refuse(f"makes numbers of type {op['dtype']}, which lowbit does not write")
     return _TYPES[op["dtype"]]
-
-
-def _onnx_type(op: Op) -> int:
-    from onnx.helper import np_dtype_to_tensor_dtype
-
-    return int(np_dtype_to_tensor_dtype(np.dtype(_type(op))))

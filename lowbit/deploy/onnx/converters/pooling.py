@@ -33,19 +33,21 @@ def _pool(op: Op, graph: Graph, kind: str, kernel: list[int]) -> str:
         return _adaptive(op, graph, kind, kernel)
     strides = list(op["strides"])
     pads = _pads(op, sizes, kernel, strides)
-    # Windows that go beyond the padded image (ceil_mode); engines disagree about them, not about padding.
-    beyond = [
-        max(0, (op.shape[2 + i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2])
-        for i in range(2)
+    # As far behind the image as the windows go (ceil_mode): engines disagree about that, not about padding.
+    before = pads[:2]
+    behind = [
+        max(0, (op.shape[2 + i] - 1) * strides[i] + kernel[i] - sizes[i] - before[i]) for i in range(2)
     ]
-    if any(beyond[i] + pads[i + 2] >= kernel[i] for i in range(2)):
+    if any(behind[i] >= kernel[i] for i in range(2)):
         raise op.refuse("has windows that lie outside of the image")
-    if kind == "avg" and not op["exclusive"] and any(pads):
-        # Padding counts as zeros here, what lies beyond does not count at all.
-        zeros = graph.constant(np.array([0, 0, *pads[:2], 0, 0, *pads[2:]], np.int64))
-        shape = [*graph.shapes[x][:2], *(sizes[i] + pads[i] + pads[i + 2] for i in range(2))]
-        x, pads = graph.add("Pad", [x, zeros], shape=shape), [0, 0, 0, 0]
-    pads = [*pads[:2], pads[2] + beyond[0], pads[3] + beyond[1]]
+    if kind == "avg" and not op["exclusive"] and any(before):
+        # Here zeros count, in Paddle as many behind as before the image; what lies beyond does not.
+        counted = [min(behind[i], before[i]) for i in range(2)]
+        zeros = graph.constant(np.array([0, 0, *before, 0, 0, *counted], np.int64))
+        shape = [*graph.shapes[x][:2], *(sizes[i] + before[i] + counted[i] for i in range(2))]
+        x, before = graph.add("Pad", [x, zeros], shape=shape), [0, 0]
+        behind = [behind[i] - counted[i] for i in range(2)]
+    pads = [*before, *behind]
     name = "MaxPool" if kind == "max" else "AveragePool"
     return graph.add(name, [x], shape=op.shape, kernel_shape=kernel, strides=strides, pads=pads)
 

@@ -134,19 +134,20 @@ def roll(op: Op, graph: Graph) -> Result:
 
 
 def _reshape(op: Op, graph: Graph, sizes: list[int | None]) -> str:
-    """The batch's size, unknown here, is copied where it stays first, and worked out (-1) elsewhere."""
-    x = op.inputs[0]
-    before = graph.shapes[x]
-    unknown = [i for i, size in enumerate(sizes) if size in (None, -1)]
-    sizes = [-1 if size is None else size for size in sizes]
-    for index in unknown:
-        if op.shape[index] != -1:  # Paddle worked it out
-            sizes[index] = op.shape[index]
-        elif index == 0 and before[:1] == [-1] and _rest(before) == _rest(op.shape):
-            sizes[index] = 0
+    """The batch's size, None here, is copied (0) where it stays in front, and worked out (-1) elsewhere."""
+    before, shape = graph.shapes[op.inputs[0]], list(op.shape)
+    batch_stays = before[:1] == [-1] and (sizes[0] is None or _rest(before) == _rest(shape))
+    for index, size in enumerate(sizes):
+        if size in (None, -1):
+            sizes[index] = 0 if index == 0 and batch_stays and shape[0] == -1 else shape[index]
+    if sizes[:1] == [0] and sizes.count(-1) == 1 and _rest(before) is not None:
+        # Paddle no longer knows it when the batch's size is a tensor.
+        index = sizes.index(-1)
+        known = int(np.prod([before[i] if size == 0 else size for i, size in enumerate(sizes[1:], 1)]))
+        sizes[index] = shape[index] = _rest(before) // -known
     if sizes.count(-1) > 1:
         raise op.refuse("makes a shape of which more than the batch's size is unknown")
-    return graph.add("Reshape", [x, graph.constant(np.array(sizes, np.int64))], shape=op.shape)
+    return graph.add("Reshape", [op.inputs[0], graph.constant(np.array(sizes, np.int64))], shape=shape)
 
 
 def _rest(shape: list[int]) -> int | None:
