@@ -33,7 +33,7 @@ def verify(
         float, typer.Option(help="Percent of the images on which an engine must give the model's class.")
     ] = 99.0,
     engines: Annotated[
-        str, typer.Option(help="Which engines, with commas between them.")
+        str, typer.Option(help="Which engines, with commas between them; also `paddle-int8`.")
     ] = "paddle,onnxruntime,openvino",
     target: Annotated[
         str | None,
