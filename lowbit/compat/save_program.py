@@ -13,7 +13,7 @@ from paddle import Tensor, nn
 from paddle.static import InputSpec
 
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
+from lowbit.layers import eval_mode, frozen
 from lowbit.layers.paddle_errors import cause, failing_layer
 
 _TOLERANCE = 1e-4  # of the largest output
@@ -81,7 +81,8 @@ def _run(model: nn.Layer, inputs: list[Tensor], specs: list[InputSpec]) -> list[
 
 def _save(model: nn.Layer, prefix: Path, specs: list[InputSpec]) -> None:
     try:
-        paddle.jit.save(model, str(prefix), input_spec=specs)
+        with frozen(model):
+            paddle.jit.save(model, str(prefix), input_spec=specs)
     except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
         if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
             raise

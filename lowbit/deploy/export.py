@@ -21,7 +21,7 @@ from lowbit.deploy.expected import check_image_shape, expected_logits, untransla
 from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
 from lowbit.deploy.model_files import MODEL_SUFFIXES, PARAMS_SUFFIX, find_model_files, sha256
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
+from lowbit.layers import eval_mode, frozen
 
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another
 # number of threads may differ.
@@ -76,7 +76,8 @@ def export_model(
             draft = Path(name)
             images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
             logits = expected_logits(model, images, model_name, classes)
-            _save(model, draft / file_name, image_shape, model_name)
+            with frozen(model):
+                _save(model, draft / file_name, image_shape, model_name)
             _check_draft(draft, file_name, images, logits, model_name)
             files = find_model_files(draft, file_name)
             description = describe_inference(

@@ -5,6 +5,7 @@ from lowbit.layers.deployed import DeployedOperand, deployed_input, deployed_wei
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.layers.fold import fold_batch_norm
 from lowbit.layers.foldable import Folded
+from lowbit.layers.frozen import frozen
 from lowbit.layers.integer_form import integer_reference
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
 from lowbit.layers.quantized import is_quantized, quantize_layer
@@ -23,6 +24,7 @@ __all__ = [
     "eval_mode",
     "find_quantizers",
     "fold_batch_norm",
+    "frozen",
     "integer_reference",
     "is_quantized",
     "preparation_of",

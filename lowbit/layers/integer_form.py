@@ -12,9 +12,34 @@ from paddle import Tensor, nn
 
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.layers.quantizer import Quantizer
-from lowbit.numerics.exact import add, as_float32, as_type_of, multiply
+from lowbit.numerics import nearest
+from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
 
 _EXACT = "_lowbit_exact_product"
+FROZEN = "lowbit_frozen"
+
+
+class Frozen(nn.Layer):
+    """The constants of a layer that is being exported, as buffers, which a program can carry."""
+
+    def __init__(
+        self,
+        *,
+        bounds: tuple[float, float],
+        integers: Tensor,
+        input_scale: Tensor,
+        output_scale: Tensor,
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.bounds = bounds  # of the input's integers
+        for name, value in (
+            ("integers", integers),
+            ("input_scale", input_scale),
+            ("output_scale", output_scale),
+            ("bias", bias),
+        ):
+            self.register_buffer(name, value)
 
 
 @paddle.jit.not_to_static  # decided in Python, before a program is made of it
@@ -42,17 +67,24 @@ def integer_form(layer: nn.Layer, x: Tensor, *geometry: Any) -> Tensor:
     The integers are held in fp32, whose sums are exact as long as they stay below 2^24: then this is what an
     integer engine computes, to the last bit, in whichever order it adds.
     """
-    weight, bias = layer.effective_weight_and_bias()
-    x_integers, x_scale = layer.input_quantizer.integers(x)
-    w_integers, w_scale = layer.weight_quantizer.integers(weight)
+    constants = getattr(layer, FROZEN, None)
+    if constants is not None:
+        # Rounded inside of the bounds, which are integers: what clipping behind the rounding gives.
+        quotient = divide(as_float32(x), constants.input_scale)
+        x_integers = nearest(paddle.clip(quotient, *constants.bounds))
+        w_integers = constants.integers.cast("float32")
+        scale, bias = constants.output_scale, constants.bias
+    else:
+        weight, bias = layer.effective_weight_and_bias()
+        x_integers, x_scale = layer.input_quantizer.integers(x)
+        w_integers, w_scale = layer.weight_quantizer.integers(weight)
+        scale = multiply(x_scale, per_output(layer, w_scale))
     if getattr(layer, _EXACT, False):
         # fp64 holds every integer up to 2^53: no sum of a layer comes near.
         x_integers, w_integers = x_integers.cast("float64"), w_integers.cast("float64")
-    sums = as_float32(layer.product(x_integers, w_integers, None, *geometry))
-    along = _along_outputs(layer)
-    y = multiply(sums, multiply(x_scale, _per_output(layer, w_scale, along)))
+    y = multiply(as_float32(layer.product(x_integers, w_integers, None, *geometry)), scale)
     if bias is not None:
-        y = add(y, as_float32(bias).reshape(along))
+        y = add(y, as_float32(bias).reshape(_along_outputs(layer)))
     return as_type_of(x, y)
 
 
@@ -83,10 +115,10 @@ def _along_outputs(layer: nn.Layer) -> list[int]:
     return [-1] if channels_last else [-1, 1, 1]
 
 
-def _per_output(layer: nn.Layer, scale: Tensor, along: list[int]) -> Tensor:
+def per_output(layer: nn.Layer, scale: Tensor) -> Tensor:
     """The weight's scale, one number or one per output channel, as the output has its channels."""
     if math.prod(scale.shape) == 1:
         return scale.reshape([1])
     groups = layer._groups if isinstance(layer, nn.Conv2DTranspose) else 1
     # A transposed convolution's weight is [in, out / groups, …]: its groups share their scales.
-    return paddle.tile(scale.reshape([-1]), [groups]).reshape(along)
+    return paddle.tile(scale.reshape([-1]), [groups]).reshape(_along_outputs(layer))
