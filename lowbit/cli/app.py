@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from lowbit.cli import calibrate, data, demo, doctor, evaluate, export, infer, plan, train, verify
+from lowbit.cli import calibrate, data, demo, doctor, evaluate, export, infer, plan, tipc, train, verify
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -32,6 +32,7 @@ app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")
+app.add_typer(tipc.app, name="tipc")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,91 @@
+"""Collects the steps of a plan: unique names, steps left out with their reason, the devices of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lowbit.tipc.lines import Field
+from lowbit.tipc.step import Step
+from lowbit.tipc.values import DeviceChoice
+from lowbit.tipc.words import Words
+
+CPU_PROCESSES = 2  # what several cards become on a CPU
+_MOST_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the plan is for: how many cards there are (None: enough), or everything on the CPU."""
+
+    cards: int | None = None
+    on_cpu: bool = False
+
+    def why_not(self, choice: DeviceChoice) -> str | None:
+        """Why a device is not to be had here."""
+        if choice.is_cpu or self.on_cpu or self.cards is None or max(choice.cards) < self.cards:
+            return None
+        have = {0: "no card", 1: "one card, number 0"}.get(
+            self.cards, f"{self.cards} cards, 0 to {self.cards - 1}"
+        )
+        wanted = f"card{'s' * (len(choice.cards) > 1)} {choice.text}"
+        return f"needs {wanted}; Paddle sees {have} here. --device cpu runs it on the CPU"
+
+    def visible(self, choice: DeviceChoice) -> Mapping[str, str]:
+        """The environment of a step that runs in one process: it sees the first card, or none."""
+        if choice.is_cpu or self.on_cpu:
+            return {"CUDA_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": str(choice.cards[0])}
+
+    def launcher(self, choice: DeviceChoice) -> Words:
+        """What stands between the interpreter and the training script."""
+        if not choice.is_launched:
+            return ()
+        launch = ("-m", "paddle.distributed.launch")
+        if self.on_cpu:  # on a CPU build of Paddle, --gpus ends in an error of the launcher
+            return (*launch, f"--nproc_per_node={CPU_PROCESSES}")
+        addresses = (f"--ips={','.join(choice.addresses)}",) if choice.addresses else ()
+        return (*launch, *addresses, f"--gpus={choice.text}")
+
+
+@dataclass
+class Builder:
+    """The plan as it grows."""
+
+    machine: Machine
+    python: Words
+    output: str
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _names: set[str] = field(default_factory=set)
+
+    def unique(self, name: str, *, longest: int = 230) -> str:
+        """A name that fits in a path and was not given before: two runs never share a folder or a log.
+
+        >>> builder = Builder(Machine(), ("python",), "./output")
+        >>> builder.unique("a/b"), builder.unique("a/b")
+        ('a_b', 'a_b_2')
+        """
+        plain = re.sub(r"[^\w.,=+-]", "_", name)[:longest]
+        found, count = plain, 1
+        while found in self._names:
+            count += 1
+            found = f"{plain}_{count}"
+        self._names.add(found)
+        return found
+
+    def note(self, field: Field, message: str) -> None:
+        text = f"line {field.number}: {message}"
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add(self, step: Step, cause: Field) -> Step:
+        """Adds a step. What needs a skipped step is skipped; too many steps are blamed on `cause`."""
+        if len(self.steps) == _MOST_STEPS:
+            raise cause.error(f"expected alternatives that come to at most {_MOST_STEPS} commands")
+        without = [other.name for other in self.steps if other.skipped and other.name in step.needs]
+        if without and step.skipped is None:
+            step = replace(step, skipped=f"needs {without[0]}, which is skipped")
+        self.steps.append(step)
+        return step

@@ -1,0 +1,207 @@
+"""The command strings that the original scripts would have run, defects included, for comparison only.
+
+Nothing here is shared with the planner, which is held against it. It follows the original's own way of reading:
+values end at a second colon, an absent argument leaves a blank, lengths tell devices apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from lowbit.tipc.config import ChainConfig
+from lowbit.tipc.lines import ConfigFile
+from lowbit.tipc.plan import check_mode
+
+_SHORTEST_ADDRESSES = len("0.0.0.0,0.0.0.0")
+
+
+def original_commands(config: ChainConfig, mode: str) -> list[str]:
+    """Exactly what the original hands to the shell's `eval`, in its order.
+
+    >>> original_commands(read_config(path), "lite_train_lite_infer")[0]  # doctest: +SKIP
+    'python3.7 train.py --output-dir=./test_tipc/output/…'
+    """
+    check_mode(mode)
+    lines = _Lines(config.file, config.layout)
+    commands = _commands_32 if config.layout == 32 else _commands_51
+    return list(commands(lines, mode, f"./test_tipc/output/{lines.value(2)}/{mode}"))
+
+
+@dataclass(frozen=True)
+class _Lines:
+    file: ConfigFile
+    layout: int
+
+    def _parts(self, position: int) -> list[str]:
+        line = self.file.line(position)
+        return line.text.split(":") if line and line.number <= self.layout else [""]
+
+    def key(self, position: int) -> str:
+        return self._parts(position)[0]
+
+    def value(self, position: int) -> str:
+        return (*self._parts(position), "")[1]
+
+    def of_mode(self, position: int, mode: str) -> str:
+        entries = (entry.split("=") for entry in self.value(position).split("|"))
+        return next(((*entry, "")[1] for entry in entries if entry[0] == mode), "")
+
+    def set(self, position: int, value: str | None = None) -> str:
+        key, value = self.key(position), self.value(position) if value is None else value
+        return " " if key == "null" or value in ("null", " ", "") else f"{key}={value}"
+
+    def each(self, position: int) -> list[str]:
+        return _each(self.value(position))
+
+
+@dataclass(frozen=True)
+class _Device:
+    gpu: str
+    addresses: str
+
+    @classmethod
+    def parse(cls, text: str) -> _Device:
+        if len(text) <= _SHORTEST_ADDRESSES:
+            return cls(text, "")
+        addresses, *rest = text.split(";")
+        return cls((*rest, "")[0], addresses)
+
+    @property
+    def has_machines(self) -> bool:
+        return len(self.addresses) > _SHORTEST_ADDRESSES
+
+    @property
+    def nodes(self) -> int:
+        return len(self.addresses.split(",")) if self.has_machines else 1
+
+    @property
+    def launcher(self) -> str:
+        if len(self.gpu) <= 2:
+            return ""
+        machines = f"--ips={self.addresses} " if self.has_machines else ""
+        return f"-m paddle.distributed.launch {machines}--gpus={self.gpu} "
+
+
+def _each(value: str) -> list[str]:
+    parts = value.split("|")
+    return parts[:-1] if parts[-1] == "" else parts
+
+
+def _commands_32(lines: _Lines, mode: str, output: str) -> Iterator[str]:
+    python = lines.value(3)
+    if mode == "whole_infer":
+        folder = lines.value(20)
+        if lines.value(25) not in ("", "null"):
+            yield f"{python} {lines.value(25)} {lines.set(21, lines.value(24))} {lines.set(20, folder)}"
+        yield from _infer_32(lines, folder, lines.value(31), output)
+        return
+    for text, trainer in product(lines.each(4), lines.each(13)):
+        device = _Device.parse(text)
+        if lines.value(14) == "null":
+            continue
+        run = f"{output}/{trainer}_gpus_{device.gpu}_autocast_{trainer == 'amp_train'}_nodes_{device.nodes}"
+        save = f"{run}.log"
+        arguments = (
+            *(lines.set(7, save), lines.set(6, lines.of_mode(6, mode))),
+            *(lines.set(9), lines.set(8, lines.of_mode(8, mode))),
+        )
+        yield f"{python} {device.launcher}{lines.value(14)} {' '.join(arguments)}"
+        weights = f"{save}/{lines.value(10)}"
+        if lines.value(17) not in ("", "null"):
+            yield f"{python} {lines.value(17)} {lines.set(9, weights)} > {run}_eval.log 2>&1 "
+        if lines.value(22) not in ("", "null"):
+            arguments = (lines.set(21, weights), lines.set(20, save))
+            yield f"{python} {lines.value(22)} {' '.join(arguments)} > {run}_export.log 2>&1 "
+            yield from _infer_32(lines, save, "", output)
+
+
+def _infer_32(lines: _Lines, folder: str, image: str, output: str) -> Iterator[str]:
+    for word, size in product(lines.each(28), lines.each(29)):
+        where = _hardware(word)
+        if where is None:
+            continue
+        arguments = (f"{lines.key(28)}={word}", lines.set(30, folder), lines.set(29, size))
+        arguments = (*arguments, lines.set(31, image), lines.set(32))
+        log = f"{output}/python_infer_{where}_batchsize_{size}.log"
+        yield f"{lines.value(3)} {lines.value(27)} {' '.join(arguments)} > {log} 2>&1 "
+
+
+def _hardware(word: str) -> str | None:
+    return {"True": "gpu", "gpu": "gpu", "False": "cpu", "cpu": "cpu"}.get(word)
+
+
+def _commands_51(lines: _Lines, mode: str, output: str) -> Iterator[str]:
+    python = lines.value(3)
+    if mode == "whole_infer":
+        exports, flags = lines.each(38), lines.each(39)
+        for index, model in enumerate(lines.each(37)):
+            export = exports[index] if index < len(exports) else ""
+            if export not in ("", "null"):
+                arguments = f"{lines.set(29, model)} {lines.set(28, model)}"
+                yield f"{python} {export} {arguments} > {output}/_export_{index}.log 2>&1 "
+            flag = flags[index] if index < len(flags) else ""
+            yield from _infer_51(lines, model, lines.value(48), output, flag)
+        return
+    use_gpu = lines.each(5)
+    for index, text in enumerate(lines.each(4)):
+        device, word = _Device.parse(text), use_gpu[index] if index < len(use_gpu) else ""
+        for autocast, trainer in product(lines.each(6), lines.each(15)):
+            train, export = _trainer_51(lines, trainer)
+            if lines.value(train) == "null":
+                continue
+            run = f"{output}/{trainer}_gpus_{device.gpu}_autocast_{autocast}_nodes_{device.nodes}"
+            save = f"{run}.log"
+            weights = f"{save}/{lines.value(11)}"
+            first = [lines.set(7, lines.of_mode(7, mode)), lines.set(10)]
+            if device.launcher and device.has_machines:
+                first.reverse()
+            arguments = (
+                *(lines.set(5, word), lines.set(8, save), *first),
+                *(lines.set(6, autocast), lines.set(9, lines.of_mode(9, mode)), lines.set(13)),
+            )
+            yield f"{python} {device.launcher}{lines.value(train)} {' '.join(arguments)}"
+            if lines.value(24) not in ("", "null"):
+                arguments = (lines.set(10, weights), lines.set(5, word), lines.set(25))
+                yield f"{python} {lines.value(24)} {' '.join(arguments)} > {run}_eval.log 2>&1 "
+            if lines.value(export) not in ("", "null"):
+                arguments = (lines.set(29, weights), lines.set(28, save))
+                yield f"{python} {lines.value(export)} {' '.join(arguments)} > {run}_export.log 2>&1 "
+                below = lines.value(36)
+                folder = save if below in ("null", "##") else f"{save}/{below}"
+                yield from _infer_51(lines, folder, lines.value(12), output, str(train == 17))
+
+
+def _trainer_51(lines: _Lines, trainer: str) -> tuple[int, int]:
+    """The lines of a trainer's commands; a name that is nowhere gets those of norm_train."""
+    return next(((line, line + 14) for line in (17, 18, 19, 20, 21) if trainer == lines.key(line)), (16, 30))
+
+
+def _infer_51(lines: _Lines, folder: str, image: str, output: str, quantized: str) -> Iterator[str]:
+    start = f"{lines.value(3)} {lines.value(40)} {lines.key(41)}"
+    for word in lines.each(41):
+        where = _hardware(word)
+        if where == "cpu":
+            for mkldnn, threads, size, precision in product(*map(lines.each, (42, 43, 44, 46))):
+                if (mkldnn == "False" and precision == "fp16") or (quantized == "True" and precision != "int8"):
+                    continue
+                arguments = (
+                    *(lines.set(42, mkldnn), lines.set(43, threads), lines.set(47, folder)),
+                    *(lines.set(44, size), " ", lines.set(48, image), lines.set(50)),
+                    *(lines.set(46, precision), lines.set(51)),
+                )
+                settings = f"usemkldnn_{mkldnn}_threads_{threads}_precision_{precision}_batchsize_{size}"
+                yield f"{start}={word} {' '.join(arguments)} > {output}/python_infer_cpu_{settings}.log 2>&1 "
+        elif where == "gpu":
+            for tensorrt, precision, size in product(*map(lines.each, (45, 46, 44))):
+                if quantized == "False" and "int8" in precision:
+                    continue
+                if ("fp16" in precision or "int8" in precision) and tensorrt == "False":
+                    continue
+                arguments = (
+                    *(lines.set(45, tensorrt), lines.set(46, precision), lines.set(47, folder)),
+                    *(lines.set(44, size), lines.set(48, image), lines.set(50), lines.set(51), " "),
+                )
+                settings = f"usetrt_{tensorrt}_precision_{precision}_batchsize_{size}"
+                yield f"{start}={word} {' '.join(arguments)} > {output}/python_infer_gpu_{settings}.log 2>&1 "
