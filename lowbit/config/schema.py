@@ -124,8 +124,8 @@ class DistillationSection(Section):
     teacher: str  # `fp32`, a run folder, a checkpoint, or a weights file
     teacher_model: str | None = None  # of a weights file; left out: Arch
     teacher_kwargs: dict[str, JsonValue] = {}
-    temperature: Annotated[Number, Field(gt=0)] = 1.0
-    weight: Annotated[Number, Field(gt=0, le=1)] = 0.5  # the teacher's share of the loss
+    temperature: Annotated[Number, Field(gt=0)] = 4.0
+    weight: Annotated[Number, Field(gt=0, le=1)] = 1.0  # the teacher's share of the loss
 
     @model_validator(mode="after")
     def _one_teacher(self) -> DistillationSection:
