@@ -26,7 +26,8 @@ def plan(
     mode: Annotated[
         str,
         typer.Argument(
-            help="`lite_train_lite_infer`, `lite_train_whole_infer`, `whole_train_whole_infer` or `whole_infer`.",
+            help="`lite_train_lite_infer`, `lite_train_whole_infer`, `whole_train_whole_infer` or "
+            "`whole_infer`.",
             show_default=False,
         ),
     ],

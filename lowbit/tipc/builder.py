@@ -1,4 +1,4 @@
-"""Collects the steps of a plan: unique names, steps left out with their reason, the devices of this machine."""
+"""Collects the steps of a plan: unique names, what is skipped and why, the devices of this machine."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The model that `whole_infer` starts from. Where `folder` is None, export writes to the weights' place."""
+    """The model that `whole_infer` starts from; where `folder` is None, the weights' place is the folder."""
 
     weights: Field
     export: Field

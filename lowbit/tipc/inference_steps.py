@@ -36,6 +36,7 @@ class _Variant:
     behind_images: Words
     batch_size: str
     log: str
+    tensorrt: bool = False
 
 
 def add_inference(
@@ -69,7 +70,7 @@ def add_inference(
                 log=f"{build.output}/{name}.log",
                 folder=model.folder,
                 needs=needs,
-                skipped=machine.why_not(first),
+                skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.why_not(first),
                 note="on the CPU" if on_cpu else None,
                 quantized=model.quantized,
             ),
@@ -127,6 +128,7 @@ def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
             (*option(inference.benchmark), *option(inference.extra)),
             size,
             f"python_infer_gpu_usetrt_{tensorrt}_precision_{precision}_batchsize_{size}",
+            tensorrt=tensorrt not in ("False", "null"),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from lowbit.errors import LowbitError, nearest
@@ -9,7 +10,8 @@ from lowbit.tipc import layout_32, layout_51
 from lowbit.tipc.config import ChainConfig
 from lowbit.tipc.lines import ConfigFile, Line, read_lines, shorten
 
-_LAYOUTS = (
+_Layout = tuple[dict[int, str], Callable[[ConfigFile], ChainConfig]]
+_LAYOUTS: tuple[_Layout, _Layout] = (
     (layout_32.LANDMARKS, layout_32.read_32),
     (layout_51.LANDMARKS, layout_51.read_51),
 )
@@ -23,13 +25,26 @@ def read_config(path: Path) -> ChainConfig:
     32
     """
     file = read_lines(path)
-    scores = [sum(_stands(file.line(place), word) for place, word in marks.items()) for marks, _ in _LAYOUTS]
-    if scores[0] == scores[1]:
-        raise _unrecognised(file)
-    marks, read = _LAYOUTS[scores.index(max(scores))]
+    marks, read = _recognise(file)
     for position, word in marks.items():
         _check(file, position, word)
     return read(file)
+
+
+def _recognise(file: ConfigFile) -> _Layout:
+    """The layout that more of the landmarks fit, or whose distance between two of them this file has."""
+    scores = [sum(_stands(file.line(place), word) for place, word in marks.items()) for marks, _ in _LAYOUTS]
+    if scores[0] != scores[1]:
+        return _LAYOUTS[scores.index(max(scores))]
+    # A line too few near the top moves all landmarks, but not one against the other.
+    trainer, title = _places(file, "trainer"), _places(file, "=eval_params")
+    if trainer and title:
+        return _LAYOUTS[0 if title[0] - trainer[0] <= 5 else 1]
+    raise _unrecognised(file)
+
+
+def _places(file: ConfigFile, word: str) -> list[int]:
+    return [place for place, line in enumerate(file.lines, 1) if _stands(line, word)]
 
 
 def _stands(line: Line | None, word: str) -> bool:
@@ -42,7 +57,9 @@ def _check(file: ConfigFile, position: int, word: str) -> None:
     line = file.line(position)
     if line is None and word not in _ALWAYS:  # what is cut off at the end is absent
         return
-    if _stands(line, word) or (line is not None and word[0] != "=" and line.says_nothing):
+    if _stands(line, word):
+        return
+    if line is not None and line.says_nothing and word[0] != "=" and not _places(file, word):
         return
     expected = f"the title {word[1:]}" if word.startswith("=") else f"{word}:..."
     found = f'"{shorten(line.text)}"' if line else "the end of the file"
@@ -51,7 +68,7 @@ def _check(file: ConfigFile, position: int, word: str) -> None:
 
 def _hint(file: ConfigFile, line: Line | None, position: int, word: str) -> str:
     """What to do: the word is misspelt here, or stands on another line."""
-    elsewhere = [place for place, other in enumerate(file.lines, 1) if _stands(other, word)]
+    elsewhere = _places(file, word)
     if elsewhere:
         place = elsewhere[0]
         trouble = "is missing" if place < position else "is too much"
@@ -61,14 +78,13 @@ def _hint(file: ConfigFile, line: Line | None, position: int, word: str) -> str:
 
 
 def _unrecognised(file: ConfigFile) -> LowbitError:
-    first = file.lines[0]
-    if first.title not in (None, "", "train_params") and nearest(first.title, ["train_params"]) is None:
+    first, found = file.lines[0], _places(file, "trainer")
+    if first.title not in (None, "train_params") and not found:
         return file.error(
             1,
-            f"expected the title train_params, found {first.title}: this is the config of another test; lowbit "
-            "knows those of train_infer_python.txt's kind",
+            f"expected the title train_params, found {shorten(first.title)}: this is the config of another "
+            "test; lowbit knows those of train_infer_python.txt's kind",
         )
-    found = [place for place, line in enumerate(file.lines, 1) if line.key == "trainer"]
     position = found[0] if found else 13
     return file.error(
         position,

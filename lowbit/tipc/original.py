@@ -1,7 +1,7 @@
 """The command strings that the original scripts would have run, defects included, for comparison only.
 
-Nothing here is shared with the planner, which is held against it. It follows the original's own way of reading:
-values end at a second colon, an absent argument leaves a blank, lengths tell devices apart.
+Nothing here is shared with the planner, which is held against it. It follows the original's own way of
+reading: values end at a second colon, an absent argument leaves a blank, lengths tell devices apart.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ def _infer_51(lines: _Lines, folder: str, image: str, output: str, quantized: st
         where = _hardware(word)
         if where == "cpu":
             for mkldnn, threads, size, precision in product(*map(lines.each, (42, 43, 44, 46))):
-                if (mkldnn == "False" and precision == "fp16") or (quantized == "True" and precision != "int8"):
+                if mkldnn == "False" and precision == "fp16":
+                    continue
+                if quantized == "True" and precision != "int8":
                     continue
                 arguments = (
                     *(lines.set(42, mkldnn), lines.set(43, threads), lines.set(47, folder)),

@@ -23,7 +23,7 @@ def print_plan(plan: ChainPlan) -> None:
     table.add_column("step")
     table.add_column("command", overflow="fold")
     for number, step in enumerate(plan.steps, 1):
-        remark = f"  (skipped: {step.skipped})" if step.skipped else f"  ({step.note})" if step.note else ""
+        remark = f"\nskipped: {step.skipped}" if step.skipped else f"\n({step.note})" if step.note else ""
         style = "dim" if step.skipped else ""
         cells = (str(number), step.kind.value, command_text(step) + remark)
         table.add_row(*(Text(cell, style=style) for cell in cells))

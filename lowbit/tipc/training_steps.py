@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.errors import did_you_mean
 from lowbit.tipc.builder import CPU_PROCESSES, Builder
 from lowbit.tipc.config import ChainConfig, Trainer
 from lowbit.tipc.inference_steps import Model, add_inference
-from lowbit.tipc.lines import Field, is_absent, shorten
+from lowbit.tipc.lines import is_absent
 from lowbit.tipc.step import Step, StepKind
-from lowbit.tipc.values import (
-    DeviceChoice,
-    alternatives,
-    cpu_word,
-    device_choices,
-    is_gpu_word,
-    per_mode,
-)
+from lowbit.tipc.training_settings import autocasts, batch_size, chosen_trainers, epochs, use_gpu_words
+from lowbit.tipc.values import DeviceChoice, cpu_word, device_choices
 from lowbit.tipc.words import Words, option, option_with, split_words
 
 
@@ -38,15 +31,15 @@ def add_training(build: Builder, config: ChainConfig, mode: str) -> None:
     """All runs of a train mode."""
     training = config.training
     settings = {
-        "epochs": _epochs(training.epochs, mode),
-        "batch_size": _batch_size(build, training.batch_size, mode),
+        "epochs": epochs(training.epochs, mode),
+        "batch_size": batch_size(build, training.batch_size, mode),
         "pretrained": option(training.pretrained),
         "extra": option(training.extra),
     }
-    trainers = _chosen_trainers(build, config)
+    trainers = chosen_trainers(build, config)
     devices = device_choices(training.gpu_list)
-    for device, use_gpu in zip(devices, _use_gpu(training.use_gpu, devices), strict=True):
-        for autocast in _autocasts(training.autocast):
+    for device, use_gpu in zip(devices, use_gpu_words(training.use_gpu, devices), strict=True):
+        for autocast in autocasts(training.autocast):
             for trainer in trainers:
                 run = _run(build, config, device, trainer, autocast, use_gpu)
                 _add_run(build, config, run, settings)
@@ -61,11 +54,12 @@ def _run(
     use_gpu: str,
 ) -> _Run:
     shown = autocast or str(trainer.name == "amp_train")
-    name = build.unique(f"{trainer.name}_gpus_{device.text}_autocast_{shown}_nodes_{device.nodes}", longest=150)
+    name = f"{trainer.name}_gpus_{device.text}_autocast_{shown}_nodes_{device.nodes}"
+    name = build.unique(name, longest=150)
     if not is_absent(use_gpu) and (build.machine.on_cpu or (config.layout == 32 and device.is_cpu)):
         use_gpu = cpu_word(use_gpu)
     folder = f"{build.output}/{name}"
-    weights = config.training.weights_name.require("what training leaves, as in train_model_name:latest.pdparams")
+    weights = config.training.weights_name.require("what training leaves, as in train_model_name:latest")
     return _Run(name, folder, f"{folder}/{weights}", device, trainer, autocast or "", use_gpu)
 
 
@@ -117,7 +111,7 @@ def _add_eval(build: Builder, config: ChainConfig, run: _Run, train: Step, use_g
                 *build.python,
                 *split_words(evaluation.command, evaluation.command.value),
                 *option_with(config.training.pretrained, run.weights),
-                # Layout 51 has the device first; what layout 32 lets fall stands in the order of its training.
+                # Layout 51 has the device first; what the original of layout 32 forgets is as in training.
                 *((*use_gpu, *extra) if config.layout == 51 else (*extra, *use_gpu)),
             ),
             environment=build.machine.visible(run.device),
@@ -162,79 +156,6 @@ def _add_export(build: Builder, config: ChainConfig, run: _Run, train: Step) -> 
 def _model_folder(config: ChainConfig, run: _Run) -> str:
     below = config.export.subfolder
     return run.folder if below is None or below.is_absent else f"{run.folder}/{below.value}"
-
-
-def _chosen_trainers(build: Builder, config: ChainConfig) -> tuple[Trainer, ...]:
-    """The trainers that the config asks for, without those whose command is null."""
-    training, found = config.training, []
-    chosen = training.chosen
-    chosen.require("a trainer, as in trainer:norm_train")
-    known = {trainer.name: trainer for trainer in reversed(training.trainers) if not is_absent(trainer.name)}
-    names = alternatives(chosen.value)
-    for name in names:
-        if name in known:
-            trainer = known[name]
-        elif config.layout == 32 and known and known.keys() & set(names):
-            [only] = training.trainers
-            build.note(chosen, f"{name} runs the command of {only.name}, the only one that there is")
-            trainer = Trainer(name, only.train, only.export, only.quantized)
-        else:
-            lines = ", ".join(str(one.train.number) for one in training.trainers)
-            raise chosen.error(
-                f'expected a trainer that has a command on line {lines}, found "{shorten(name)}"; '
-                + (did_you_mean(name, known) if known else "there is none")
-            )
-        if trainer.train.is_absent:
-            build.note(trainer.train, f"{name} has no command and is left out")
-        else:
-            found.append(trainer)
-    return tuple(found)
-
-
-def _autocasts(field: Field | None) -> tuple[str | None, ...]:
-    """The alternatives of layout 51; layout 32 has none, and says in the folder's name whether it is AMP."""
-    return (None,) if field is None else alternatives(field.value) or ("null",)
-
-
-def _use_gpu(field: Field, devices: tuple[DeviceChoice, ...]) -> tuple[str, ...]:
-    """The word of line 5 for each device; one word holds for all of them."""
-    if field.is_absent:
-        return ("",) * len(devices)
-    words = alternatives(field.value)
-    if len(words) == 1:
-        words = words * len(devices)
-    if len(words) < len(devices):
-        raise field.error(
-            f"expected an alternative for each of the {len(devices)} of gpu_list, found {len(words)}"
-        )
-    for word in words:
-        if not is_absent(word):
-            is_gpu_word(field, word)
-    return words[: len(devices)]
-
-
-def _epochs(field: Field, mode: str) -> Words:
-    entries = per_mode(field)
-    if is_absent(field.key) or not entries:
-        return ()
-    if mode in entries:
-        return option(field, entries[mode])
-    nearby, value = next(iter(entries.items()))
-    for other, candidate in entries.items():  # a mode that trains on as much data has as many epochs
-        if other.split("_")[0] == mode.split("_")[0]:
-            nearby, value = other, candidate
-    raise field.error(
-        f"expected an entry for mode {mode}, found {', '.join(entries)}; without one the script's own number of "
-        f"epochs would be trained. Write {field.key}:{shorten(field.value)}|{mode}={value} (as {nearby}), or "
-        "choose another mode"
-    )
-
-
-def _batch_size(build: Builder, field: Field, mode: str) -> Words:
-    entries = per_mode(field)
-    if entries and mode not in entries:
-        build.note(field, f"{field.key} has no entry for {mode}; the script's own default holds")
-    return option(field, entries.get(mode, ""))
 
 
 def _train_note(device: DeviceChoice, on_cpu: bool) -> str | None:
