@@ -59,6 +59,7 @@ class Builder:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _names: set[str] = field(default_factory=set)
+    _skipped: set[str] = field(default_factory=set)
 
     def unique(self, name: str, *, longest: int = 230) -> str:
         """A name that fits in a path and was not given before: two runs never share a folder or a log.
@@ -84,8 +85,10 @@ class Builder:
         """Adds a step. What needs a skipped step is skipped; too many steps are blamed on `cause`."""
         if len(self.steps) == _MOST_STEPS:
             raise cause.error(f"expected alternatives that come to at most {_MOST_STEPS} commands")
-        without = [other.name for other in self.steps if other.skipped and other.name in step.needs]
+        without = [name for name in step.needs if name in self._skipped]
         if without and step.skipped is None:
             step = replace(step, skipped=f"needs {without[0]}, which is skipped")
+        if step.skipped is not None:
+            self._skipped.add(step.name)
         self.steps.append(step)
         return step
