@@ -13,6 +13,7 @@ from lowbit.numerics.clip import clip_to_bound, usable_bound
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, shape_of_scales
+from lowbit.numerics.hist import hist_range
 from lowbit.numerics.kl import kl_range
 from lowbit.numerics.mse import mse_range
 from lowbit.numerics.percentile import percentile_range
@@ -40,6 +41,7 @@ OBSERVERS: dict[str, _Kind] = {
     "mse": _Kind(mse_range, 1, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
     "percentile": _Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
     "kl": _Kind(kl_range),
+    "hist": _Kind(hist_range),
 }
 
 
@@ -89,7 +91,7 @@ def observer_names() -> list[str]:
 
 
 def parse_observer(word: str) -> Observer:
-    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl.
+    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist.
 
     >>> str(parse_observer("percentile(99.9)"))
     'percentile(99.9)'

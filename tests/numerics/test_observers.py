@@ -20,7 +20,7 @@ def test_minmax_equals_the_twin(x, grid):
     assert_same_bits(found, twin.scale_from_range(twin.minmax_range(x, (0,)), grid))
 
 
-@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl"])
+@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl", "hist"])
 def test_words_and_back(word):
     observer = parse_observer(word)
     assert str(observer) == word and parse_observer(str(observer)) == observer
@@ -30,7 +30,7 @@ def test_words_and_back(word):
 def test_defaults():
     assert parse_observer("mse(1)") == parse_observer("mse") == Observer("mse", 1)
     assert str(parse_observer("percentile(99.99)")) == "percentile"
-    assert observer_names() == ["kl", "minmax", "mse", "percentile"]
+    assert observer_names() == ["hist", "kl", "minmax", "mse", "percentile"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_defaults():
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),
         ("percentile(101)", "a percentage, from 50 to 100"),
-        (99.9, r"observer must be a word \(kl, minmax, mse, percentile\), not 99.9"),
+        (99.9, r"observer must be a word \(hist, kl, minmax, mse, percentile\), not 99.9"),
     ],
 )
 def test_mistakes(word, message):
@@ -50,7 +50,7 @@ def test_mistakes(word, message):
         parse_observer(word)
 
 
-@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "kl"])
+@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "kl", "hist"])
 def test_what_all_observers_have_in_common(word):
     observer = parse_observer(word)
     x = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 5), dtype=F32))
@@ -72,7 +72,7 @@ def test_what_all_observers_have_in_common(word):
         assert observer(x.cast(dtype), INT4, (1,)).dtype == paddle.float32
 
 
-@pytest.mark.parametrize("observer", ["minmax", "mse", "percentile", "kl"])
+@pytest.mark.parametrize("observer", ["minmax", "mse", "percentile", "kl", "hist"])
 @pytest.mark.parametrize("word", ["int4", "uint4"])
 @pytest.mark.parametrize("bound", [[0.9], [[0.4], [2.0]]])
 def test_a_bound_clips_before_the_observer_looks(observer, word, bound):
