@@ -70,8 +70,9 @@ def epochs(field: Field, mode: str) -> Words:
         if other.split("_")[0] == mode.split("_")[0]:
             nearby, value = other, candidate
     raise field.error(
-        f"expected an entry for mode {mode}, found {', '.join(map(shorten, entries))}; without one the script's "
-        f"own number of epochs would be trained. Add |{mode}={value} (as for {nearby}), or choose another mode"
+        f"expected an entry for mode {mode}, found {', '.join(map(shorten, entries))}; without one the "
+        f"script's own number of epochs would be trained. Add |{mode}={value} (as for {nearby}), or choose "
+        "another mode"
     )
 
 

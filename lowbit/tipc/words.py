@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from functools import lru_cache
 
 from lowbit.tipc.lines import Field, is_absent, shorten
 
 Words = tuple[str, ...]
 
 
+# A grid of inferences has the same few options over and over.
+@lru_cache(maxsize=1024)
 def split_words(field: Field, text: str) -> Words:
     """The words of a command as a shell would cut them; what only a shell could do is an error.
 

@@ -41,7 +41,7 @@ def test_what_the_original_would_have_run(run):
     [
         ((NORM, "whole_infr"), 'did you mean "whole_infer"'),
         ((NORM, "lite_train_whole_infer", "--device", "cpu"), "norm.txt, line 6: expected an entry for mode"),
-        ((NORM, LITE, "--device", "gpu"), '--device is cpu, or left out for what the config asks for, not "gpu"'),
+        ((NORM, LITE, "--device", "gpu"), 'for what the config asks for, not "gpu"'),
         ((NORM, LITE, "--original", "--python", "x"), "--original shows what the original runs"),
         ((CONFIGS / "nrm.txt", LITE), "is not a file; did you mean"),
     ],

@@ -17,17 +17,18 @@ LAUNCH = ("-m", "paddle.distributed.launch")
     ("machine", "choice", "reason"),
     [
         (Machine(cards=0), CPU, None),
-        (Machine(cards=0), ONE, "needs card 0; Paddle sees no card here. --device cpu runs it on the CPU"),
+        (Machine(cards=0), ONE, "needs card 0; Paddle sees no card here"),
         (Machine(cards=1), ONE, None),
-        (Machine(cards=1), TWO, "needs cards 0,1; Paddle sees one card, number 0 here. --device cpu runs it on the CPU"),
+        (Machine(cards=1), TWO, "needs cards 0,1; Paddle sees one card, number 0 here"),
         (Machine(cards=2), TWO, None),
-        (Machine(cards=2), DeviceChoice((2,)), "needs card 2; Paddle sees 2 cards, 0 to 1 here. --device cpu runs it on the CPU"),
+        (Machine(cards=2), DeviceChoice((2,)), "needs card 2; Paddle sees 2 cards, 0 to 1 here"),
         (Machine(), TWO, None),
         (Machine(cards=0, on_cpu=True), TWO, None),
     ],
 )
 def test_why_a_device_is_not_to_be_had(machine, choice, reason):
-    assert machine.why_not(choice) == reason
+    advice = ". --device cpu runs it on the CPU"
+    assert machine.why_not(choice) == (reason and reason + advice)
 
 
 def test_launcher_and_environment():
@@ -71,7 +72,9 @@ def test_what_needs_a_skipped_step_is_skipped():
 
 def test_a_plan_does_not_grow_without_end():
     build, field = _builder(), Field("c.txt", 28, "--use-gpu", "0")
-    with pytest.raises(LowbitError, match="c.txt, line 28: expected alternatives that come to at most 2000"):
+    with pytest.raises(
+        LowbitError, match=r"c\.txt, line 28: expected alternatives that come to at most 2000"
+    ):
         for number in range(3000):
             build.add(_step(str(number)), field)
 

@@ -33,7 +33,10 @@ def test_whole_infer_of_layout_51(change):
     plan = make_plan(change("generic"), "whole_infer")
     exports = [step for step in plan.steps if step.kind == StepKind.EXPORT]
     assert [step.arguments[-2:] for step in exports] == [
-        ("Global.checkpoints=./inference/reader_quant/", "Global.save_inference_dir=./inference/reader_quant/")
+        (
+            "Global.checkpoints=./inference/reader_quant/",
+            "Global.save_inference_dir=./inference/reader_quant/",
+        )
     ]
     first = [step for step in plan.steps if step.folder == "./inference/reader/"]
     second = [step for step in plan.steps if step.folder == "./inference/reader_quant/"][1:]
@@ -81,7 +84,11 @@ def test_the_cpu_instead_of_a_card(change):
 
 
 def test_every_inference_has_its_own_log(change):
-    for name, mode in (("norm", "lite_train_lite_infer"), ("generic", "lite_train_lite_infer"), ("generic", "whole_infer")):
+    for name, mode in (
+        ("norm", "lite_train_lite_infer"),
+        ("generic", "lite_train_lite_infer"),
+        ("generic", "whole_infer"),
+    ):
         logs = [step.log for step in make_plan(change(name), mode).steps]
         assert len(set(logs)) == len(logs)
     twice = make_plan(change("norm", {29: "--batch-size:1|1"}), "whole_infer").steps

@@ -20,9 +20,9 @@ def test_the_layout_is_recognised_by_content(name, tmp_path):
     ("name", "lines", "message"),
     [
         ("norm", {13: "trianer:norm_train"}, 'line 13: expected trainer:.*did you mean "trainer"'),
-        ("norm", {16: "====evel_params===="}, 'line 16: expected the title eval_params.*did you mean "eval_par'),
+        ("norm", {16: "====evel_params===="}, 'line 16: expected the title.*mean "eval_par'),
         ("norm", {8: None}, "line 13: expected trainer.*it is on line 12, so a line above it is missing"),
-        ("norm", {8: "a:b\na:b"}, "line 13: expected trainer.*it is on line 14, so a line above it is too much"),
+        ("norm", {8: "a:b\na:b"}, "line 13: expected trainer.*on line 14, so a line above it is too much"),
         ("generic", {40: "inferenec:x"}, 'line 40: expected inference:.*did you mean "inference"'),
         ("generic", {2: "modelname:x"}, 'line 2: expected model_name:.*did you mean "model_name"'),
         ("norm", {1: "hello"}, 'line 1: expected the title train_params, found "hello"'),
@@ -36,13 +36,13 @@ def test_a_wrong_line_is_named(change, name, lines, message):
 def test_a_config_of_another_test(tmp_path):
     file = tmp_path / "paddle2onnx.txt"
     file.write_text("====paddle2onnx_params====\nmodel_name:x\npython:python3\n")
-    with pytest.raises(LowbitError, match="line 1: expected the title train_params, found paddle2onnx_params"):
+    with pytest.raises(LowbitError, match=r"line 1: .* train_params, found paddle2onnx_params"):
         read_config(file)
     file.write_text("====train_params====\nmodel_name:x\npython:python3\n")
-    with pytest.raises(LowbitError, match="line 13: expected trainer.*nowhere"):
+    with pytest.raises(LowbitError, match=r"line 13: expected trainer.*nowhere"):
         read_config(file)
     file.write_text("====train_params====\ntrainer:x\n")
-    with pytest.raises(LowbitError, match="line 2: expected trainer.*found it on line 2"):
+    with pytest.raises(LowbitError, match=r"line 2: expected trainer.*found it on line 2"):
         read_config(file)
 
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+PARTS = ("training", "evaluation", "export", "released", "inference")
+
 
 def test_every_value_is_read_from_its_line(change):
     config = change("pact")
     found = {
         field.number: (field.key, field.value)
-        for part in (config, config.training, config.export, config.evaluation, config.released, config.inference)
+        for part in (config, *(getattr(config, name) for name in PARTS))
         for field in vars(part).values()
         if hasattr(field, "number")
     }

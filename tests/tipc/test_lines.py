@@ -44,7 +44,9 @@ def test_key_and_value(tmp_path, text, key, value):
     assert (field.key, field.value) == (key, value)
 
 
-@pytest.mark.parametrize(("text", "absent"), [("a:null", True), ("a:", True), ("##", True), ("#", True), ("a:0", False)])
+@pytest.mark.parametrize(
+    ("text", "absent"), [("a:null", True), ("a:", True), ("##", True), ("#", True), ("a:0", False)]
+)
 def test_absent(tmp_path, text, absent):
     assert _read(tmp_path, text.encode()).field(1).is_absent is absent
 
@@ -69,7 +71,7 @@ def test_what_is_no_text_is_named_with_its_line(tmp_path, content, message):
 
 @pytest.mark.parametrize("text", ["no colon", "====title===="])
 def test_a_field_needs_a_key_and_a_value(tmp_path, text):
-    with pytest.raises(LowbitError, match="line 1: expected key:value"):
+    with pytest.raises(LowbitError, match=r"line 1: expected key:value"):
         _read(tmp_path, text.encode()).field(1)
 
 

@@ -23,7 +23,7 @@ def test_another_interpreter(change):
     plan = make_plan(change("norm"), "whole_infer", python="/opt/python")
     assert {step.arguments[0] for step in plan.steps} == {"/opt/python"}
     assert make_plan(change("norm", {3: "python:null"}), "whole_infer", python="python").steps
-    with pytest.raises(LowbitError, match="line 3: expected an interpreter"):
+    with pytest.raises(LowbitError, match=r"line 3: expected an interpreter"):
         make_plan(change("norm", {3: "python:null"}), "whole_infer")
 
 
@@ -41,13 +41,15 @@ def test_an_unknown_mode(change):
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../b", "null"])
 def test_a_model_name_stays_below_the_output_folder(change, name):
-    with pytest.raises(LowbitError, match="line 2: expected a"):
+    with pytest.raises(LowbitError, match=r"line 2: expected a"):
         make_plan(change("norm", {2: f"model_name:{name}"}), "whole_infer")
 
 
 _TEXTS = {name: (CONFIGS / f"{name}.txt").read_text("utf-8") for name in NAMES}
 _SNIPPETS = st.one_of(
-    st.sampled_from(["|", ":", "=", ";", ",", "null", "##", "'", '"', "$(x)", "\r", "\n", "-1", "0||", "====a===="]),
+    st.sampled_from(
+        ["|", ":", "=", ";", ",", "null", "##", "'", '"', "$(x)", "\r", "\n", "-1", "0||", "====a===="]
+    ),
     st.text(max_size=5),
 )
 

@@ -25,10 +25,12 @@ def test_epochs_of_a_mode():
 
 
 def test_a_mode_without_epochs_is_an_error_with_a_suggestion():
-    with pytest.raises(LowbitError, match=r"c.txt, line 6: .*Add \|lite_train_whole_infer=5 \(as for lite_train_li"):
+    with pytest.raises(LowbitError, match=r"c\.txt, line 6: .*Add \|lite_train_whole_infer=5 \(as"):
         epochs(EPOCHS, "lite_train_whole_infer")
     misspelt = Field("c.txt", 6, "--epochs", "lite_train_lite_infr=5")
-    with pytest.raises(LowbitError, match="line 6: expected an entry for mode lite_train_lite_infer, found lite_t"):
+    with pytest.raises(
+        LowbitError, match=r"line 6: expected an entry for mode lite_train_lite_infer, found lite_t"
+    ):
         epochs(misspelt, "lite_train_lite_infer")
 
 
@@ -51,9 +53,9 @@ def test_a_word_for_each_device():
     assert words("gpu|null") == ("gpu", "null")
     assert words("null") == ("", "")
     assert words("True|True|False") == ("True", "True")
-    with pytest.raises(LowbitError, match='line 5: .*did you mean "True"'):
+    with pytest.raises(LowbitError, match=r'line 5: .*did you mean "True"'):
         words("True|Ture")
-    with pytest.raises(LowbitError, match="line 5: expected an alternative for each of the 3 of gpu_list, found 2"):
+    with pytest.raises(LowbitError, match=r"line 5: .* for each of the 3 of gpu_list, found 2"):
         use_gpu_words(Field("c.txt", 5, "use_gpu", "True|True"), (*DEVICES, DeviceChoice(())))
 
 
@@ -65,7 +67,7 @@ def test_autocasts():
 
 def test_trainers_of_layout_51(build, change):
     assert [one.train.number for one in chosen_trainers(build, change("generic"))] == [16, 17]
-    with pytest.raises(LowbitError, match='line 15: .*found "pact_trian"; did you mean "pact_train"'):
+    with pytest.raises(LowbitError, match=r'line 15: .*found "pact_trian"; did you mean "pact_train"'):
         chosen_trainers(build, change("generic", {15: "trainer:pact_trian"}))
     assert build.notes == []
     found = chosen_trainers(build, change("generic", {15: "trainer:norm_train|fpgm_train"}))
@@ -75,11 +77,16 @@ def test_trainers_of_layout_51(build, change):
 
 def test_trainers_of_layout_32(build, change):
     found = chosen_trainers(build, change("norm", {13: "trainer:norm_train|amp_train"}))
-    assert [(one.name, one.train.value) for one in found] == [("norm_train", "train.py"), ("amp_train", "train.py")]
+    assert [(one.name, one.train.value) for one in found] == [
+        ("norm_train", "train.py"),
+        ("amp_train", "train.py"),
+    ]
     assert build.notes == ["line 13: amp_train runs the command of norm_train, the only one that there is"]
-    with pytest.raises(LowbitError, match='line 13: .*line 14, found "norm_trian"; did you mean "norm_train"'):
+    with pytest.raises(
+        LowbitError, match=r'line 13: .*line 14, found "norm_trian"; did you mean "norm_train"'
+    ):
         chosen_trainers(build, change("norm", {13: "trainer:norm_trian"}))
-    with pytest.raises(LowbitError, match="line 13: .*there is none"):
+    with pytest.raises(LowbitError, match=r"line 13: .*there is none"):
         chosen_trainers(build, change("norm", {14: "##"}))
-    with pytest.raises(LowbitError, match="line 13: expected a trainer"):
+    with pytest.raises(LowbitError, match=r"line 13: expected a trainer"):
         chosen_trainers(build, change("norm", {13: "trainer:null"}))

@@ -55,7 +55,12 @@ def test_the_steps_of_one_run(change):
         ("-1", (), {"CUDA_VISIBLE_DEVICES": ""}, "gpus_-1_autocast_False_nodes_1"),
         ("10", (), {"CUDA_VISIBLE_DEVICES": "10"}, "gpus_10_autocast_False_nodes_1"),
         ("2,3", ("--gpus=2,3",), {}, "gpus_2,3_autocast_False_nodes_1"),
-        ("0,1,2,3,4,5,6,7,8", ("--gpus=0,1,2,3,4,5,6,7,8",), {}, "gpus_0,1,2,3,4,5,6,7,8_autocast_False_nodes_1"),
+        (
+            "0,1,2,3,4,5,6,7,8",
+            ("--gpus=0,1,2,3,4,5,6,7,8",),
+            {},
+            "gpus_0,1,2,3,4,5,6,7,8_autocast_False_nodes_1",
+        ),
         ("a,b;0,1", ("--ips=a,b", "--gpus=0,1"), {}, "gpus_0,1_autocast_False_nodes_2"),
         ("10.0.0.1,10.0.0.2;0", ("--ips=10.0.0.1,10.0.0.2", "--gpus=0"), {}, "gpus_0_autocast_False_nodes_2"),
     ],
@@ -118,7 +123,9 @@ def test_one_device_twice_has_two_folders(change):
 
 
 def test_autocast_names_the_folder_and_is_an_argument_of_layout_51(change):
-    plan = _plan(change("generic", {6: "Global.auto_cast:fp32|amp", 15: "trainer:norm_train", 4: "gpu_list:0"}))
+    plan = _plan(
+        change("generic", {6: "Global.auto_cast:fp32|amp", 15: "trainer:norm_train", 4: "gpu_list:0"})
+    )
     fp32, amp = _of(plan, StepKind.TRAIN)
     assert "Global.auto_cast=amp" in amp.arguments
     assert fp32.folder.endswith("norm_train_gpus_0_autocast_fp32_nodes_1")
@@ -132,5 +139,5 @@ def test_the_model_may_be_in_a_folder_below(change):
 
 
 def test_what_training_leaves_must_be_said(change):
-    with pytest.raises(LowbitError, match="line 10: expected what training leaves"):
+    with pytest.raises(LowbitError, match=r"line 10: expected what training leaves"):
         _plan(change("norm", {10: "train_model_name:null"}))

@@ -44,7 +44,9 @@ def test_devices():
     assert [choice.text for choice in found] == ["-1", "0", "0,1", "10", "0,1", "3"]
 
 
-@pytest.mark.parametrize("value", ["", "null", "x", "0,", "0||1", "-2", ";0", "a b;0", "1.2.3.4;", "0,0", "²"])
+@pytest.mark.parametrize(
+    "value", ["", "null", "x", "0,", "0||1", "-2", ";0", "a b;0", "1.2.3.4;", "0,0", "²"]
+)
 def test_what_is_no_device(value):
     with pytest.raises(LowbitError, match=r"c\.txt, line 7: expected "):
         device_choices(_field(value))
@@ -54,9 +56,9 @@ def test_words_for_devices_and_flags():
     assert [is_gpu_word(_field(""), word) for word in ("True", "gpu", "False", "cpu")] == [1, 1, 0, 0]
     assert [cpu_word(word) for word in ("True", "gpu", "False", "cpu")] == ["False", "cpu", "False", "cpu"]
     assert [is_true(_field(""), word) for word in ("True", "False", "null", "")] == [1, 0, 0, 0]
-    with pytest.raises(LowbitError, match='line 7: .*"Fasle"; did you mean "False"'):
+    with pytest.raises(LowbitError, match=r'line 7: .*"Fasle"; did you mean "False"'):
         is_true(_field(""), "Fasle")
-    with pytest.raises(LowbitError, match='line 7: .*"Ture"; did you mean "True"'):
+    with pytest.raises(LowbitError, match=r'line 7: .*"Ture"; did you mean "True"'):
         is_gpu_word(_field(""), "Ture")
 
 
@@ -67,5 +69,5 @@ def test_values_per_mode():
     }
     assert per_mode(_field("7")) == dict.fromkeys(MODES, "7")
     assert per_mode(_field("null")) == {}
-    with pytest.raises(LowbitError, match="line 7: expected one entry for whole_infer"):
+    with pytest.raises(LowbitError, match=r"line 7: expected one entry for whole_infer"):
         per_mode(_field("whole_infer=1|whole_infer=2"))

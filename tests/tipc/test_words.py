@@ -32,7 +32,7 @@ def test_what_needs_a_shell_is_an_error(text):
 
 
 def test_an_open_quotation_mark_is_an_error():
-    with pytest.raises(LowbitError, match="line 14: expected a closed quotation mark"):
+    with pytest.raises(LowbitError, match=r"line 14: expected a closed quotation mark"):
         split_words(_field("k", ""), "a 'b")
 
 
