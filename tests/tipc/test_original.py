@@ -125,7 +125,7 @@ _CHANGES_51 = st.fixed_dictionaries(
         13: st.sampled_from(["null:null", "Global.extra:1"]),
         15: _lists("norm_train", "pact_train", "fpgm_train").map("trainer:{}".format),
         25: st.sampled_from(["null:null", "--more:1"]),
-        36: st.sampled_from(["inference_dir:null", "inference_dir:Student", "##"]),
+        36: st.sampled_from(["inference_dir:null", "inference_dir:Student"]),
         41: _lists("True", "False").map("--use_gpu:{}".format),
         42: _lists("True", "False", "null").map("--enable_mkldnn:{}".format),
         43: _lists("1", "6", "null").map("--cpu_threads:{}".format),
