@@ -139,7 +139,7 @@ def _bias(node: Node, graph: Graph) -> np.ndarray:
 
 
 def _set_bias(node: Node, bias: np.ndarray, graph: Graph) -> None:
-    hint = f"{node.layer}.bias" if node.layer else "bias"
+    hint = f"{node.layer}.bias" if node.layer else "/bias"
     node.inputs[2:] = [graph.constant(bias.astype(np.float32), hint)]
 
 

@@ -67,7 +67,7 @@ class Graph:
         self._taken = {input_}
 
     def new_name(self, hint: str) -> str:
-        """A name that no tensor has yet."""
+        """A name that no tensor has yet; those of our own begin with "/", which no layer's does."""
         name, count = hint, 1
         while name in self._taken:
             count += 1
@@ -75,7 +75,7 @@ class Graph:
         self._taken.add(name)
         return name
 
-    def constant(self, value: Any, hint: str = "constant") -> str:
+    def constant(self, value: Any, hint: str = "/constant") -> str:
         """The name under which nodes use this array."""
         if not isinstance(value, QuantizedConstant):
             value = np.asarray(value)
@@ -97,7 +97,7 @@ class Graph:
         given = [self.constants.get(name) for name in inputs if name]
         if given and outputs == 1 and all(isinstance(value, np.ndarray) for value in given):
             return self.constant(self._compute(kind, inputs, attributes))
-        names = [self.new_name(kind.lower()) for _ in range(outputs)]
+        names = [self.new_name(f"/{kind.lower()}") for _ in range(outputs)]
         self.nodes.append(Node(kind, list(inputs), names, attributes))
         for name in names:
             self.shapes[name] = list(shape)
@@ -108,7 +108,7 @@ class Graph:
         value = np.asarray(value)
         if value.dtype != object or not any(size is None for size in value.flat):
             return self.constant(value.astype(np.int64))
-        name = self.new_name("sizes")
+        name = self.new_name("/sizes")
         self.partial[name] = value
         self.shapes[name] = list(value.shape)
         return name

@@ -67,7 +67,8 @@ def _quantize_inputs(
             continue
         key = (source, operand.lowest, operand.highest, operand.signed, operand.scale.tobytes())
         if key not in made:
-            made[key] = _quantize_input(source, layer, operand, target, graph)
+            readers = [other.kind in PRODUCTS for other in nodes if node.outputs[0] in other.inputs]
+            made[key] = _quantize_input(source, layer, operand, target, graph, direct=all(readers))
         integers, replaced[node.outputs[0]] = made[key]
         name, count = layer, 1
         while name in done.inputs:
@@ -78,7 +79,7 @@ def _quantize_inputs(
 
 
 def _quantize_input(
-    source: str, layer: str, operand: DeployedOperand, target: Target, graph: Graph
+    source: str, layer: str, operand: DeployedOperand, target: Target, graph: Graph, *, direct: bool
 ) -> tuple[str, str]:
     """QuantizeLinear, Clip, DequantizeLinear; the names of the integers and of their values.
 
@@ -86,11 +87,12 @@ def _quantize_input(
     the rounding into the product before it; TensorRT wants nothing between the two, so there it is before.
     """
     positive = never_negative(graph, source)
-    kind = _TYPES[activation_type(operand, target, positive, layer)]
-    scale, shape = np.float32(operand.scale), graph.shapes[source]
-    lowest = operand.lowest if operand.lowest > np.iinfo(kind).min and not positive else None
-    highest = operand.highest if operand.highest < np.iinfo(kind).max else None
-    parts = [graph.constant(scale, f"{layer}.input.scale"), graph.constant(kind(0), f"{layer}.input.zero")]
+    name, zero = activation_type(operand, target, positive=positive, direct=direct, layer=layer)
+    kind, scale, shape = _TYPES[name], np.float32(operand.scale), graph.shapes[source]
+    lowest, highest = operand.lowest + zero, operand.highest + zero
+    lowest = lowest if lowest > np.iinfo(kind).min and not positive else None
+    highest = highest if highest < np.iinfo(kind).max else None
+    parts = [graph.constant(scale, f"{layer}.input.scale"), graph.constant(kind(zero), f"{layer}.input.zero")]
     if target == "gpu":
         source = _clip(source, lowest, highest, scale, graph)
     integers = graph.add("QuantizeLinear", [source, *parts], shape=shape)
@@ -160,7 +162,7 @@ def _own_steps(bias: np.ndarray) -> np.ndarray:
 def _add_behind(node: Node, graph: Graph) -> None:
     """Take the bias out of a convolution and add it to its output."""
     output, shape = node.outputs[0], graph.shapes[node.outputs[0]]
-    product, turned = graph.new_name("product"), graph.new_name("bias")
+    product, turned = graph.new_name("/product"), graph.new_name("/bias")
     sizes = graph.constant(np.array([-1, 1, 1], np.int64))
     graph.shapes |= {product: shape, turned: [shape[1], 1, 1]}
     place = next(i for i, other in enumerate(graph.nodes) if other is node)
@@ -194,7 +196,7 @@ def _of_groups(flat: np.ndarray, channels: int) -> np.ndarray:
 
 def _insert(node: Node, parts: list[str], axis: int | None, shape: list[int], graph: Graph) -> str:
     """A DequantizeLinear in front of a node."""
-    value = graph.new_name("dequantizelinear")
+    value = graph.new_name("/dequantizelinear")
     attributes = {} if axis is None else {"axis": axis}
     made = Node("DequantizeLinear", parts, [value], attributes)
     graph.nodes.insert(next(i for i, other in enumerate(graph.nodes) if other is node), made)

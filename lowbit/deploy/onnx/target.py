@@ -69,16 +69,24 @@ def weight_type(weight: QuantizedConstant, target: Target) -> tuple[str, int]:
     return f"{sign}int8", 0
 
 
-def activation_type(operand: DeployedOperand, target: Target, positive: bool, layer: str) -> str:
-    """The ONNX type of an input's integers; the zero point is always 0.
+def activation_type(
+    operand: DeployedOperand, target: Target, *, positive: bool, direct: bool, layer: str
+) -> tuple[str, int]:
+    """The ONNX type of an input's integers and the zero point that is added to them.
 
-    Behind a ReLU also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into the product.
+    Behind a ReLU (`positive`) also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into
+    the product. On x86 it turns int8 into uint8 by itself, but makes an invalid graph of opset 21 where the
+    product is not the next operator (not `direct`): there it is stored so from the beginning.
     """
+    if target != "gpu" and (positive or not operand.signed):
+        return "uint8", 0
+    if target in ("avx2", "vnni") and not direct:
+        return "uint8", 128
     if target != "gpu":
-        return "int8" if operand.signed and not positive else "uint8"
+        return "int8", 0
     if not operand.signed and operand.highest > np.iinfo(np.int8).max:
         raise LowbitError(
             f'the input of layer "{layer}" is on the grid uint8, and GPU engines know signed inputs only: '
             "train with `sign: fixed` for inputs, with 7 bits, or export for another target"
         )
-    return "int8"
+    return "int8", 0

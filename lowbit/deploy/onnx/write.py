@@ -65,7 +65,7 @@ def _plain_nodes(graph: Graph) -> list[Node]:
         elif len(graph.shapes[node.inputs[0]]) == 2:
             nodes.append(Node("Gemm", node.inputs, node.outputs, node.attributes, node.layer))
         else:
-            product = graph.new_name("product")
+            product = graph.new_name("/product")
             nodes.append(Node("MatMul", node.inputs[:2], [product]))
             nodes.append(Node("Add", [product, node.inputs[2]], node.outputs))
     return nodes

@@ -23,9 +23,8 @@ def apply(x, layer):
     bias=st.booleans(),
 )
 def test_convolutions(same_in_engines, groups, kernel, stride, dilation, padding, bias):
-    layer = nn.Conv2D(
-        4, 8 if groups < 4 else 4, kernel, stride, padding, dilation, groups, bias_attr=None if bias else False
-    )
+    channels, bias_attr = 8 if groups < 4 else 4, None if bias else False
+    layer = nn.Conv2D(4, channels, kernel, stride, padding, dilation, groups, bias_attr=bias_attr)
     same_in_engines(Net(apply, layer), (4, 9, 8))
 
 

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import paddle
+import pytest
+from paddle import nn
+
+from lowbit.deploy.onnx.read_program import read_program
+from lowbit.deploy.onnx.trace import layer_names, read_mark, trace
+from lowbit.errors import LowbitError
+from lowbit.layers import is_quantized
+from tests.deploy.onnx.conftest import Net, normal, quantized
+from tests.tiny_net import build_tiny
+
+
+def marks(model, shape=(3, 16, 16)):
+    nodes = read_program(trace(model, shape, "net")).nodes
+    return [(n.attributes["layer"], n.attributes["role"]) for n in nodes if n.kind == "Mark"]
+
+
+def test_quantized_layers_are_marked_on_both_sides():
+    model = quantized(build_tiny(), (3, 16, 16))
+    assert marks(model) == [("conv", "input"), ("conv", "output"), ("head", "input"), ("head", "output")]
+
+
+def test_other_layers_behind_their_output():
+    assert marks(build_tiny()) == [("conv", "output"), ("head", "output")]
+
+
+def test_a_mark_and_other_messages():
+    assert read_mark("lowbit|output|a|b") == ("a|b", "output")
+    assert read_mark("lowbit|colour|a") is None
+    assert read_mark("hello") is None
+
+
+def test_a_layer_that_is_the_model_has_a_name():
+    assert list(layer_names(nn.Linear(2, 2))) == ["model"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_stays_as_it_is(fails):
+    model = quantized(Net(broken if fails else working, nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4)), (3, 8, 8))
+    model.train()
+    model.layers[1].eval()
+    images = paddle.to_tensor(normal(2, 3, 8, 8))
+
+    def seen():
+        layers = model.sublayers(include_self=True)
+        state = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+        hooks = [len(layer._forward_post_hooks) for layer in layers]
+        return [set(vars(layer)) for layer in layers], [layer.training for layer in layers], state, hooks
+
+    before, random = seen(), paddle.get_rng_state()[0].current_seed()
+    model.function = broken if fails else working
+    if fails:
+        with pytest.raises(LowbitError, match=r"Paddle could not translate Net\.forward"):
+            trace(model, (3, 8, 8), "net")
+    else:
+        trace(model, (3, 8, 8), "net")
+    assert seen() == before
+    assert paddle.get_rng_state()[0].current_seed() == random
+    assert paddle.in_dynamic_mode()
+    model.function = working
+    model(images).sum().backward()  # it still trains
+    assert is_quantized(model.layers[0])
+
+
+def working(x, conv, norm):
+    return norm(conv(x))
+
+
+def broken(x, conv, norm):
+    y = norm(conv(x))
+    if not paddle.in_dynamic_mode():
+        raise RuntimeError("no")
+    return y
