@@ -128,10 +128,12 @@ def test_processors_without_vnni_need_their_own_form(tmp_path):
 def largest_difference_in_openvino(target: str, path: str) -> float:
     conv = nn.Conv2D(16, 8, 3)
     conv.weight.set_value(paddle.sign(conv.weight))  # all integers as large as they get
-    model = Net(lambda x, conv: conv(nn.functional.relu(x) * 9.0), conv)
-    quantized(model, (16, 6, 6), weight_bits=8, activation_bits=8)
+    model = Net(lambda x, conv: conv(nn.functional.relu(x)), conv)
+    unsigned = {"grid": "int8", "sign": "auto", "scaling": "fixed"}
+    both = [{"forward": {"input": unsigned, "weight": {"grid": "int8", "granularity": "N"}}}]
+    quantized(model, (16, 6, 6), rules=both)
     export_onnx(model, path, model_name="net", image_shape=(16, 6, 6), target=target)
-    images = np.abs(normal(2, 16, 6, 6))
+    images = np.abs(normal(2, 16, 6, 6)) + 1
     expected = answers(model, images)
     return float(np.abs(OpenVinoEngine(path).run(images) - expected).max() / np.abs(expected).max())
 
