@@ -58,17 +58,52 @@ def test_a_file_in_the_way(run, trained, tmp_path):
     )
 
 
+def train_quantized(run, trained, lite, folder, granularity="per-tensor"):
+    """A run in `folder`/q; returns its config."""
+    config = write_config(folder / "c.yaml", tiny_values(lite, folder))
+    recipe = folder / "recipe.yaml"
+    input_ = f"{{grid: int8, scaling: moving_average, granularity: {granularity}}}"
+    recipe.write_text(f"rules: [{{forward: {{input: {input_}, weight: {{grid: int8}}}}}}]\n")
+    weights = trained / "checkpoints" / "best.pdparams"
+    arguments = ("-c", config, "--recipe", recipe, "--pretrained", weights, "--output-dir", folder / "q")
+    assert run("lowbit", "train", *arguments).code == 0
+    return config
+
+
+def test_a_quantized_run_in_both_formats(run, trained, lite, tmp_path):
+    config = train_quantized(run, trained, lite, tmp_path)
+    result = run("lowbit", "export", tmp_path / "q", "--target", "avx2")
+    assert result.code == 0, result
+    assert "smaller than fp32" in result.out and "uint8 with zero point 128" in result.out
+    names = {file.name for file in (tmp_path / "q" / "export").iterdir()}
+    assert names == {"inference.json", "inference.pdiparams", "inference.yml", "inference.onnx"}
+    evaluated = run("lowbit", "eval", tmp_path / "q" / "export" / "inference.onnx", "-c", config)
+    assert evaluated.code == 0, evaluated
+
+
+def test_what_onnx_cannot_hold_is_said_or_an_error(run, trained, lite, tmp_path):
+    train_quantized(run, trained, lite, tmp_path, granularity="C")
+    result = run("lowbit", "export", tmp_path / "q")
+    assert result.code == 0, result
+    assert "No ONNX file: the input of layer" in result.out
+    assert "has a scale per channel" in run("lowbit", "export", tmp_path / "q", "--format", "onnx").error
+
+
+def test_onnx_alone_in_fp32(run, trained, tmp_path):
+    result = run("lowbit", "export", trained, "--format", "onnx", "--output", tmp_path / "there")
+    assert result.code == 0, result
+    assert {file.name for file in (tmp_path / "there").iterdir()} == {"inference.onnx", "inference.yml"}
+    assert "smaller" not in result.out
+    assert read_inference_yml(tmp_path / "there" / "inference.yml").Global.image_shape == (3, 32, 32)
+
+
+def test_an_unknown_target(run, trained):
+    assert 'did you mean "vnni"' in run("lowbit", "export", trained, "--target", "vnn").error
+
+
 @needs_vnni
 def test_a_quantized_run_in_int8(run, trained, lite, tmp_path):
-    values = tiny_values(lite, tmp_path)
-    config = write_config(tmp_path / "c.yaml", values)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        "rules: [{forward: {input: {grid: int8, scaling: moving_average}, weight: {grid: int8}}}]\n"
-    )
-    weights = trained / "checkpoints" / "best.pdparams"
-    arguments = ("-c", config, "--recipe", recipe, "--pretrained", weights, "--output-dir", tmp_path / "q")
-    assert run("lowbit", "train", *arguments).code == 0
+    config = train_quantized(run, trained, lite, tmp_path)
     result = run("lowbit", "export", tmp_path / "q", "--format", "paddle-int8")
     assert result.code == 0, result
     assert "2 layers in int8" in result.out and "smaller than fp32" in result.out
