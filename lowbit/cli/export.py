@@ -70,11 +70,16 @@ def export(
     if output is None:
         run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
         output = run / "export" if run else Path(settings.Global.save_inference_dir)
-    for word in formats or (["paddle", "onnx"] if _is_quantized(trained) else ["paddle"]):
+    wanted = formats or (["paddle", "onnx"] if _is_quantized(trained) else ["paddle"])
+    if target is not None and "onnx" not in wanted:
+        raise LowbitError("--target is about the ONNX file: add --format onnx, or leave it out")
+    for word in wanted:
         if word == "paddle":
             _export_paddle(trained, output)
         elif word == "onnx":
             _export_onnx(trained, output, target, asked_for=formats is not None)
+            if "paddle" not in wanted:  # else the yml is that of the Paddle model beside it
+                _describe(trained, output)
         else:
             _export_paddle_int8(trained, output / "int8")
 
@@ -88,7 +93,7 @@ def _export_paddle(trained: TrainedModel, output: Path) -> None:
 
 
 def _export_onnx(trained: TrainedModel, output: Path, target: str | None, *, asked_for: bool) -> None:
-    from lowbit.deploy import describe_inference, export_onnx, write_inference_yml
+    from lowbit.deploy import export_onnx
 
     try:
         made = export_onnx(
@@ -102,16 +107,31 @@ def _export_onnx(trained: TrainedModel, output: Path, target: str | None, *, ask
     except LowbitError as error:
         if asked_for:
             raise
+        (output / "inference.onnx").unlink(missing_ok=True)  # an earlier model's
         print(f"No ONNX file: {error}")
         return
-    if not (output / "inference.yml").exists():  # else it is that of the Paddle model beside it
-        write_inference_yml(
-            output / "inference.yml", describe_inference(**_description(trained), sha256={})
-        )
     smaller = f", {made.fp32_size / made.size:.1f}x smaller than fp32 ({made.fp32_size / 1e6:.2f} MB)"
     print(f"Exported to {made.path} ({made.size / 1e6:.2f} MB{smaller if made.target else ''})")
     for note in made.notes:
         print(f"  {note}")
+
+
+def _describe(trained: TrainedModel, output: Path) -> None:
+    """Write how images are prepared for the ONNX file, unless the Paddle model's file there says the same."""
+    from lowbit.deploy import describe_inference, read_inference_yml, write_inference_yml
+
+    new, path = describe_inference(**_description(trained), sha256={}), output / "inference.yml"
+    if path.exists():
+        old = read_inference_yml(path)
+        same = (old.ops, old.classes, old.Global.image_shape) == (new.ops, new.classes, new.Global.image_shape)
+        if not same:
+            (output / "inference.onnx").unlink(missing_ok=True)
+            raise LowbitError(
+                f"{path} is of another model, whose images are prepared otherwise: give another --output, or "
+                "export both with --format paddle,onnx"
+            )
+    else:
+        write_inference_yml(path, new)
 
 
 def _is_quantized(trained: TrainedModel) -> bool:

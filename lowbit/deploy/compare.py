@@ -75,4 +75,6 @@ def compare_logits(expected: np.ndarray, answers: np.ndarray) -> Comparison:
     absolute = np.where(np.isnan(difference), np.inf, difference).max(axis=1)
     scale = np.abs(np.where(np.isfinite(expected), expected, 0).astype(np.float64)).max(axis=1)
     relative = np.divide(absolute, scale, out=np.where(absolute > 0, np.inf, 0.0), where=scale > 0)
-    return Comparison(absolute, relative, expected.argmax(axis=1) == answers.argmax(axis=1))
+    # Of NaNs, argmax makes a class; they agree with nothing, not even with each other.
+    numbers = np.isfinite(expected).all(axis=1) & np.isfinite(answers).all(axis=1)
+    return Comparison(absolute, relative, numbers & (expected.argmax(axis=1) == answers.argmax(axis=1)))

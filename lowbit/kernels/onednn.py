@@ -131,6 +131,7 @@ class _Product:
         operands: dict[int, tuple[int, c_void_p]],
         result: tuple[int, int, c_void_p],
     ) -> None:
+        self._lock = threading.Lock()  # its memories are set anew in every run
         self._primitive = dnnl.primitive(description)
         self._operands = [
             (role, _Layout(description, query, plain, incoming=True))
@@ -140,14 +141,15 @@ class _Product:
         self._result = (role, _Layout(description, query, plain, incoming=False))
 
     def run(self, operands: list[int], result: int) -> None:
-        arguments = [
-            dnnl.Argument(role, layout.taken_from(address, place))
-            for place, ((role, layout), address) in enumerate(zip(self._operands, operands, strict=True))
-        ]
-        role, layout = self._result
-        arguments.append(dnnl.Argument(role, layout.room_for(result, len(operands))))
-        dnnl.execute(self._primitive, arguments)
-        layout.put_back()
+        with self._lock:
+            arguments = [
+                dnnl.Argument(role, layout.taken_from(address, place))
+                for place, ((role, layout), address) in enumerate(zip(self._operands, operands, strict=True))
+            ]
+            role, layout = self._result
+            arguments.append(dnnl.Argument(role, layout.room_for(result, len(operands))))
+            dnnl.execute(self._primitive, arguments)
+            layout.put_back()
 
 
 class _Layout:

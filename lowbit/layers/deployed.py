@@ -12,6 +12,7 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.layers.quantizer import Quantizer
 from lowbit.numerics import quantize_to_integers
+from lowbit.numerics.clip import usable_bound
 from lowbit.numerics.exact import negate
 
 
@@ -64,7 +65,7 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
         )
     lowest, highest = grid.lowest, grid.highest
     if quantizer.alpha is not None:
-        bound = quantizer.alpha.value
+        bound = usable_bound(quantizer.alpha.value)
         highest = min(highest, int(quantize_to_integers(bound, scale, grid).min()))
         if grid.signed:
             lowest = max(lowest, int(quantize_to_integers(negate(bound), scale, grid).max()))

@@ -13,6 +13,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
+from lowbit.numerics import fused
 
 
 @contextmanager
@@ -108,6 +109,7 @@ class _Convolution(PyLayer):
         x, weight = x.contiguous(), weight.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.learning = geometry, learning
+        ctx.versions = fused.version(x), fused.version(weight)
         y = paddle.empty(geometry.output, "float32")
         onednn.prepared(geometry).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
         return y
@@ -115,6 +117,8 @@ class _Convolution(PyLayer):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensor()
+        for saved, version in zip((x, weight), ctx.versions, strict=True):
+            fused.check_unchanged(saved, version)
         dy, product = dy.contiguous(), onednn.prepared(ctx.geometry)
         dx = dweight = None
         if ctx.learning[0]:

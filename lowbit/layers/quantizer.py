@@ -25,6 +25,7 @@ from lowbit.numerics import (
     round_to_grid,
     scale_from_range,
 )
+from lowbit.numerics.clip import usable_bound
 from lowbit.numerics.scale import at_least_smallest
 from lowbit.recipe.settings import Pact
 from lowbit.recipe.spec import TensorSpec
@@ -184,7 +185,9 @@ class Quantizer(nn.Layer):
             self.step.start(seen.mean("step"))
         if self.kept is not None and not self.kept.is_known:
             range_ = seen.mean("range").reshape(self.kept.range.shape)
-            self.kept.update(range_ if self.alpha is None else paddle.minimum(range_, self.alpha.value))
+            if self.alpha is not None:
+                range_ = paddle.minimum(range_, usable_bound(self.alpha.value))
+            self.kept.update(range_)
 
     def extra_repr(self) -> str:
         return f"{self.spec}, {self.role}"

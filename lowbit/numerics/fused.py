@@ -156,6 +156,6 @@ def check_unchanged(x: Tensor, before: int | None) -> None:
     """An error when a value was overwritten after it was quantized and before its gradient is taken."""
     if version(x) != before:
         raise LowbitError(
-            "a tensor was changed in place after a quantized layer had used it: its gradient would be wrong. "
+            "a tensor was changed in place after a layer had used it: its gradient would be wrong. "
             "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
         )

@@ -53,3 +53,10 @@ def test_another_models_export_is_found_out(build, exported, images):
 def test_nothing_to_compare(tiny, exported, images):
     with pytest.raises(LowbitError, match="at least one image"):
         compare_outputs(tiny, PaddleEngine(exported.directory), images[:0])
+
+
+def test_nans_agree_with_nothing():
+    logits, broken = np.eye(2, dtype=np.float32), np.full((2, 2), np.nan, np.float32)
+    assert compare_logits(broken, broken).top1_agreement == 0
+    assert compare_logits(logits, broken).top1_agreement == 0
+    assert compare_logits(logits, logits).top1_agreement == 1

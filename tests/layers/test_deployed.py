@@ -87,3 +87,11 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
     layer.weight.set_value(weight)
     with pytest.raises(LowbitError, match="NaN or Inf"):
         deployed_weight(layer)
+
+
+def test_a_bound_below_zero_is_used_as_training_uses_it() -> None:
+    layer = _layer(clip="pact")
+    layer(_batch())
+    layer.input_quantizer.alpha.value.set_value(paddle.full([1], -3.0))
+    operand = deployed_input(layer)
+    assert operand.lowest == operand.highest == 0

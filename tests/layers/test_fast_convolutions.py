@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paddle import _C_ops, nn
 from paddle.nn import functional as F
 
+from lowbit.errors import LowbitError
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.layers.fast_convolutions import fast_convolutions
 
@@ -135,3 +136,14 @@ def test_without_the_library_paddle_does_it(monkeypatch: pytest.MonkeyPatch) -> 
     before = _C_ops.conv2d
     with fast_convolutions():
         assert _C_ops.conv2d is before
+
+
+def test_a_tensor_changed_in_place_before_its_gradient_is_an_error() -> None:
+    x = paddle.randn([1, 3, 8, 8])
+    weight = paddle.randn([4, 3, 3, 3])
+    weight.stop_gradient = False
+    with fast_convolutions():
+        y = F.conv2d(x, weight)
+        x.add_(paddle.ones([1]))
+        with pytest.raises((OSError, LowbitError), match="changed in place"):
+            y.sum().backward()
