@@ -123,8 +123,14 @@ def _describe(trained: TrainedModel, output: Path) -> None:
     new, path = describe_inference(**_description(trained), sha256={}), output / "inference.yml"
     if path.exists():
         old = read_inference_yml(path)
-        same = (old.ops, old.classes, old.Global.image_shape) == (new.ops, new.classes, new.Global.image_shape)
-        if not same:
+        if any(
+            before != now
+            for before, now in (
+                (old.ops, new.ops),
+                (old.classes, new.classes),
+                (old.Global.image_shape, new.Global.image_shape),
+            )
+        ):
             (output / "inference.onnx").unlink(missing_ok=True)
             raise LowbitError(
                 f"{path} is of another model, whose images are prepared otherwise: give another --output, or "
