@@ -9,6 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# In processes of their own: training in one that has run `verify` (three engines with their native libraries)
+# ended in a segmentation fault, for a reason not found yet.
+ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py tests/cli/test_evaluate.py
+
 .PHONY: demo test test-slow lint setup clean help
 
 help:  ## this list
@@ -28,7 +32,8 @@ demo: $(READY)  ## train, export, run in Paddle Inference, compare: a few minute
 
 test: $(READY)  ## the tests that CI runs
 	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy
-	@$(BIN)/python -m pytest -m "not slow" -n 2
+	@$(BIN)/python -m pytest -m "not slow" -n 2 $(addprefix --ignore=,$(ENGINE_TESTS))
+	@$(BIN)/python -m pytest -m "not slow" -n 2 $(ENGINE_TESTS)
 
 test-slow: $(READY)  ## every test, also those that take minutes
 	@$(BIN)/python -m pytest
