@@ -60,8 +60,8 @@ def check_mode(mode: str) -> None:
 def find_root(config: Path) -> Path:
     """The repository of a config: the folder above `test_tipc`, or else the current one.
 
-    >>> find_root(Path("/work/ocr/test_tipc/configs/det/train_infer_python.txt")).as_posix()
-    '/work/ocr'
+    >>> find_root(Path("/home/me/ocr/test_tipc/configs/det/train_infer_python.txt")).as_posix()
+    '/home/me/ocr'
     """
     for folder in config.absolute().parents:
         if folder.name == "test_tipc":
