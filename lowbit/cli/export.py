@@ -141,9 +141,9 @@ def _describe(trained: TrainedModel, output: Path) -> None:
 
 
 def _is_quantized(trained: TrainedModel) -> bool:
-    from lowbit.layers import is_quantized
+    from lowbit.layers import has_quantized_layers
 
-    return any(is_quantized(layer) for layer in trained.model.sublayers(include_self=True))
+    return has_quantized_layers(trained.model)
 
 
 def _export_paddle_int8(trained: TrainedModel, output: Path) -> None:

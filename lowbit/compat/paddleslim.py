@@ -23,7 +23,7 @@ from lowbit.compat.example_inputs import example_inputs
 from lowbit.compat.save_program import save_program
 from lowbit.config.mistakes import check_section
 from lowbit.errors import LowbitError
-from lowbit.layers import find_quantizers, fold_batch_norm, is_quantized, preparation_of, prepare
+from lowbit.layers import find_quantizers, fold_batch_norm, has_quantized_layers, preparation_of, prepare
 from lowbit.recipe import PACT, parse_quant_config
 from lowbit.recipe.settings import BatchNorm, Pact
 
@@ -97,7 +97,7 @@ class QAT:
         of training, and the process in dynamic mode.
         """
         model = model._layers if isinstance(model, paddle.DataParallel) else model
-        if not any(is_quantized(layer) for layer in model.sublayers(include_self=True)):
+        if not has_quantized_layers(model):
             raise LowbitError(
                 f"{type(model).__name__} is not quantized: call quantize(net) and train before saving"
             )
@@ -106,7 +106,7 @@ class QAT:
         save_program(model, path, input_spec)
 
     def _fold(self, model: nn.Layer) -> None:
-        if any(is_quantized(layer) for layer in model.sublayers(include_self=True)):
+        if has_quantized_layers(model):
             return  # prepare says so
         folded = fold_batch_norm(model, *example_inputs(model))
         if folded.left_alone:

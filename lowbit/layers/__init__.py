@@ -8,7 +8,7 @@ from lowbit.layers.foldable import Folded
 from lowbit.layers.frozen import frozen
 from lowbit.layers.integer_form import integer_reference
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
-from lowbit.layers.quantized import is_quantized, quantize_layer
+from lowbit.layers.quantized import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sync_batch_norm import convert_sync_batch_norm
 
@@ -25,6 +25,7 @@ __all__ = [
     "find_quantizers",
     "fold_batch_norm",
     "frozen",
+    "has_quantized_layers",
     "integer_reference",
     "is_quantized",
     "preparation_of",

@@ -12,7 +12,7 @@ from lowbit.errors import LowbitError
 from lowbit.layers.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.layers.foldable import BATCH_NORM, Folded, find_foldable
 from lowbit.layers.folded import Pair, fold_in_training
-from lowbit.layers.quantized import check_plan, is_quantized, quantize_layer
+from lowbit.layers.quantized import check_plan, has_quantized_layers, quantize_layer
 from lowbit.recipe import LayerPlan, Recipe
 
 _ATTRIBUTE = "_lowbit_preparation"
@@ -82,7 +82,7 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
             "the model is wrapped in DataParallel, which would not synchronize the new parameters: prepare "
             "it first, then wrap it"
         )
-    if any(is_quantized(layer) for layer in model.sublayers(include_self=True)):
+    if has_quantized_layers(model):
         raise LowbitError(
             f"{type(model).__name__} is quantized already: start again from the unquantized model"
         )

@@ -139,6 +139,11 @@ def is_quantized(layer: nn.Layer) -> bool:
     return isinstance(layer, tuple(QUANTIZED.values()))
 
 
+def has_quantized_layers(model: nn.Layer) -> bool:
+    """Whether any layer of the model, or the model itself, is quantized."""
+    return any(is_quantized(layer) for layer in model.sublayers(include_self=True))
+
+
 @cache
 def _quantized_class(kind: type[nn.Layer], base: type[nn.Layer]) -> type[nn.Layer]:
     if kind is base:

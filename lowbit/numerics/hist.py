@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import paddle
 from paddle import Tensor
 
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import groups_as_rows
+from lowbit.numerics.histogram import BINS, cheapest_range
 
-BINS = 2048
 STRIDE = 16
 
 
@@ -22,22 +20,10 @@ def hist_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | No
     ranges are tried, so unlike `mse` it does not stay near the largest value where a grid has many levels.
     NaN where a value is not finite. For calibration, on the host, some milliseconds per group.
     """
-    rows, shape = groups_as_rows(x, axes, "hist")
-    ranges = np.array([_row_range(row, grid.highest) for row in rows], np.float32)
-    return paddle.to_tensor(ranges.reshape(shape), place=x.place)
-
-
-def _row_range(magnitudes: np.ndarray, highest: int) -> float:
-    largest = float(magnitudes.max())
-    if not np.isfinite(largest):
-        return np.nan
-    values = magnitudes[magnitudes > 0].astype(np.float64)
-    if not len(values):
-        return 0.0
-    places = np.minimum((values / largest * BINS).astype(np.int64), BINS - 1)
-    counts = np.bincount(places, minlength=BINS).astype(np.float64)
-    best = min(range(STRIDE, BINS + 1, STRIDE), key=lambda bins: _error(counts, bins, highest))
-    return largest * (best / BINS)
+    candidates = range(STRIDE, BINS + 1, STRIDE)
+    return cheapest_range(
+        x, axes, "hist", candidates, lambda counts, bins: _error(counts, bins, grid.highest)
+    )
 
 
 def _error(counts: np.ndarray, bins: int, highest: int) -> float:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import paddle
 from paddle import Tensor
 
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import groups_as_rows
+from lowbit.numerics.histogram import BINS, cheapest_range
 
-BINS = 2048
 STRIDE = 16
 _FEWEST = 128
 _WITHOUT_COUNTERPART = 1e-4
@@ -27,23 +25,11 @@ def kl_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None
     Of equal ones, the smallest range; none that keeps nothing. NaN where a value is not finite.
     For calibration, on the host, some milliseconds per group.
     """
-    rows, shape = groups_as_rows(x, axes, "kl")
-    ranges = np.array([_row_range(row, grid.highest) for row in rows], np.float32)
-    return paddle.to_tensor(ranges.reshape(shape), place=x.place)
-
-
-def _row_range(magnitudes: np.ndarray, highest: int) -> float:
-    largest = float(magnitudes.max())
-    if not np.isfinite(largest):
-        return np.nan
-    values = magnitudes[magnitudes > 0].astype(np.float64)
-    if not len(values):
-        return 0.0
-    places = np.minimum((values / largest * BINS).astype(np.int64), BINS - 1)
-    counts = np.bincount(places, minlength=BINS).astype(np.float64)
-    candidates = range(max(_FEWEST, (highest + STRIDE) // STRIDE * STRIDE), BINS + 1, STRIDE)
-    best = min(candidates, key=lambda bins: _divergence(counts, bins, highest))
-    return largest * (best / BINS)
+    fewest = max(_FEWEST, (grid.highest + STRIDE) // STRIDE * STRIDE)
+    candidates = range(fewest, BINS + 1, STRIDE)
+    return cheapest_range(
+        x, axes, "kl", candidates, lambda counts, bins: _divergence(counts, bins, grid.highest)
+    )
 
 
 def _divergence(counts: np.ndarray, bins: int, highest: int) -> float:

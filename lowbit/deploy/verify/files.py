@@ -15,7 +15,7 @@ from lowbit.deploy.onnx.layers import without_quantizers
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
-from lowbit.layers import is_quantized
+from lowbit.layers import has_quantized_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class ToExport:
 
     @property
     def is_quantized(self) -> bool:
-        return any(is_quantized(layer) for layer in self.model.sublayers(include_self=True))
+        return has_quantized_layers(self.model)
 
 
 def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], target: str | None) -> list[str]:

@@ -16,7 +16,7 @@ from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
 from lowbit.errors import LowbitError
-from lowbit.layers import is_quantized
+from lowbit.layers import has_quantized_layers
 
 _LAYER_IMAGES = 64  # whose integers are compared layer by layer: millions of them already
 _LATENCY_BATCHES = (1, 16)
@@ -87,7 +87,7 @@ def verify(
     """
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
-    quantized = any(is_quantized(layer) for layer in model.sublayers(include_self=True))
+    quantized = has_quantized_layers(model)
     others = {candidate.key: candidate.engine.run for candidate in candidates}
     reference = IntegerReference(model) if quantized else None
     if reference is not None:
