@@ -11,15 +11,13 @@ from pydantic import Field
 from lowbit.errors import LowbitError
 from lowbit.numerics import parse_grid
 from lowbit.recipe.model_layers import ModelLayer, find_layers
-from lowbit.recipe.plan import PRODUCTS, Plan
+from lowbit.recipe.plan import PRODUCTS, Plan, operands_of
 from lowbit.recipe.rules import Rule
 from lowbit.recipe.settings import BatchNorm, Calibration, FrozenSection, Pact
 from lowbit.recipe.spec import TensorSpec
 
 # product -> operand -> key -> word
 _Words = dict[str, dict[str, dict[str, str]]]
-# What cannot be known before some batches were seen. A weight is there from the start.
-_CALIBRATED = {"scaling": "fixed", "sign": "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,52 +51,54 @@ class Recipe(FrozenSection):
         """As `plans`, in the model's order, with each plan's origin; a rule without a layer is an error."""
         layers = find_layers(model)
         for number, rule in enumerate(self.rules, start=1):
-            if why := self._why_not(rule, layers):
-                raise LowbitError(f"{_name(number, rule)}: {why}")
+            if why := rule.match.why_unused(layers):
+                raise LowbitError(f"{rule.called(number)}: it has no effect: {why}")
         return [self._assign_one(layer, len(layers)) for layer in layers]
-
-    def _why_not(self, rule: Rule, layers: list[ModelLayer]) -> str | None:
-        if why := rule.match.why_unused(layers):
-            return f"it has no effect: {why}"
-        if not self.calibration.steps:
-            for name, words in rule.given():
-                for key, word in _CALIBRATED.items():
-                    if words.get(key) == word and not name.endswith(".weight"):
-                        return (
-                            f"{name} has {key} {word}, which calibration finds out; "
-                            "add calibration: {steps: 20}"
-                        )
-        return None
 
     def _assign_one(self, layer: ModelLayer, count: int) -> LayerPlan:
         if layer.left_alone:
             return LayerPlan(layer=layer, plan=Plan(), note=layer.left_alone)
         words: _Words = {}
-        numbers: list[int] = []
-        note = "no rule is about it"
-        for number, rule in enumerate(self.rules, start=1):
-            if not rule.match.matches(layer, count):
-                continue
-            numbers.append(number)
-            if rule.skip:
-                words, note = {}, f"skipped by rule {number}"
-            else:
-                note = ""
-                _override(words, rule)
+        numbers = [n for n, rule in enumerate(self.rules, start=1) if rule.match.matches(layer, count)]
+        note = "" if numbers else "no rule is about it"
         try:
-            return LayerPlan(layer=layer, plan=_plan_of(words), rules=tuple(numbers), note=note)
+            for number in numbers:
+                rule = self.rules[number - 1]
+                if rule.skip:
+                    words, note = {}, f"skipped by rule {number}"
+                else:
+                    note = ""
+                    _override(words, rule)
+            plan = _plan_of(words)
+            if not self.calibration.steps:
+                _check_without_calibration(plan)
         except LowbitError as error:
-            made = ", ".join(_name(number, self.rules[number - 1]) for number in numbers)
+            made = self._rules_behind(str(error), numbers)
             raise LowbitError(f'the plan of layer "{layer.name}" (from {made}): {error}') from None
+        return LayerPlan(layer=layer, plan=plan, rules=tuple(numbers), note=note)
+
+    def _rules_behind(self, error: str, numbers: list[int]) -> str:
+        """Those of a layer's rules that set the operand whose name the error begins with."""
+        rules = [(number, self.rules[number - 1]) for number in numbers]
+        about = [
+            (number, rule)
+            for number, rule in rules
+            if any(error.startswith(f"{name}: ") for name, _ in rule.given())
+        ]
+        return ", ".join(rule.called(number) for number, rule in about or rules)
 
 
 def _override(words: _Words, rule: Rule) -> None:
     for name, new in rule.given():
+        if _is_without_scales(new):
+            _spec_of(name, new)  # one rule that says `grid: full` and how to scale contradicts itself
         product, operand = name.split(".")
-        earlier = words.setdefault(product, {}).get(operand, {})
-        # `grid: full` ends the matter: scales and the like that earlier rules chose go with the old grid.
-        starts_anew = "grid" in new and not parse_grid(new["grid"]).is_integer
-        words[product][operand] = new if starts_anew else earlier | new
+        operands = words.setdefault(product, {})
+        operands[operand] = operands.get(operand, {}) | new
+
+
+def _is_without_scales(keys: dict[str, str]) -> bool:
+    return "grid" in keys and not parse_grid(keys["grid"]).is_integer
 
 
 def _plan_of(words: _Words) -> Plan:
@@ -106,13 +106,31 @@ def _plan_of(words: _Words) -> Plan:
     for product, operands in words.items():
         specs = {}
         for operand, keys in operands.items():
-            try:
-                specs[operand] = TensorSpec(**keys)
-            except LowbitError as error:
-                raise LowbitError(f"{product}.{operand}: {error}") from None
+            # What went with another grid rests until a rule gives one again.
+            used = {"grid": keys["grid"]} if _is_without_scales(keys) else keys
+            specs[operand] = _spec_of(f"{product}.{operand}", used)
         products[product] = PRODUCTS[product](**specs)
     return Plan(**products)
 
 
-def _name(number: int, rule: Rule) -> str:
-    return f"{rule.place}: rule {number}" if rule.place else f"rule {number}"
+def _spec_of(name: str, keys: dict[str, str]) -> TensorSpec:
+    try:
+        return TensorSpec(**keys)
+    except LowbitError as error:
+        raise LowbitError(f"{name}: {error}") from None
+
+
+def _check_without_calibration(plan: Plan) -> None:
+    """An error about what cannot be known before some batches were seen; a weight is there from the start."""
+    for product in plan.products():
+        for operand, spec in operands_of(product).items():
+            if operand == "weight":
+                continue
+            # Low-precision training with scales of every call chooses the sign in every call, too.
+            keeps_sign = plan.is_straight_through or spec.keeps_scales
+            if spec.scaling.name == "fixed" or (spec.sign == "auto" and keeps_sign):
+                what = "scaling fixed" if spec.scaling.name == "fixed" else "sign auto"
+                raise LowbitError(
+                    f"{product.name}.{operand}: it has {what}, which calibration finds out; "
+                    "add calibration: {steps: 20}"
+                )

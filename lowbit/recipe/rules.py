@@ -113,6 +113,7 @@ class Rule(FrozenSection):
     grad_input: GradInputSettings | None = None
     grad_weight: GradWeightSettings | None = None
     _place: str = PrivateAttr("")
+    _key: str = PrivateAttr("")
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Rule:
@@ -147,11 +148,20 @@ class Rule(FrozenSection):
         """Where it was written, such as `recipe.yaml:7`, or nothing."""
         return self._place
 
-    def at(self, place: str) -> Rule:
-        """The same rule, with the place where it was written."""
+    def at(self, place: str, key: str = "") -> Rule:
+        """The same rule with the place where it was written, and its name there if that is no rule."""
         rule = self.model_copy()
-        rule._place = place
+        rule._place, rule._key = place, key
         return rule
+
+    def called(self, number: int) -> str:
+        """What messages call the recipe's n-th rule.
+
+        >>> Rule(skip=True).at("recipe.yaml:7").called(2)
+        'recipe.yaml:7: rule 2'
+        """
+        name = self._key or f"rule {number}"
+        return f"{self._place}: {name}" if self._place else name
 
 
 def _has_name(layer: ModelLayer, pattern: str) -> bool:

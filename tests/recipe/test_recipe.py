@@ -44,17 +44,29 @@ def test_later_rules_override_key_by_key():
     ]
 
 
-def test_full_forgets_what_went_with_the_old_grid():
+def test_what_went_with_another_grid_rests_on_full():
     rules = [
         {"forward": {"input": {"grid": "int4", "scaling": "learned", "clip": "pact"}}},
         {"match": {"index": 0}, "forward": {"input": {"grid": "full"}}},
         {"match": {"index": 1}, "forward": {"input": {"grid": "bf16"}}},
+        {"match": {"index": [0, 1, 2]}, "forward": {"input": {"observer": "mse"}}},
     ]
     recipe = Recipe(rules=rules)
     assert _forward(recipe, "0").input == FULL_SPEC
     assert _forward(recipe, "1").input == TensorSpec(grid="bf16")
+    assert str(_forward(recipe, "2").input) == "int4 per-tensor mse learned pact"
     again = Recipe(rules=[*rules, {"match": {"index": 0}, "forward": {"input": {"grid": "int8"}}}])
-    assert str(_forward(again, "0").input) == "int8 per-tensor"
+    assert str(_forward(again, "0").input) == "int8 per-tensor mse learned pact"
+    skipped = Recipe(rules=[*rules[:1], {"skip": True}, {"forward": {"input": {"grid": "int8"}}}])
+    assert str(_forward(skipped, "0").input) == "int8 per-tensor"
+
+
+def test_full_and_how_to_scale_in_one_rule():
+    base = {"forward": {"input": {"grid": "int4"}}}
+    both = {"match": {"index": 1}, "forward": {"input": {"grid": "full", "scaling": "learned"}}}
+    with pytest.raises(LowbitError) as error:
+        Recipe(rules=[base, both]).plans(_chain())
+    assert "forward.input: on the grid full nothing is scaled or clipped, so scaling" in str(error.value)
 
 
 def test_the_three_products_are_set_on_their_own():
@@ -131,12 +143,41 @@ def test_settings_that_do_not_go_together_name_the_layer_and_its_rules():
         Recipe(rules=[{"forward": {"weight": {"scaling": "learned"}}}]).plans(_chain())
 
 
+def test_only_the_rules_about_the_operand_are_named():
+    recipe = Recipe(
+        rules=[
+            {"forward": {"weight": {"grid": "int8"}}},
+            {"forward": {"input": {"grid": "int8", "granularity": "N"}}},
+            {"grad_input": {"weight": {"grid": "int8"}}},
+            {"forward": {"input": {"scaling": "fixed"}}},
+        ]
+    )
+    with pytest.raises(LowbitError, match=r"\(from rule 2, rule 4\): forward\.input: scaling fixed"):
+        recipe.plans(_chain())
+
+
 @pytest.mark.parametrize("settings", [{"scaling": "fixed"}, {"sign": "auto"}])
 def test_what_calibration_finds_out_needs_calibration(settings):
     rules = [{"forward": {"input": {"grid": "int8", **settings}}}]
     with pytest.raises(LowbitError, match=r"which calibration finds out; add calibration: {steps: 20}"):
         Recipe(rules=rules).plans(_chain())
     assert Recipe(rules=rules, calibration={"steps": 1}).plans(_chain())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "needed"),
+    [("dynamic", False), ("moving_average", True), ("learned", True), ("fixed", True)],
+)
+def test_low_precision_training_chooses_a_dynamic_sign_in_every_call(scaling, needed):
+    rules = [
+        {"forward": {"input": {"grid": "int8", "sign": "auto", "scaling": scaling}}},
+        {"grad_weight": {"grad_output": {"grid": "int8", "rounding": "stochastic"}}},
+    ]
+    if needed:
+        with pytest.raises(LowbitError, match=r"\(from rule 1\): forward.input: it has .* finds out"):
+            Recipe(rules=rules).plans(_chain())
+    else:
+        assert Recipe(rules=rules).plans(_chain())["0"].forward.input.sign == "auto"
 
 
 def test_a_fixed_weight_needs_no_batches():
