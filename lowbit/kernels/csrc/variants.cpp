@@ -3,13 +3,10 @@
 // The bodies are inlined into functions with a target attribute, so that one build for any processor of the
 // family holds all of them, and nothing compiled for a newer one can be linked into the rest.
 #include "bodies.h"
+#include "instruction_set.h"
 
 #include <atomic>
 #include <cstring>
-
-#if defined(__x86_64__)
-#define LOWBIT_X86 1
-#endif
 
 #ifndef LOWBIT_FINGERPRINT
 #define LOWBIT_FINGERPRINT "unknown"
@@ -17,8 +14,11 @@
 
 namespace {
 
+using lowbit::InstructionSet;
+
 struct Variant {
     const char* name;
+    InstructionSet set;
     bool (*runs_here)();
     decltype(&lowbit_largest) largest;
     decltype(&lowbit_quantize) quantize;
@@ -43,7 +43,8 @@ struct Variant {
                          lowbit_layout layout, lowbit_grid grid) {                                            \
         lowbit::lsq_grad(x, dy, dx, step, dstep, layout, grid);                                               \
     }                                                                                                         \
-    const Variant variant = {#NAME, runs_here, largest, quantize, quantize_grad, lsq_grad};                   \
+    const Variant variant = {#NAME,   InstructionSet::NAME, runs_here, largest,                               \
+                             quantize, quantize_grad,       lsq_grad};                                        \
     }
 
 #if LOWBIT_X86
@@ -66,9 +67,32 @@ bool runs_here() { return true; }
 }  // namespace baseline
 LOWBIT_VARIANT(baseline, )
 
+#if LOWBIT_X86
+// The same loops, where only the products of integers differ.
+Variant with_products(Variant variant, const char* name, InstructionSet set, bool (*runs_here)()) {
+    variant.name = name;
+    variant.set = set;
+    variant.runs_here = runs_here;
+    return variant;
+}
+
+const Variant kAvx512Vnni = with_products(avx512::variant, "avx512vnni", InstructionSet::avx512vnni, [] {
+    return avx512::runs_here() && __builtin_cpu_supports("avx512vnni");
+});
+#if LOWBIT_AVXVNNI
+const Variant kAvxVnni = with_products(avx2::variant, "avxvnni", InstructionSet::avxvnni, [] {
+    return avx2::runs_here() && __builtin_cpu_supports("avxvnni");
+});
+#endif
+#endif
+
 const Variant* const kVariants[] = {
 #if LOWBIT_X86
-    &avx512::variant, &avx2::variant,
+    &kAvx512Vnni, &avx512::variant,
+#if LOWBIT_AVXVNNI
+    &kAvxVnni,
+#endif
+    &avx2::variant,
 #endif
     &baseline::variant};
 
@@ -84,6 +108,8 @@ std::atomic<const Variant*> chosen{best()};
 const Variant& current() { return *chosen.load(std::memory_order_relaxed); }
 
 }  // namespace
+
+lowbit::InstructionSet lowbit::instruction_set() { return current().set; }
 
 const char* lowbit_fingerprint(void) { return LOWBIT_FINGERPRINT; }
 
