@@ -7,6 +7,7 @@ from lowbit.numerics.observers import Observer, observer_names, parse_observer
 from lowbit.numerics.pact import pact_clip, pact_fake_quantize, pact_initial_alpha
 from lowbit.numerics.quantize import dequantize, fake_quantize, quantize_to_integers
 from lowbit.numerics.range_state import Calibrated, MovingAverage, RangeState, Window
+from lowbit.numerics.rotation import Rotation, hadamard, parse_rotation
 from lowbit.numerics.rounding import Rounding, Stochastic, nearest, parse_rounding, rounding_names
 from lowbit.numerics.scale import scale_from_range
 from lowbit.numerics.scaling import Scaling, parse_scaling, scaling_names
@@ -21,6 +22,7 @@ __all__ = [
     "MovingAverage",
     "Observer",
     "RangeState",
+    "Rotation",
     "Rounding",
     "Scaling",
     "Stochastic",
@@ -28,6 +30,7 @@ __all__ = [
     "dequantize",
     "fake_quantize",
     "grid_names",
+    "hadamard",
     "lsq_fake_quantize",
     "lsq_initial_step",
     "nearest",
@@ -38,6 +41,7 @@ __all__ = [
     "parse_granularity",
     "parse_grid",
     "parse_observer",
+    "parse_rotation",
     "parse_rounding",
     "parse_scaling",
     "quantize_to_integers",

@@ -31,6 +31,7 @@ class Grid:
     bits: int | None = None
     signed: bool = True
     narrow: bool = False
+    logarithmic: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -42,14 +43,16 @@ class Grid:
 
     @property
     def lowest(self) -> int:
-        """The smallest integer: 0, or -2^(b-1), or, narrow, as far from 0 as the highest."""
+        """The smallest integer: 0, or -2^(b-1), or, narrow or logarithmic, as far from 0 as the highest."""
         if not self.signed:
             return 0
-        return -self.highest if self.narrow else -(1 << (self._integer_bits() - 1))
+        return -self.highest if self.narrow or self.logarithmic else -(1 << (self._integer_bits() - 1))
 
     @property
     def highest(self) -> int:
-        """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1."""
+        """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1, or, logarithmic, the last power of two."""
+        if self.logarithmic:  # 0 and 2^(b-1)-1 powers of two on either side
+            return 1 << ((1 << (self._integer_bits() - 1)) - 2)
         return (1 << (self._integer_bits() - self.signed)) - 1
 
     def _integer_bits(self) -> int:
@@ -58,8 +61,8 @@ class Grid:
         return self.bits
 
 
-FEWEST_BITS, MOST_BITS = 2, 8
-_INTEGER_WORDS = "int2 to int8, uint2 to uint8, int2-narrow to int8-narrow"
+FEWEST_BITS, MOST_BITS, MOST_LOG_BITS = 2, 8, 4
+_INTEGER_WORDS = "int2 to int8, uint2 to uint8, int2-narrow to int8-narrow, for gradients log2 to log4"
 
 
 def _integer_grid(bits: int, *, signed: bool = True, narrow: bool = False) -> Grid:
@@ -84,6 +87,10 @@ _GRIDS = {
         *(_integer_grid(bits) for bits in _BITS),
         *(_integer_grid(bits, signed=False) for bits in _BITS),
         *(_integer_grid(bits, narrow=True) for bits in _BITS),
+        *(
+            Grid(name=f"log{bits}", storage="int8", bits=bits, logarithmic=True)
+            for bits in range(FEWEST_BITS, MOST_LOG_BITS + 1)
+        ),
     )
 }
 # Paddle's words for the same things.

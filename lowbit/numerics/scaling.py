@@ -28,6 +28,7 @@ SCALINGS: dict[str, _Kind] = {
         "a whole number of batches, at least 1",
         lambda n: n >= 1 and n % 1 == 0,
     ),
+    "hindsight": _Kind(MovingAverage, 0.1, "the rate, at least 0 and below 1", lambda r: 0 <= r < 1),
     "learned": _Kind(),
     "fixed": _Kind(lambda _: Calibrated()),
 }

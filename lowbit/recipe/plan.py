@@ -112,6 +112,8 @@ class Plan:
             )
         elif operand != "input" and spec.sign == "auto":
             problem = "sign auto is for inputs only: weights and gradients have both signs"
+        elif operand != "grad_output" and (for_gradients := _for_gradients_only(spec)):
+            problem = f"{for_gradients} is for gradients only (grad_output)"
         elif operand == "grad_output" and spec.is_trained:
             problem = "scaling learned and clip pact are trained by gradients; a gradient itself has none"
         elif product is not self.forward and operand != "grad_output" and spec.is_trained:
@@ -124,3 +126,11 @@ class Plan:
             )
         if problem:
             raise LowbitError(f"{product.name}.{operand}: {problem}")
+
+
+def _for_gradients_only(spec: TensorSpec) -> str | None:
+    if spec.grid.logarithmic:
+        return f"the grid {spec.grid}"
+    if spec.scaling.name == "hindsight":
+        return f"scaling {spec.scaling}"
+    return f"rotation {spec.rotation}" if spec.rotation else None

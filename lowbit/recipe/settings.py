@@ -29,6 +29,10 @@ def _word(key: str) -> Any:
     return Annotated[str, AfterValidator(check)]
 
 
+def _as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
 class SpecSettings(FrozenSection):
     """The keys of a TensorSpec that a rule sets; the others stay as earlier rules left them."""
 
@@ -39,6 +43,8 @@ class SpecSettings(FrozenSection):
     rounding: _word("rounding") = None
     clip: _word("clip") = None
     sign: _word("sign") = None
+    rotation: _word("rotation") = None
+    samples: Annotated[_word("samples"), BeforeValidator(_as_text)] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> SpecSettings:

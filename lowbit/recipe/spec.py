@@ -12,17 +12,21 @@ from lowbit.numerics import (
     Granularity,
     Grid,
     Observer,
+    Rotation,
     Scaling,
     parse_granularity,
     parse_grid,
     parse_observer,
+    parse_rotation,
     parse_rounding,
     parse_scaling,
 )
 
 PER_TENSOR, MINMAX, DYNAMIC = Granularity(), parse_observer("minmax"), parse_scaling("dynamic")
+NO_ROTATION = Rotation()
 CLIPS = ("none", "pact")
 SIGNS = ("fixed", "auto")
+SAMPLES = (1, 2)
 
 
 def _one_of(kind: str, words: tuple[str, ...]) -> Callable[[str], str]:
@@ -34,6 +38,12 @@ def _one_of(kind: str, words: tuple[str, ...]) -> Callable[[str], str]:
     return parse
 
 
+def _parse_samples(word: str) -> int:
+    if word not in map(str, SAMPLES):
+        raise LowbitError(f"samples is {' or '.join(map(str, SAMPLES))}, not {word}")
+    return int(word)
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "grid": parse_grid,
     "granularity": parse_granularity,
@@ -42,6 +52,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "rounding": parse_rounding,
     "clip": _one_of("clip", CLIPS),
     "sign": _one_of("sign", SIGNS),
+    "rotation": parse_rotation,
+    "samples": _parse_samples,
 }
 
 
@@ -60,7 +72,8 @@ class TensorSpec:
 
     A learned step starts from LSQ's own initial value, or from the scale of an observer other than minmax.
     `sign="auto"` puts an input that calibration never sees negative (after a ReLU) on the unsigned grid of as
-    many bits.
+    many bits. `rotation` quantizes after a Hadamard transform and turns back; `samples=2` is the mean of two
+    stochastic roundings.
 
     >>> str(TensorSpec(grid="int4", granularity="N", observer="mse"))
     'int4 N mse'
@@ -73,6 +86,8 @@ class TensorSpec:
     rounding: str = "nearest"
     clip: str = "none"
     sign: str = "fixed"
+    rotation: Rotation = NO_ROTATION
+    samples: int = 1
 
     def __post_init__(self) -> None:
         for key in _PARSERS:
@@ -85,6 +100,10 @@ class TensorSpec:
             )
         if self.scaling.name == "learned" and self.rounding == "stochastic":
             raise LowbitError("scaling learned goes with rounding nearest: its gradient is that of nearest")
+        if self.grid.logarithmic and self.observer != MINMAX:
+            raise LowbitError(f"the grid {self.grid} spans all magnitudes: its observer is minmax")
+        if self.samples != 1 and self.rounding != "stochastic":
+            raise LowbitError("two samples differ with rounding stochastic alone: leave samples out")
         if self.sign == "auto" and not self.grid.signed:
             raise LowbitError(f"sign auto chooses between int and uint; {self.grid} has chosen already")
 

@@ -115,10 +115,17 @@ def test_full_is_the_tensor_itself():
 
 def test_words():
     names = grid_names()
-    assert len(names) == 3 + 3 * 7 and {"bf16", "int2", "int8-narrow", "uint5"} < set(names)
+    assert len(names) == 3 + 3 * 7 + 3 and {"bf16", "int2", "int8-narrow", "uint5", "log4"} < set(names)
     assert [str(parse_grid(word)) for word in names] == names
     assert parse_grid("bfloat16") is parse_grid("bf16") is BF16
     assert str(BF16) == "bf16"
+
+
+@pytest.mark.parametrize(("bits", "highest"), [(2, 1), (3, 4), (4, 64)])
+def test_logarithmic(bits, highest):
+    grid = parse_grid(f"log{bits}")
+    assert grid.is_integer and grid.logarithmic
+    assert (grid.lowest, grid.highest) == (-highest, highest)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

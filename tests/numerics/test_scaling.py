@@ -7,7 +7,7 @@ from lowbit.numerics import Calibrated, MovingAverage, Window, parse_scaling, sc
 
 
 def test_words():
-    assert scaling_names() == ["dynamic", "fixed", "learned", "moving_average", "window"]
+    assert scaling_names() == ["dynamic", "fixed", "hindsight", "learned", "moving_average", "window"]
     for word in (*scaling_names(), "moving_average(0.99)", "window(100)"):
         assert str(parse_scaling(word)) == word
     assert parse_scaling("moving_average(0.9)") == parse_scaling("moving_average")

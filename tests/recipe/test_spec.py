@@ -11,7 +11,9 @@ from lowbit.numerics import FULL, Granularity, grid_names, observer_names, parse
 from lowbit.recipe import FULL_SPEC, TensorSpec
 from lowbit.recipe.spec import CLIPS, parse_setting
 
-INTEGER_GRIDS = [name for name in grid_names() if parse_grid(name).is_integer]
+INTEGER_GRIDS = [
+    name for name in grid_names() if parse_grid(name).is_integer and not parse_grid(name).logarithmic
+]
 
 
 def test_words_become_values():
@@ -54,6 +56,10 @@ def test_it_is_frozen_keyword_only_and_hashable():
         ({"grid": "int8", "scaling": "moving_average(2)"}, "below 1"),
         ({"grid": "int8", "rounding": "stocastic"}, 'did you mean "stochastic"'),
         ({"grid": "int8", "clip": "PACT"}, 'did you mean "pact"'),
+        ({"grid": "int8", "rotation": "hadamard(3)"}, "a power of two from 2 to 64"),
+        ({"grid": "int8", "samples": "3", "rounding": "stochastic"}, "samples is 1 or 2"),
+        ({"grid": "int8", "samples": 2}, "stochastic alone"),
+        ({"grid": "log4", "observer": "mse"}, "its observer is minmax"),
         ({"grid": "int8", "sign": "aut"}, 'did you mean "auto"'),
         ({"grid": "int8", "scaling": "learned", "rounding": "stochastic"}, "rounding nearest"),
         ({"grid": "uint8", "sign": "auto"}, "uint8 has chosen already"),
