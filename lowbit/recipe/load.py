@@ -38,7 +38,10 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
 
 def _read(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
     # The dialect that most of the keys belong to, misspelt ones included: a slip must not change the dialect.
-    def belonging(dialect: Dialect) -> int:
-        return sum(nearest(str(key), dialect.keys) is not None for key in values)
+    # Keys of several look alike, so that those without a slip decide between equals.
+    def belonging(dialect: Dialect) -> tuple[int, int]:
+        words = [str(key) for key in values]
+        near = sum(nearest(word, dialect.keys) is not None for word in words)
+        return near, sum(word in dialect.keys for word in words)
 
     return max(DIALECTS, key=belonging).read(values, sources, origin)

@@ -120,16 +120,24 @@ def _spec_of(name: str, keys: dict[str, str]) -> TensorSpec:
         raise LowbitError(f"{name}: {error}") from None
 
 
+def needs_calibration(spec: TensorSpec, *, straight_through: bool) -> str | None:
+    """The setting of an input or a gradient that cannot be known before some batches were seen, or None.
+
+    >>> needs_calibration(TensorSpec(grid="int8", sign="auto"), straight_through=True)
+    'sign auto'
+    """
+    if spec.scaling.name == "fixed":
+        return "scaling fixed"
+    # Low-precision training with scales of every call chooses the sign in every call, too.
+    return "sign auto" if spec.sign == "auto" and (straight_through or spec.keeps_scales) else None
+
+
 def _check_without_calibration(plan: Plan) -> None:
-    """An error about what cannot be known before some batches were seen; a weight is there from the start."""
     for product in plan.products():
         for operand, spec in operands_of(product).items():
-            if operand == "weight":
+            if operand == "weight":  # it is there from the start
                 continue
-            # Low-precision training with scales of every call chooses the sign in every call, too.
-            keeps_sign = plan.is_straight_through or spec.keeps_scales
-            if spec.scaling.name == "fixed" or (spec.sign == "auto" and keeps_sign):
-                what = "scaling fixed" if spec.scaling.name == "fixed" else "sign auto"
+            if what := needs_calibration(spec, straight_through=plan.is_straight_through):
                 raise LowbitError(
                     f"{product.name}.{operand}: it has {what}, which calibration finds out; "
                     "add calibration: {steps: 20}"

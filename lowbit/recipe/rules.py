@@ -79,7 +79,7 @@ class Match(FrozenSection):
         count = len(layers)
         for name in self.name or ():
             if not any(_has_name(layer, name) for layer in layers):
-                return f'no layer is named "{name}"{_near_name(name, layers)}'
+                return f"no layer {_says_name(name)}{_near_name(name, layers)}"
         for pattern in self.regex or ():
             if not any(_has_regex(layer, pattern) for layer in layers):
                 return f'no layer matches the regex "{pattern}"{_near_regex(pattern, layers)}'
@@ -170,6 +170,12 @@ def _has_name(layer: ModelLayer, pattern: str) -> bool:
 
 def _has_regex(layer: ModelLayer, pattern: str) -> bool:
     return any(re.fullmatch(pattern, name) for name in layer.names)
+
+
+def _says_name(pattern: str) -> str:
+    inside = pattern[1:-1]
+    contains = pattern == f"*{inside}*" and not set(inside) & set("*?[")
+    return f'has "{inside}" in its name' if contains else f'is named "{pattern}"'
 
 
 def _near_name(pattern: str, layers: list[ModelLayer]) -> str:

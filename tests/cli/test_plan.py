@@ -96,6 +96,8 @@ def test_json_is_json_and_nothing_else(run):
         "rounding": "nearest",
         "clip": "none",
         "sign": "fixed",
+        "rotation": "none",
+        "samples": "1",
     }
     assert head["why_not_in_integers"]["forward"] is None
 
