@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from lowbit.cli.options import ConfigFile, Overrides
+from lowbit.cli.plan_tables import print_plan
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
-
-if TYPE_CHECKING:
-    from lowbit.recipe import LayerPlan
 
 _CLASSES = 1000  # ImageNet's, where nobody says
 
@@ -29,7 +24,7 @@ def plan(
     ] = None,
     recipe: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="The recipe: lowbit's YAML, or a PaddleSlim quant_config as YAML."),
+        typer.Option(metavar="FILE", help="The recipe, in any of its dialects."),
     ] = ...,
     config: ConfigFile = None,
     override: Overrides = None,
@@ -43,6 +38,7 @@ def plan(
     **Examples**
 
     - `lowbit plan resnet20 --recipe recipes/qat_w4a4.yaml`
+    - `lowbit plan resnet20 --recipe recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml`
     - `lowbit plan -c configs/digits.yaml --recipe recipes/qat_w8a8.yaml --json`
     """
     from lowbit.models import build_model
@@ -73,62 +69,3 @@ def _chosen_model(
         return model, None, {}
     settings = load_config(config, override or ())
     return settings.Arch.name, settings.num_classes, settings.Arch.kwargs
-
-
-def print_plan(layers: list[LayerPlan], title: str) -> None:
-    """The table, below it why what is not in integers is not, and a sum."""
-    # As wide as it must be where nobody watches: a folded table is no use to grep or to a file.
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
-    backward = any(not assigned.plan.is_straight_through for assigned in layers)
-    console.print(Text(title))
-    console.print(_table(layers, backward))
-    if not backward:
-        console.print("Backward: straight-through (the gradients are not quantized).")
-    for line in _reasons(layers):
-        console.print(Text(line), soft_wrap=True)
-    quantized = sum(not assigned.plan.is_full for assigned in layers)
-    console.print(f"{quantized} of {len(layers)} layers are quantized.")
-
-
-def _table(layers: list[LayerPlan], backward: bool) -> Table:
-    from lowbit.recipe import PRODUCTS, operands_of
-
-    products = {name: kind for name, kind in PRODUCTS.items() if backward or name == "forward"}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("#", justify="right")
-    for title in ("layer", "type", "weight"):
-        table.add_column(title, overflow="fold")
-    for name, kind in products.items():
-        for operand in operands_of(kind()):
-            table.add_column(f"{name}\n{operand}", overflow="fold")
-    table.add_column("can run in integers", overflow="fold")
-    for assigned in layers:
-        layer, plan = assigned.layer, assigned.plan
-        shape = "x".join(map(str, layer.shape))
-        cells = [str(layer.index), " = ".join(layer.names), layer.type, shape]
-        for name in products:
-            product = getattr(plan, name)
-            specs = operands_of(product).values() if product else ("straight-through", "")
-            cells += map(str, specs)
-        table.add_row(*(Text(cell) for cell in (*cells, _integers(assigned))))
-    return table
-
-
-def _integers(assigned: LayerPlan) -> str:
-    if assigned.plan.is_full:
-        return f"left as it is: {assigned.note or 'its grids are full'}"
-    why = assigned.plan.runs_in_integers(assigned.layer.type)
-    return ", ".join(product for product, reason in why.items() if reason is None) or "none"
-
-
-def _reasons(layers: list[LayerPlan]) -> list[str]:
-    """A line for every reason why a product that is quantized does not run in integers, with its layers."""
-    found: dict[str, list[str]] = {}
-    for assigned in layers:
-        if assigned.plan.is_full:
-            continue
-        why = assigned.plan.runs_in_integers(assigned.layer.type)
-        for product in assigned.plan.products():
-            if reason := why[product.name]:
-                found.setdefault(f"{product.name}: {reason}", []).append(assigned.layer.name)
-    return [f"Not in integers, {reason}: {', '.join(names)}" for reason, names in found.items()]

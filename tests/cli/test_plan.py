@@ -50,18 +50,63 @@ def test_the_table_of_a_model(run):
     assert "20 of 20 layers are quantized." in result.out
 
 
+def _products(out: str, number: int) -> dict[str, list[str]]:
+    """The rows of a plan's products by product, cut likewise."""
+    text = out.split(f"Plan {number}, ")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()[2:]]
+    return {row[0]: row[1:] for row in rows}
+
+
 def test_three_products_what_is_left_alone_and_why_not_in_integers(run, tmp_path):
     result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, W4A4G4), "--num-classes", 4)
     assert result.code == 0, result
     rows = _rows(result.out)
-    assert rows["conv"][4:] == [
-        *("int4 N mse", "int4 N mse", "int4 NHW stochastic", "int4 N"),
-        *("straight-through", "forward"),
-    ]
+    assert rows["conv"][4:] == ["1"]
     assert rows["head"][-1] == "left as it is: skipped by rule 2"
-    assert "Not in integers, grad_input: weight has scales per N" in result.out
-    assert "it may have them per C: conv" in result.out
+    assert "Plan 1, of 1 Conv2D layer\n" in result.out
+    assert _products(result.out, 1) == {
+        "forward": ["input int4 N mse", "weight int4 N mse", "yes"],
+        "grad_input": [
+            *("grad_output int4 NHW stochastic", "weight int4 N"),
+            "no: weight has scales per N, but grad_input sums over the output channels; "
+            "it may have them per C",
+        ],
+        "grad_weight": [
+            *("grad_output full", "input as in forward"),
+            "no: straight-through: the gradient is in full precision",
+        ],
+    }
     assert "1 of 2 layers are quantized." in result.out
+
+
+def test_layers_with_the_same_plan_share_its_number(run):
+    recipe = ROOT / "recipes" / "qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml"
+    result = run("lowbit", "plan", "resnet20", "--recipe", recipe, "--num-classes", 10)
+    assert result.code == 0, result
+    first, *between, last = _rows(result.out).values()
+    assert first[-1] == last[-1] == "left as it is: its grids are full"
+    assert {row[-1] for row in between} == {"1"}
+    assert "Plan 1, of 18 Conv2D layers\n" in result.out
+    assert _products(result.out, 1) == {
+        "forward": ["input int4/uint4 N mse", "weight int4 N mse", "yes"],
+        "grad_input": ["grad_output int4 NHW stochastic", "weight int4 C mse", "yes"],
+        "grad_weight": ["grad_output int4 NC stochastic", "input int4/uint4 N mse", "yes"],
+    }
+    assert "18 of 20 layers are quantized." in result.out
+
+
+def test_types_of_layers_have_plans_of_their_own(run, tmp_path):
+    text = "rules:\n- grad_input: {grad_output: {grid: int8}}\n"
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4)
+    assert [row[-1] for row in _rows(result.out).values()] == ["1", "2"]
+    assert "Plan 1, of 1 Conv2D layer\n" in result.out and "Plan 2, of 1 Linear layer\n" in result.out
+
+
+def test_why_forward_is_not_in_integers(run, tmp_path):
+    text = "rules:\n- forward: {weight: {grid: int8}}\n"
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4)
+    assert _rows(result.out)["conv"][4:] == ["full", "int8 per-tensor", "none"]
+    assert "Not in integers, forward: input is on the grid full: conv, head\n" in result.out
 
 
 def test_the_model_and_classes_of_a_config(run, lite, tmp_path):

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.models import build_model
-from lowbit.recipe import TensorSpec, load_recipe, make_recipe
+from lowbit.recipe import TensorSpec, load_recipe, make_recipe, operands_of
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
@@ -20,22 +21,50 @@ def _write(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("model", ["resnet20", "mobilenet_v3_small", "mobilenet_v2"])
 def test_the_recipes_that_come_with_lowbit_fit_any_model(file, model):
-    plans = load_recipe(file).assign(build_model(model, 10))
-    for assigned in plans:
-        assert not assigned.plan.is_full
-        assert assigned.plan.runs_in_integers(assigned.layer.type)["forward"] is None
+    first, *between, last = load_recipe(file).assign(build_model(model, 10))
+    low_precision = file.name.startswith("qt_")
+    assert [first.plan.is_full, last.plan.is_full] == [low_precision] * 2
+    for assigned in between:
+        assert assigned.plan.is_straight_through != low_precision
+        why = assigned.plan.runs_in_integers(assigned.layer.type)
+        assert [why[product.name] for product in assigned.plan.products()] == [None] * (1 + 2 * low_precision)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_recipes_say_what_they_are_for(file):
-    first = file.read_text("utf-8").splitlines()[0]
+    first, second, *_ = file.read_text("utf-8").splitlines()
     assert first.startswith("# ")
     assert f"--recipe recipes/{file.name}" in first
+    if "_manager" in file.read_text("utf-8"):
+        assert second.startswith("# Reached here: ")
+
+
+_PART = r"([WAG])(\d)_(minmax|mse)_(det|sto)"
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in RECIPES if file.stem.startswith("qt_")], ids=lambda f: f.stem
+)
+def test_names_of_low_precision_recipes_say_what_is_in_them(file):
+    parts = {letter: rest for letter, *rest in re.findall(_PART, file.stem)}
+    plan = load_recipe(file).plans(build_model("resnet20", 10))["layer2.1.conv1"]
+    for product in plan.products():
+        for operand, spec in operands_of(product).items():
+            bits, observer, rounding = parts[{"weight": "W", "input": "A", "grad_output": "G"}[operand]]
+            expected = TensorSpec(
+                grid=f"int{bits}",
+                observer=observer,
+                rounding={"det": "nearest", "sto": "stochastic"}[rounding],
+                granularity=spec.granularity,
+                sign="auto" if operand == "input" else "fixed",
+            )
+            assert spec == expected
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_first_and_last_layer_have_8_bits(bits):
-    (file,) = [file for file in RECIPES if file.stem == f"qat_w{bits}a{bits}"]
+@pytest.mark.parametrize("name", ["qat_w{}a{}", "qat_w{}_mse_a{}_mse"])
+def test_first_and_last_layer_have_8_bits(bits, name):
+    (file,) = [file for file in RECIPES if file.stem == name.format(bits, bits)]
     plans = list(load_recipe(file).plans(build_model("resnet20", 10)).values())
     found = [(plan.forward.input.grid.bits, plan.forward.weight.grid.bits) for plan in plans]
     assert found == [(8, 8), *[(bits, bits)] * 18, (8, 8)]

@@ -12,6 +12,8 @@ import yaml
 from lowbit.models import build_model
 from lowbit.numerics import observer_names, rounding_names, scaling_names
 from lowbit.recipe import QuantConfig, Recipe, make_recipe, parse_quant_config
+from lowbit.recipe.dialects.low_precision_blocks import Block
+from lowbit.recipe.dialects.low_precision_yaml import OPERANDS
 from lowbit.recipe.settings import SpecSettings
 from lowbit.recipe.spec import CLIPS, FULL_SPEC, SIGNS
 
@@ -30,7 +32,7 @@ def _rows(title: str) -> dict[str, list[str]]:
 
 def test_its_recipes_are_valid():
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         assert make_recipe(yaml.safe_load(block)).plans(build_model("resnet20", 10))
 
@@ -78,6 +80,19 @@ def test_what_paddleslims_types_become(key):
         full = {"scaling": "window(10000)"} if spec.scaling == "window" else {}
         given = spec.given() | full
         assert (given["grid"], given["granularity"], given["scaling"]) == written[word]
+
+
+def test_blocks_of_low_precision_training():
+    table = re.findall(r"^\| `(\w+_config)` \| (.*?) \|", PAGE, re.MULTILINE)
+    found = [(block, tuple(re.findall(r"`(\S+)`", operands))) for block, operands in table]
+    assert found == [entry for blocks in OPERANDS.values() for entry in blocks.items()]
+
+
+def test_keys_of_low_precision_blocks():
+    section = _section("The dialect of low-precision training")
+    rows = re.findall(r"^\| (`.*?) \| (.*?)\|", section.split("| key of a block |")[1], re.MULTILINE)
+    keys = {key for row in rows for key in re.findall(r"`(\w+)`", row[0])}
+    assert keys == set(Block.model_fields)
 
 
 def test_the_python_runs(monkeypatch, tmp_path, capsys):

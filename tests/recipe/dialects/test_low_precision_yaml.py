@@ -114,7 +114,8 @@ def test_inputs_are_unsigned_where_they_are_never_negative():
 def test_keys_of_lowbits_own_and_log_scale_gradients():
     grad = {"qtype": "log4", "stochastic": True, "samples": 2, "scaling": "hindsight(0.5)"}
     specs = _specs(SHORT | {"grad_config": grad})
-    assert str(specs["grad_input.grad_output"]) == "log4 per-tensor hindsight(0.5) stochastic 2"
+    expected = TensorSpec(grid="log4", rounding="stochastic", samples=2, scaling="hindsight(0.5)")
+    assert specs["grad_input.grad_output"] == specs["grad_weight.grad_output"] == expected
     rotated = SHORT | {"grad_config": {"qtype": "int4", "granularity": "NHW", "rotation": "hadamard(32)"}}
     assert str(_specs(rotated)["grad_weight.grad_output"]) == "int4 NHW hadamard(32)"
 
