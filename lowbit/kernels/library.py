@@ -64,6 +64,11 @@ class Kernels:
             function.restype, function.argtypes = result, arguments
 
     @property
+    def library(self) -> ctypes.CDLL:
+        """For this room's other files, which declare the functions that they call."""
+        return self._library
+
+    @property
     def variants(self) -> list[str]:
         """The instruction sets that this processor can run, best first."""
         return self._library.lowbit_variants().decode().split()

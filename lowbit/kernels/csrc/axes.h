@@ -1,0 +1,167 @@
+// The ways through a tensor whose axes own scales or share them: what of it lies side by side and how it belongs to
+// groups. A tensor is either rows of one scale each, or, where rows would be short or every element has its own
+// scale, panels: a stretch of memory that recurs, its places belonging to the same groups every time.
+#pragma once
+#include "loops.h"
+#include "operands.h"
+
+namespace lowbit {
+
+constexpr int kShortRow = 64;  // elements: below, rows are taken together
+constexpr int kPanel = 1024;   // places: what is kept for each of them stays in the first cache
+
+// The axes taken together as [own0, share0, own1, share1, own2], so that owning and sharing take turns.
+struct Turns {
+    int64_t own0 = 1, share0 = 1, own1 = 1, share1 = 1, own2 = 1;
+
+    explicit Turns(const lowbit_axes& axes) {
+        int64_t* const sizes[5] = {&own0, &share0, &own1, &share1, &own2};
+        int at = 4;
+        for (int axis = 3; axis >= 0; --axis) {
+            if (axes.sizes[axis] == 1) continue;
+            if ((axes.owns[axis] != 0) != (at % 2 == 0)) --at;
+            *sizes[at] *= axes.sizes[axis];
+        }
+    }
+
+    int64_t elements() const { return own0 * share0 * own1 * share1 * own2; }
+    bool in_rows() const { return own2 == 1 && share1 >= kShortRow; }
+};
+
+// `count` rows of one group.
+struct Rows {
+    int64_t group, at, length, count, stride;
+};
+
+// of(rows) for every group: for tensors that are `in_rows`.
+template <class Of>
+LOWBIT_INLINE void each_group(const Turns& turns, Of of) {
+    const int64_t stride = turns.own1 * turns.share1;
+    for (int64_t group = 0; group < turns.own0 * turns.own1; ++group) {
+        const int64_t outer = group / turns.own1, inner = group % turns.own1;
+        const int64_t at = outer * turns.share0 * stride + inner * turns.share1;
+        of(Rows{group, at, turns.share1, turns.share0, stride});
+    }
+}
+
+// A stretch of `width` places from `at` on, that recurs `across` times side by side (the last time shorter) and
+// `down` times at a stride. `repeat` places side by side are of one group; after `groups` groups the first follows.
+struct Panel {
+    int64_t group, groups, repeat;
+    int64_t at, width, last_width;
+    int64_t across, across_stride, down, stride;
+
+    // of(start, count) every time, the first `count` places recurring.
+    template <class Of>
+    LOWBIT_INLINE void each_stretch(Of of) const {
+        for (int64_t d = 0; d < down; ++d) {
+            for (int64_t a = 0; a < across; ++a) {
+                of(at + d * stride + a * across_stride, a + 1 < across ? width : last_width);
+            }
+        }
+    }
+
+    // out[place] = in[group - first group of the panel].
+    template <class T>
+    LOWBIT_INLINE void expand(const T* in, T* out) const {
+        if (repeat > 1) {
+            for (int64_t g = 0, place = 0; g < groups; ++g) {
+                for (int64_t end = place + repeat; place < end; ++place) out[place] = in[g];
+            }
+            return;
+        }
+        for (int64_t start = 0; start < width; start += groups) {
+            for (int64_t g = 0; g < groups; ++g) out[start + g] = in[g];
+        }
+    }
+
+    // The other way: the first values become those of the groups, what several places have being combined.
+    template <class T, class Combine>
+    LOWBIT_INLINE void collapse(T* values, Combine combine) const {
+        if (repeat > 1) {
+            for (int64_t g = 0; g < groups; ++g) {
+                T all = values[g * repeat];
+                for (int64_t i = 1; i < repeat; ++i) all = combine(all, values[g * repeat + i]);
+                values[g] = all;
+            }
+            return;
+        }
+        for (int64_t start = groups; start < width; start += groups) {
+            for (int64_t g = 0; g < groups; ++g) values[g] = combine(values[g], values[start + g]);
+        }
+    }
+};
+
+// of(panel) for every panel: for tensors that are not `in_rows`. All of a group is in one panel.
+template <class Of>
+LOWBIT_INLINE void each_panel(const Turns& turns, Of of) {
+    const int64_t plane = turns.share1 * turns.own2, stride = turns.own1 * plane;
+    if (turns.own2 == 1) {
+        const int64_t most = kPanel / turns.share1;
+        for (int64_t outer = 0; outer < turns.own0; ++outer) {
+            for (int64_t first = 0; first < turns.own1; first += most) {
+                const int64_t left = turns.own1 - first, groups = left < most ? left : most;
+                const int64_t at = outer * turns.share0 * stride + first * turns.share1;
+                const int64_t width = groups * turns.share1;
+                of(Panel{outer * turns.own1 + first, groups, turns.share1, at, width, width, 1, 0, turns.share0,
+                         stride});
+            }
+        }
+        return;
+    }
+    const int64_t fitting = turns.own2 < kPanel ? kPanel / turns.own2 : 1;
+    const int64_t abreast = fitting < turns.share1 ? fitting : turns.share1;
+    const int64_t across = (turns.share1 + abreast - 1) / abreast;
+    const int64_t last = turns.share1 - (across - 1) * abreast;
+    for (int64_t outer = 0; outer < turns.own0 * turns.own1; ++outer) {
+        const int64_t start = outer / turns.own1 * turns.share0 * stride + outer % turns.own1 * plane;
+        for (int64_t first = 0; first < turns.own2; first += kPanel) {
+            const int64_t left = turns.own2 - first, groups = left < kPanel ? left : kPanel;
+            of(Panel{outer * turns.own2 + first, groups, 1, start + first, groups * abreast, groups * last, across,
+                     turns.own2 * abreast, turns.share0, stride});
+        }
+    }
+}
+
+// A scale that a stretch has in common, and one for each of its elements.
+struct OneScale {
+    float value;
+    LOWBIT_INLINE float operator[](int64_t) const { return value; }
+    LOWBIT_INLINE OneScale from(int64_t) const { return *this; }
+};
+
+struct ScaleEach {
+    const float* values;
+    LOWBIT_INLINE float operator[](int64_t i) const { return values[i]; }
+    LOWBIT_INLINE ScaleEach from(int64_t i) const { return {values + i}; }
+};
+
+// of(start, count, scales) for stretches of memory that are the whole tensor together, in the order of memory
+// where they are long.
+template <class Of>
+LOWBIT_INLINE void each_stretch(const Turns& turns, const float* scales, Of of) {
+    if (turns.in_rows()) {
+        for (int64_t row = 0; row < turns.own0 * turns.share0 * turns.own1; ++row) {
+            const int64_t outer = row / (turns.share0 * turns.own1);
+            const float scale = scales[outer * turns.own1 + row % turns.own1];
+            of(row * turns.share1, turns.share1, OneScale{scale});
+        }
+    } else if (turns.own2 >= kPanel / 2) {
+        for (int64_t row = 0; row < turns.elements() / turns.own2; ++row) {
+            const int64_t middle = row / turns.share1;
+            const int64_t outer = middle / (turns.share0 * turns.own1);
+            const int64_t group = (outer * turns.own1 + middle % turns.own1) * turns.own2;
+            of(row * turns.own2, turns.own2, ScaleEach{scales + group});
+        }
+    } else {
+        each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
+            float each[kPanel];
+            panel.expand(scales + panel.group, each);
+            panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+                of(at, count, ScaleEach{each});
+            });
+        });
+    }
+}
+
+}  // namespace lowbit

@@ -1,0 +1,163 @@
+// From fp32 values to small integers and back.
+#pragma once
+#include <initializer_list>
+
+#include "axes.h"
+#include "bodies.h"
+#include "counter_random.h"
+
+namespace lowbit {
+
+constexpr int kVector = 64;          // elements at a time: their integers fill the widest register
+constexpr int kFew = 1 << 20;        // as many in a loop, so that counting them takes 32 bits
+constexpr float kUnit = 0x1p24f;     // random numbers are multiples of 1 / kUnit
+constexpr float kMagic = 0x1.8p23f;  // added to a small value, its last bits are the nearest integer
+
+LOWBIT_INLINE int32_t bits_of(float v) {
+    int32_t bits;
+    __builtin_memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
+LOWBIT_INLINE float float_of(int32_t bits) {
+    float v;
+    __builtin_memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+// Whether fraction + k / kUnit reaches 1, as 1 or 0. Whole numbers decide: what is cut off cannot change it.
+LOWBIT_INLINE int32_t goes_up(float fraction, uint32_t k) {
+    return (int32_t(fraction * kUnit) + int32_t(k)) >> 24;
+}
+
+// A rounding is called with a magnitude and 24 random bits; `kDraws` says how many times.
+struct Nearest {
+    static constexpr int kDraws = 0;
+    static LOWBIT_INLINE int32_t round(float v, uint32_t) { return bits_of(v + kMagic) - bits_of(kMagic); }
+};
+
+template <int kTimes>
+struct Stochastic {
+    static constexpr int kDraws = kTimes;
+    static LOWBIT_INLINE int32_t round(float v, uint32_t k) {
+        const int32_t whole = int32_t(v);
+        return whole + goes_up(v - float(whole), k);
+    }
+};
+
+// The same for magnitudes below 128, where whole and fraction fit into 31 bits together.
+template <int kTimes>
+struct StochasticSmall {
+    static constexpr int kDraws = kTimes;
+    static LOWBIT_INLINE int32_t round(float v, uint32_t k) { return goes_up(v, k); }
+};
+
+// Powers of two and 0: the one below v, the step to the next, and how much of the step v is above the one below.
+struct Step {
+    int32_t below, size;
+    float fraction;
+
+    explicit LOWBIT_INLINE Step(float v) {
+        const int32_t power = bits_of(v) & 0x7f800000;
+        const bool under = v < 1.0f;
+        const int32_t size_bits = under ? bits_of(1.0f) : power;
+        const float below_v = under ? 0.0f : float_of(power);
+        below = int32_t(below_v);
+        size = int32_t(float_of(size_bits));
+        fraction = (v - below_v) * float_of(2 * bits_of(1.0f) - size_bits);  // times 1 / size: exact
+    }
+};
+
+struct LogNearest {
+    static constexpr int kDraws = 0;
+    static LOWBIT_INLINE int32_t round(float v, uint32_t) {
+        const Step step(v);
+        return step.below + (step.fraction > 0.5f ? step.size : 0);
+    }
+};
+
+template <int kTimes>
+struct LogStochastic {
+    static constexpr int kDraws = kTimes;
+    static LOWBIT_INLINE int32_t round(float v, uint32_t k) {
+        const Step step(v);
+        return step.below + step.size * goes_up(step.fraction, k);
+    }
+};
+
+// A stretch of elements that begins with number `index` of a block: integers, and how many were NaN.
+template <class Rounding, class Scales>
+LOWBIT_INLINE int32_t convert(const float* x, uint8_t* q, Scales scales, int32_t count, float lowest, float highest,
+                              const RandomKey* keys, uint32_t index) {
+    int32_t lost = 0;
+    for (int32_t i = 0; i < count; ++i) {
+        float v = x[i] / scales[i];
+        lost += v != v;
+        v = v == v ? v : 0.0f;
+        v = clip(v, lowest, highest);
+        const float size = __builtin_fabsf(v);
+        int32_t sum = 0;
+        if (Rounding::kDraws == 0) sum = Rounding::round(size, 0);
+        for (int draw = 0; draw < Rounding::kDraws; ++draw) {
+            sum += Rounding::round(size, keys[draw](index + uint32_t(i)));
+        }
+        q[i] = uint8_t(v < 0 ? -sum : sum);
+    }
+    return lost;
+}
+
+template <class Rounding, class Scales>
+LOWBIT_INLINE int32_t convert_few(const float* x, uint8_t* q, Scales scales, int32_t count, float lowest,
+                                  float highest, const RandomKey* keys, uint32_t index) {
+    const int32_t whole = count & -kVector, rest = count - whole;
+    int32_t lost = convert<Rounding>(x, q, scales, whole, lowest, highest, keys, index);
+    if (rest) {  // in a place of full width, since one element after the other would take as long as many
+        float values[kVector], each[kVector];
+        uint8_t integers[kVector];
+        for (int32_t i = 0; i < kVector; ++i) values[i] = 0.0f, each[i] = 1.0f;
+        for (int32_t i = 0; i < rest; ++i) values[i] = x[whole + i], each[i] = scales[whole + i];
+        lost += convert<Rounding>(values, integers, ScaleEach{each}, kVector, lowest, highest, keys,
+                                  index + uint32_t(whole));
+        __builtin_memcpy(q + whole, integers, rest);
+    }
+    return lost;
+}
+
+template <class Rounding>
+LOWBIT_INLINE int64_t to_integers_by(const float* x, uint8_t* q, const float* scales, const Turns& turns,
+                                     const lowbit_levels& levels, const lowbit_draw* draws, uint64_t first) {
+    const float lowest = float(levels.lowest), highest = float(levels.highest);
+    RandomKey keys[Rounding::kDraws + 1];
+    uint64_t block = ~uint64_t(0);
+    int64_t lost = 0;
+    each_stretch(turns, scales, [&](int64_t at, int64_t count, auto own) LOWBIT_INLINE_LAMBDA {
+        for (int64_t done = 0; done < count;) {
+            const uint64_t number = first + uint64_t(at + done);
+            if (Rounding::kDraws && number >> 32 != block) {
+                block = number >> 32;
+                for (int draw = 0; draw < Rounding::kDraws; ++draw) keys[draw] = RandomKey(draws[draw], block);
+            }
+            const int64_t in_block = int64_t((uint64_t(1) << 32) - uint32_t(number));
+            int64_t few = count - done < kFew ? count - done : kFew;
+            few = few < in_block ? few : in_block;
+            lost += convert_few<Rounding>(x + at + done, q + at + done, own.from(done), int32_t(few), lowest, highest,
+                                          keys, uint32_t(number));
+            done += few;
+        }
+    });
+    return lost;
+}
+
+LOWBIT_INLINE void from_integers(const uint8_t* q, float* y, const float* scales, const lowbit_axes& axes,
+                                 int32_t is_signed) {
+    const Turns turns(axes);
+    if (!turns.elements()) return;
+    const int32_t flip = is_signed ? 128 : 0;  // q + 128 is one of 0 to 255, whatever sign the byte has
+    each_stretch(turns, scales, [=](int64_t at, int64_t count, auto own) LOWBIT_INLINE_LAMBDA {
+        const uint8_t* from = q + at;
+        float* to = y + at;
+        for (int64_t i = 0; i < count; ++i) to[i] = float((int32_t(from[i]) ^ flip) - flip) * own[i];
+    });
+}
+
+}  // namespace lowbit

@@ -1,0 +1,108 @@
+// The passes of operands.h, compiled for each instruction set; which one runs is chosen in variants.cpp.
+#include "operands.h"
+
+#include <cstring>
+
+#include "integer_bodies.h"
+#include "range_bodies.h"
+
+namespace {
+
+using lowbit::Turns;
+
+struct Passes {
+    decltype(&lowbit_ranges) ranges;
+    decltype(&lowbit_mse_ranges) mse_ranges;
+    decltype(&lowbit_scales) scales;
+    decltype(&lowbit_to_integers) to_integers;
+    decltype(&lowbit_from_integers) from_integers;
+};
+
+// A rounding to a function: each is a function of its own, since one with all of them takes the compiler long.
+#define LOWBIT_ROUNDING(NAME, TARGET, ...)                                                                    \
+    TARGET int64_t NAME(const float* x, uint8_t* q, const float* scales, const Turns& turns,                  \
+                        const lowbit_levels& levels, const lowbit_draw* draws, uint64_t first) {              \
+        return lowbit::to_integers_by<__VA_ARGS__>(x, q, scales, turns, levels, draws, first);                \
+    }
+
+#define LOWBIT_PASSES(NAME, TARGET)                                                                           \
+    namespace NAME {                                                                                          \
+    LOWBIT_ROUNDING(nearest, TARGET, lowbit::Nearest)                                                         \
+    LOWBIT_ROUNDING(one_draw, TARGET, lowbit::Stochastic<1>)                                                  \
+    LOWBIT_ROUNDING(two_draws, TARGET, lowbit::Stochastic<2>)                                                 \
+    LOWBIT_ROUNDING(small_one_draw, TARGET, lowbit::StochasticSmall<1>)                                       \
+    LOWBIT_ROUNDING(small_two_draws, TARGET, lowbit::StochasticSmall<2>)                                      \
+    LOWBIT_ROUNDING(log_nearest, TARGET, lowbit::LogNearest)                                                  \
+    LOWBIT_ROUNDING(log_one_draw, TARGET, lowbit::LogStochastic<1>)                                           \
+    LOWBIT_ROUNDING(log_two_draws, TARGET, lowbit::LogStochastic<2>)                                          \
+    constexpr Rounding log[] = {log_nearest, log_one_draw, log_two_draws};                                    \
+    constexpr Rounding small[] = {nearest, small_one_draw, small_two_draws};                                  \
+    constexpr Rounding large[] = {nearest, one_draw, two_draws};                                              \
+    int64_t to_integers(const float* x, void* q, const float* scales, const lowbit_axes* axes,                \
+                        const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws,           \
+                        uint64_t first) {                                                                     \
+        const Turns turns(*axes);                                                                             \
+        if (!turns.elements()) return 0;                                                                      \
+        const bool is_small = levels->lowest > -128 && levels->highest < 128;                                 \
+        const Rounding* const by = levels->is_log ? log : is_small ? small : large;                           \
+        return by[count_draws](x, static_cast<uint8_t*>(q), scales, turns, *levels, draws, first);            \
+    }                                                                                                         \
+    TARGET void ranges(const float* x, float* out, const lowbit_axes* axes, int32_t is_signed) {              \
+        lowbit::ranges(x, out, *axes, is_signed);                                                             \
+    }                                                                                                         \
+    TARGET void mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest,            \
+                           int32_t highest, int32_t turns) {                                                  \
+        lowbit::mse_ranges(x, ranges, *axes, lowest, highest, turns);                                         \
+    }                                                                                                         \
+    TARGET void scales(const float* ranges, float* out, int64_t count, int32_t lowest, int32_t highest) {     \
+        lowbit::scales(ranges, out, count, lowest, highest);                                                  \
+    }                                                                                                         \
+    TARGET void from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes,          \
+                              int32_t is_signed) {                                                            \
+        lowbit::from_integers(static_cast<const uint8_t*>(q), y, scales, *axes, is_signed);                   \
+    }                                                                                                         \
+    const Passes passes = {ranges, mse_ranges, scales, to_integers, from_integers};                           \
+    }
+
+typedef int64_t (*Rounding)(const float*, uint8_t*, const float*, const Turns&, const lowbit_levels&,
+                            const lowbit_draw*, uint64_t);
+
+#if defined(__x86_64__)
+LOWBIT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+LOWBIT_PASSES(avx2, __attribute__((target("avx2"))))
+#endif
+LOWBIT_PASSES(baseline, )
+
+// Those that the chosen variant can run: other names than these stand for more instructions for products.
+const Passes& current() {
+#if defined(__x86_64__)
+    const char* chosen = lowbit_variant();
+    if (!strncmp(chosen, "avx512", 6)) return avx512::passes;
+    if (!strncmp(chosen, "avx", 3)) return avx2::passes;
+#endif
+    return baseline::passes;
+}
+
+}  // namespace
+
+void lowbit_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t is_signed) {
+    current().ranges(x, ranges, axes, is_signed);
+}
+
+void lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest, int32_t highest,
+                       int32_t turns) {
+    current().mse_ranges(x, ranges, axes, lowest, highest, turns);
+}
+
+void lowbit_scales(const float* ranges, float* scales, int64_t count, int32_t lowest, int32_t highest) {
+    current().scales(ranges, scales, count, lowest, highest);
+}
+
+int64_t lowbit_to_integers(const float* x, void* q, const float* scales, const lowbit_axes* axes,
+                           const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws, uint64_t first) {
+    return current().to_integers(x, q, scales, axes, levels, draws, count_draws, first);
+}
+
+void lowbit_from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes, int32_t is_signed) {
+    current().from_integers(q, y, scales, axes, is_signed);
+}

@@ -1,0 +1,225 @@
+// How far a group's values reach: the largest of them, the range with the least squared error, and the scale.
+#pragma once
+#include <cmath>
+
+#include "axes.h"
+#include "bodies.h"
+
+namespace lowbit {
+
+constexpr float kLargestFloat = 0x1.fffffep127f;
+constexpr float kSmallestScale = 0x1p-126f;
+
+LOWBIT_INLINE int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
+
+LOWBIT_INLINE void ranges(const float* x, float* out, const lowbit_axes& axes, int32_t is_signed) {
+    const Turns turns(axes);
+    const Bits* bits = reinterpret_cast<const Bits*>(x);
+    Bits* found = reinterpret_cast<Bits*>(out);
+    if (!turns.elements()) {
+        for (int64_t g = 0; g < turns.own0 * turns.own1 * turns.own2; ++g) out[g] = 0;
+    } else if (turns.in_rows()) {
+        each_group(turns, [=](const Rows& rows) LOWBIT_INLINE_LAMBDA {
+            int32_t most = 0;
+            for (int64_t row = 0; row < rows.count; ++row) {
+                const Bits* start = bits + rows.at + row * rows.stride;
+                for (int64_t i = 0; i < rows.length; ++i) most = larger(most, magnitude(start[i], is_signed));
+            }
+            found[rows.group] = most;
+        });
+    } else {
+        each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
+            int32_t most[kPanel] = {};
+            panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+                const Bits* start = bits + at;
+                for (int64_t i = 0; i < count; ++i) most[i] = larger(most[i], magnitude(start[i], is_signed));
+            });
+            panel.collapse(most, larger);
+            for (int64_t g = 0; g < panel.groups; ++g) found[panel.group + g] = most[g];
+        });
+    }
+}
+
+// The largest scale with which every integer's value is finite.
+inline float largest_scale(int32_t lowest, int32_t highest) {
+    const int32_t steps = larger(-lowest, highest);
+    const float scale = float(double(kLargestFloat) / steps);
+    return double(scale) * steps <= kLargestFloat ? scale : std::nextafter(scale, 0.0f);
+}
+
+LOWBIT_INLINE float scale_of(float range, float highest, float largest) {
+    const float scale = clip(range / highest, kSmallestScale, largest);
+    return (range > 0 ? scale : 1.0f) + range * 0.0f;
+}
+
+LOWBIT_INLINE void scales(const float* ranges, float* out, int64_t count, int32_t lowest, int32_t highest) {
+    const float largest = largest_scale(lowest, highest);
+    for (int64_t i = 0; i < count; ++i) out[i] = scale_of(ranges[i], float(highest), largest);
+}
+
+// One turn of lowbit/numerics/mse.py after another, for a grid.
+struct Mse {
+    float lowest, highest, largest, to_fixed, from_fixed;
+
+    Mse(int32_t low, int32_t high) : lowest(float(low)), highest(float(high)), largest(largest_scale(low, high)) {
+        int bits = 0;
+        while (larger(-low, high) > 1 << bits) ++bits;
+        to_fixed = float(1 << (30 - 2 * bits));
+        from_fixed = 1.0f / to_fixed;
+    }
+
+    LOWBIT_INLINE float scale(float range) const { return scale_of(range, highest, largest); }
+
+    // x in units of the scale at the start, as a whole number of 2^-f; what is not finite becomes anything.
+    LOWBIT_INLINE int32_t fixed_point(float v) const {
+        const float limit = 0x1p30f;
+        v *= to_fixed;
+        v = v < limit ? v : limit;
+        return int32_t(__builtin_rintf(v > -limit ? v : -limit));
+    }
+
+    LOWBIT_INLINE int32_t integer(float v) const {
+        v = v < highest ? v : highest;
+        return int32_t(nearest(v > lowest ? v : lowest));
+    }
+
+    // The range that fits best, or the one before; `moving` when it is another.
+    LOWBIT_INLINE float next(float start, float before, int64_t along, int64_t square, bool* moving) const {
+        const float ratio = float(double(along) / double(square > 1 ? square : 1)) * from_fixed;
+        float best = scale(start) * highest * ratio;
+        best = best > kLargestFloat ? kLargestFloat : best;
+        const float range = best > 0 ? best : before;
+        *moving = __builtin_fabsf(range - before) > before * 1e-6f;
+        return range;
+    }
+};
+
+// Sums of i * q, which has 31 bits, and q * q, which has 17, in 32 bits for up to kFlush terms.
+constexpr int64_t kFlush = 1 << 14;
+
+struct Projection {
+    int64_t along = 0, square = 0;
+
+    LOWBIT_INLINE void add(const float* x, int64_t count, float start, float scale, const Mse& mse) {
+        for (int64_t first = 0; first < count; first += kFlush) {
+            const int n = int(count - first < kFlush ? count - first : kFlush);
+            if (start == scale) {
+                add_few(x + first, n, start, scale, mse, true);
+            } else {
+                add_few(x + first, n, start, scale, mse, false);
+            }
+        }
+    }
+
+  private:
+    LOWBIT_INLINE void add_few(const float* x, int count, float start, float scale, const Mse& mse, bool same) {
+        int32_t high = 0, low = 0, squares = 0;
+        for (int i = 0; i < count; ++i) {
+            const float v = x[i] / start;
+            const int32_t fixed = mse.fixed_point(v), q = mse.integer(same ? v : x[i] / scale);
+            const int32_t product = int32_t(uint32_t(fixed) * uint32_t(q));
+            high += product >> 16;
+            low += product & 0xffff;
+            squares += q * q;
+        }
+        along += int64_t(high) * 65536 + low;
+        square += squares;
+    }
+};
+
+// The same for every place of a panel at once.
+struct Projections {
+    int32_t high[kPanel], low[kPanel], squares[kPanel];
+    int64_t along[kPanel], square[kPanel];
+
+    LOWBIT_INLINE void run(const Panel& panel, const float* x, const float* start, const float* scale,
+                           const Mse& mse) {
+        const int width = int(panel.width);
+        for (int i = 0; i < width; ++i) along[i] = square[i] = 0;
+        clear(width);
+        int64_t terms = 0;
+        panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+            add(x + at, int(count), start, scale, mse);
+            if (++terms % kFlush == 0) flush(width);
+        });
+        flush(width);
+        const auto sum = [](int64_t a, int64_t b) LOWBIT_INLINE_LAMBDA { return a + b; };
+        panel.collapse(along, sum);
+        panel.collapse(square, sum);
+    }
+
+  private:
+    LOWBIT_INLINE void clear(int width) {
+        for (int i = 0; i < width; ++i) high[i] = low[i] = squares[i] = 0;
+    }
+
+    LOWBIT_INLINE void flush(int width) {
+        for (int i = 0; i < width; ++i) along[i] += int64_t(high[i]) * 65536 + low[i];
+        for (int i = 0; i < width; ++i) square[i] += squares[i];
+        clear(width);
+    }
+
+    LOWBIT_INLINE void add(const float* x, int count, const float* start, const float* scale, const Mse& mse) {
+        for (int i = 0; i < count; ++i) {
+            const float v = x[i] / start[i], w = start == scale ? v : x[i] / scale[i];
+            const int32_t fixed = mse.fixed_point(v), q = mse.integer(w);
+            const int32_t product = int32_t(uint32_t(fixed) * uint32_t(q));
+            high[i] += product >> 16;
+            low[i] += product & 0xffff;
+            squares[i] += q * q;
+        }
+    }
+};
+
+LOWBIT_INLINE bool finite(float v) { return __builtin_fabsf(v) <= kLargestFloat; }
+
+LOWBIT_INLINE void mse_rows(const float* x, float* ranges, const Turns& turns, const Mse& mse, int32_t rounds) {
+    each_group(turns, [=](const Rows& rows) LOWBIT_INLINE_LAMBDA {
+        const float start = ranges[rows.group];
+        float range = start;
+        bool moving = finite(start);
+        for (int32_t turn = 0; moving && turn < rounds; ++turn) {
+            Projection sums;
+            for (int64_t row = 0; row < rows.count; ++row) {
+                sums.add(x + rows.at + row * rows.stride, rows.length, mse.scale(start), mse.scale(range), mse);
+            }
+            range = mse.next(start, range, sums.along, sums.square, &moving);
+        }
+        ranges[rows.group] = range;
+    });
+}
+
+LOWBIT_INLINE void mse_panels(const float* x, float* ranges, const Turns& turns, const Mse& mse, int32_t rounds) {
+    each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
+        Projections sums;
+        float start[kPanel], scale[kPanel], starts[kPanel], scales[kPanel];
+        bool moving[kPanel];
+        float* range = ranges + panel.group;
+        for (int64_t g = 0; g < panel.groups; ++g) start[g] = range[g], moving[g] = finite(range[g]);
+        bool any = true;
+        for (int32_t turn = 0; any && turn < rounds; ++turn) {
+            for (int64_t g = 0; g < panel.groups; ++g) scale[g] = mse.scale(range[g]);
+            panel.expand(scale, turn ? scales : starts);
+            sums.run(panel, x, starts, turn ? scales : starts, mse);
+            any = false;
+            for (int64_t g = 0; g < panel.groups; ++g) {
+                if (moving[g]) range[g] = mse.next(start[g], range[g], sums.along[g], sums.square[g], &moving[g]);
+                any |= moving[g];
+            }
+        }
+    });
+}
+
+LOWBIT_INLINE void mse_ranges(const float* x, float* ranges, const lowbit_axes& axes, int32_t lowest,
+                              int32_t highest, int32_t turns) {
+    const Turns layout(axes);
+    const Mse mse(lowest, highest);
+    if (!layout.elements()) return;
+    if (layout.in_rows()) {
+        mse_rows(x, ranges, layout, mse, turns);
+    } else {
+        mse_panels(x, ranges, layout, mse, turns);
+    }
+}
+
+}  // namespace lowbit
