@@ -123,43 +123,38 @@ LOWBIT_INLINE void each_panel(const Turns& turns, Of of) {
     }
 }
 
-// A scale that a stretch has in common, and one for each of its elements.
+// A scale that elements have in common, and one for each of them.
 struct OneScale {
     float value;
     LOWBIT_INLINE float operator[](int64_t) const { return value; }
-    LOWBIT_INLINE OneScale from(int64_t) const { return *this; }
 };
 
 struct ScaleEach {
     const float* values;
     LOWBIT_INLINE float operator[](int64_t i) const { return values[i]; }
-    LOWBIT_INLINE ScaleEach from(int64_t i) const { return {values + i}; }
 };
 
-// of(start, count, scales) for stretches of memory that are the whole tensor together, in the order of memory
-// where they are long.
+// of(start, count, scales, whether each has its own) for stretches of memory that are the whole tensor together; in
+// the order of memory where they are long.
 template <class Of>
 LOWBIT_INLINE void each_stretch(const Turns& turns, const float* scales, Of of) {
     if (turns.in_rows()) {
         for (int64_t row = 0; row < turns.own0 * turns.share0 * turns.own1; ++row) {
             const int64_t outer = row / (turns.share0 * turns.own1);
-            const float scale = scales[outer * turns.own1 + row % turns.own1];
-            of(row * turns.share1, turns.share1, OneScale{scale});
+            of(row * turns.share1, turns.share1, scales + outer * turns.own1 + row % turns.own1, false);
         }
     } else if (turns.own2 >= kPanel / 2) {
         for (int64_t row = 0; row < turns.elements() / turns.own2; ++row) {
-            const int64_t middle = row / turns.share1;
-            const int64_t outer = middle / (turns.share0 * turns.own1);
+            const int64_t middle = row / turns.share1, outer = middle / (turns.share0 * turns.own1);
             const int64_t group = (outer * turns.own1 + middle % turns.own1) * turns.own2;
-            of(row * turns.own2, turns.own2, ScaleEach{scales + group});
+            of(row * turns.own2, turns.own2, scales + group, true);
         }
     } else {
-        each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
-            float each[kPanel];
-            panel.expand(scales + panel.group, each);
-            panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
-                of(at, count, ScaleEach{each});
-            });
+        each_panel(turns, [&](const Panel& panel) LOWBIT_INLINE_LAMBDA {
+            float own[kPanel];
+            panel.expand(scales + panel.group, own);
+            panel.each_stretch(
+                [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA { of(at, count, own, true); });
         });
     }
 }

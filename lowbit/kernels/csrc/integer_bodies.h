@@ -85,12 +85,11 @@ struct LogStochastic {
     }
 };
 
-// A stretch of elements that begins with number `index` of a block: integers, and how many were NaN.
 template <class Rounding, class Scales>
-LOWBIT_INLINE int32_t convert(const float* x, uint8_t* q, Scales scales, int32_t count, float lowest, float highest,
-                              const RandomKey* keys, uint32_t index) {
+LOWBIT_INLINE int32_t convert_with(const float* x, uint8_t* q, Scales scales, int32_t count, float lowest,
+                                   float highest, const RandomKey* keys, uint32_t index) {
     int32_t lost = 0;
-    for (int32_t i = 0; i < count; ++i) {
+    for (int32_t i = 0; i < (count & -kVector); ++i) {
         float v = x[i] / scales[i];
         lost += v != v;
         v = v == v ? v : 0.0f;
@@ -106,57 +105,76 @@ LOWBIT_INLINE int32_t convert(const float* x, uint8_t* q, Scales scales, int32_t
     return lost;
 }
 
-template <class Rounding, class Scales>
-LOWBIT_INLINE int32_t convert_few(const float* x, uint8_t* q, Scales scales, int32_t count, float lowest,
-                                  float highest, const RandomKey* keys, uint32_t index) {
-    const int32_t whole = count & -kVector, rest = count - whole;
-    int32_t lost = convert<Rounding>(x, q, scales, whole, lowest, highest, keys, index);
-    if (rest) {  // in a place of full width, since one element after the other would take as long as many
-        float values[kVector], each[kVector];
-        uint8_t integers[kVector];
-        for (int32_t i = 0; i < kVector; ++i) values[i] = 0.0f, each[i] = 1.0f;
-        for (int32_t i = 0; i < rest; ++i) values[i] = x[whole + i], each[i] = scales[whole + i];
-        lost += convert<Rounding>(values, integers, ScaleEach{each}, kVector, lowest, highest, keys,
-                                  index + uint32_t(whole));
-        __builtin_memcpy(q + whole, integers, rest);
-    }
-    return lost;
+// Side by side, a multiple of kVector of elements, the first having number `index` of a block: their integers, and
+// returned how many were NaN. One scale, or one for each.
+template <class Rounding>
+LOWBIT_INLINE int32_t convert(const float* x, uint8_t* q, const float* scales, bool each, int32_t count, float lowest,
+                              float highest, const RandomKey* keys, uint32_t index) {
+    if (each) return convert_with<Rounding>(x, q, ScaleEach{scales}, count, lowest, highest, keys, index);
+    return convert_with<Rounding>(x, q, OneScale{scales[0]}, count, lowest, highest, keys, index);
 }
 
-template <class Rounding>
-LOWBIT_INLINE int64_t to_integers_by(const float* x, uint8_t* q, const float* scales, const Turns& turns,
-                                     const lowbit_levels& levels, const lowbit_draw* draws, uint64_t first) {
-    const float lowest = float(levels.lowest), highest = float(levels.highest);
-    RandomKey keys[Rounding::kDraws + 1];
-    uint64_t block = ~uint64_t(0);
-    int64_t lost = 0;
-    each_stretch(turns, scales, [&](int64_t at, int64_t count, auto own) LOWBIT_INLINE_LAMBDA {
-        for (int64_t done = 0; done < count;) {
-            const uint64_t number = first + uint64_t(at + done);
-            if (Rounding::kDraws && number >> 32 != block) {
-                block = number >> 32;
-                for (int draw = 0; draw < Rounding::kDraws; ++draw) keys[draw] = RandomKey(draws[draw], block);
-            }
-            const int64_t in_block = int64_t((uint64_t(1) << 32) - uint32_t(number));
-            int64_t few = count - done < kFew ? count - done : kFew;
-            few = few < in_block ? few : in_block;
-            lost += convert_few<Rounding>(x + at + done, q + at + done, own.from(done), int32_t(few), lowest, highest,
-                                          keys, uint32_t(number));
-            done += few;
+struct Conversion {
+    int32_t (*convert)(const float* x, uint8_t* q, const float* scales, bool each, int32_t count, float lowest,
+                       float highest, const RandomKey* keys, uint32_t index);
+    float lowest, highest;
+    const lowbit_draw* draws;
+    int32_t count_draws;
+
+    // Any number of elements up to kFew, in one block of random numbers.
+    int32_t few(const float* x, uint8_t* q, const float* scales, bool each, int32_t count, const RandomKey* keys,
+                uint32_t index) const {
+        const int32_t whole = count & -kVector, rest = count - whole;
+        int32_t lost = convert(x, q, scales, each, whole, lowest, highest, keys, index);
+        if (rest) {  // in a place of full width, since one element after the other would take as long as many
+            float values[kVector], own[kVector];
+            uint8_t integers[kVector];
+            for (int32_t i = 0; i < kVector; ++i) values[i] = 0.0f, own[i] = 1.0f;
+            for (int32_t i = 0; i < rest; ++i) values[i] = x[whole + i], own[i] = scales[each ? whole + i : 0];
+            lost += convert(values, integers, own, true, kVector, lowest, highest, keys, index + uint32_t(whole));
+            __builtin_memcpy(q + whole, integers, rest);
         }
-    });
-    return lost;
+        return lost;
+    }
+
+    int64_t all(const float* x, uint8_t* q, const float* scales, const Turns& turns, uint64_t first) const {
+        RandomKey keys[2];
+        uint64_t block = ~uint64_t(0);
+        int64_t lost = 0;
+        each_stretch(turns, scales, [&](int64_t at, int64_t count, const float* own, bool each) {
+            for (int64_t done = 0; done < count;) {
+                const uint64_t number = first + uint64_t(at + done);
+                if (number >> 32 != block) {
+                    block = number >> 32;
+                    for (int32_t draw = 0; draw < count_draws; ++draw) keys[draw] = RandomKey(draws[draw], block);
+                }
+                const int64_t left = count - done, in_block = int64_t((uint64_t(1) << 32) - uint32_t(number));
+                const int64_t most = in_block < kFew ? in_block : kFew, now = left < most ? left : most;
+                lost += few(x + at + done, q + at + done, each ? own + done : own, each, int32_t(now), keys,
+                            uint32_t(number));
+                done += now;
+            }
+        });
+        return lost;
+    }
+};
+
+template <class Scales>
+LOWBIT_INLINE void from_integers_with(const uint8_t* q, float* y, Scales scales, int64_t count, int32_t flip) {
+    for (int64_t i = 0; i < count; ++i) y[i] = float((int32_t(q[i]) ^ flip) - flip) * scales[i];
 }
 
 LOWBIT_INLINE void from_integers(const uint8_t* q, float* y, const float* scales, const lowbit_axes& axes,
                                  int32_t is_signed) {
     const Turns turns(axes);
     if (!turns.elements()) return;
-    const int32_t flip = is_signed ? 128 : 0;  // q + 128 is one of 0 to 255, whatever sign the byte has
-    each_stretch(turns, scales, [=](int64_t at, int64_t count, auto own) LOWBIT_INLINE_LAMBDA {
-        const uint8_t* from = q + at;
-        float* to = y + at;
-        for (int64_t i = 0; i < count; ++i) to[i] = float((int32_t(from[i]) ^ flip) - flip) * own[i];
+    const int32_t flip = is_signed ? 128 : 0;  // (byte ^ 128) - 128 gives a byte its sign
+    each_stretch(turns, scales, [=](int64_t at, int64_t count, const float* own, bool each) LOWBIT_INLINE_LAMBDA {
+        if (each) {
+            from_integers_with(q + at, y + at, ScaleEach{own}, count, flip);
+        } else {
+            from_integers_with(q + at, y + at, OneScale{*own}, count, flip);
+        }
     });
 }
 

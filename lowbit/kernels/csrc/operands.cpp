@@ -10,43 +10,32 @@ namespace {
 
 using lowbit::Turns;
 
+typedef decltype(lowbit::Conversion::convert) Convert;
+
 struct Passes {
     decltype(&lowbit_ranges) ranges;
     decltype(&lowbit_mse_ranges) mse_ranges;
     decltype(&lowbit_scales) scales;
-    decltype(&lowbit_to_integers) to_integers;
     decltype(&lowbit_from_integers) from_integers;
+    Convert log[3], small[3], large[3];  // for as many draws
 };
 
-// A rounding to a function: each is a function of its own, since one with all of them takes the compiler long.
-#define LOWBIT_ROUNDING(NAME, TARGET, ...)                                                                    \
-    TARGET int64_t NAME(const float* x, uint8_t* q, const float* scales, const Turns& turns,                  \
-                        const lowbit_levels& levels, const lowbit_draw* draws, uint64_t first) {              \
-        return lowbit::to_integers_by<__VA_ARGS__>(x, q, scales, turns, levels, draws, first);                \
+#define LOWBIT_CONVERT(NAME, TARGET, ...)                                                                     \
+    TARGET int32_t NAME(const float* x, uint8_t* q, const float* scales, bool each, int32_t count,            \
+                        float lowest, float highest, const lowbit::RandomKey* keys, uint32_t index) {         \
+        return lowbit::convert<__VA_ARGS__>(x, q, scales, each, count, lowest, highest, keys, index);         \
     }
 
 #define LOWBIT_PASSES(NAME, TARGET)                                                                           \
     namespace NAME {                                                                                          \
-    LOWBIT_ROUNDING(nearest, TARGET, lowbit::Nearest)                                                         \
-    LOWBIT_ROUNDING(one_draw, TARGET, lowbit::Stochastic<1>)                                                  \
-    LOWBIT_ROUNDING(two_draws, TARGET, lowbit::Stochastic<2>)                                                 \
-    LOWBIT_ROUNDING(small_one_draw, TARGET, lowbit::StochasticSmall<1>)                                       \
-    LOWBIT_ROUNDING(small_two_draws, TARGET, lowbit::StochasticSmall<2>)                                      \
-    LOWBIT_ROUNDING(log_nearest, TARGET, lowbit::LogNearest)                                                  \
-    LOWBIT_ROUNDING(log_one_draw, TARGET, lowbit::LogStochastic<1>)                                           \
-    LOWBIT_ROUNDING(log_two_draws, TARGET, lowbit::LogStochastic<2>)                                          \
-    constexpr Rounding log[] = {log_nearest, log_one_draw, log_two_draws};                                    \
-    constexpr Rounding small[] = {nearest, small_one_draw, small_two_draws};                                  \
-    constexpr Rounding large[] = {nearest, one_draw, two_draws};                                              \
-    int64_t to_integers(const float* x, void* q, const float* scales, const lowbit_axes* axes,                \
-                        const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws,           \
-                        uint64_t first) {                                                                     \
-        const Turns turns(*axes);                                                                             \
-        if (!turns.elements()) return 0;                                                                      \
-        const bool is_small = levels->lowest > -128 && levels->highest < 128;                                 \
-        const Rounding* const by = levels->is_log ? log : is_small ? small : large;                           \
-        return by[count_draws](x, static_cast<uint8_t*>(q), scales, turns, *levels, draws, first);            \
-    }                                                                                                         \
+    LOWBIT_CONVERT(nearest, TARGET, lowbit::Nearest)                                                          \
+    LOWBIT_CONVERT(one_draw, TARGET, lowbit::Stochastic<1>)                                                   \
+    LOWBIT_CONVERT(two_draws, TARGET, lowbit::Stochastic<2>)                                                  \
+    LOWBIT_CONVERT(small_one_draw, TARGET, lowbit::StochasticSmall<1>)                                        \
+    LOWBIT_CONVERT(small_two_draws, TARGET, lowbit::StochasticSmall<2>)                                       \
+    LOWBIT_CONVERT(log_nearest, TARGET, lowbit::LogNearest)                                                   \
+    LOWBIT_CONVERT(log_one_draw, TARGET, lowbit::LogStochastic<1>)                                            \
+    LOWBIT_CONVERT(log_two_draws, TARGET, lowbit::LogStochastic<2>)                                           \
     TARGET void ranges(const float* x, float* out, const lowbit_axes* axes, int32_t is_signed) {              \
         lowbit::ranges(x, out, *axes, is_signed);                                                             \
     }                                                                                                         \
@@ -61,11 +50,14 @@ struct Passes {
                               int32_t is_signed) {                                                            \
         lowbit::from_integers(static_cast<const uint8_t*>(q), y, scales, *axes, is_signed);                   \
     }                                                                                                         \
-    const Passes passes = {ranges, mse_ranges, scales, to_integers, from_integers};                           \
+    const Passes passes = {ranges,                                                                            \
+                           mse_ranges,                                                                        \
+                           scales,                                                                            \
+                           from_integers,                                                                     \
+                           {log_nearest, log_one_draw, log_two_draws},                                        \
+                           {nearest, small_one_draw, small_two_draws},                                        \
+                           {nearest, one_draw, two_draws}};                                                   \
     }
-
-typedef int64_t (*Rounding)(const float*, uint8_t*, const float*, const Turns&, const lowbit_levels&,
-                            const lowbit_draw*, uint64_t);
 
 #if defined(__x86_64__)
 LOWBIT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
@@ -100,7 +92,14 @@ void lowbit_scales(const float* ranges, float* scales, int64_t count, int32_t lo
 
 int64_t lowbit_to_integers(const float* x, void* q, const float* scales, const lowbit_axes* axes,
                            const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws, uint64_t first) {
-    return current().to_integers(x, q, scales, axes, levels, draws, count_draws, first);
+    const Turns turns(*axes);
+    if (!turns.elements()) return 0;
+    const bool is_small = levels->lowest > -128 && levels->highest < 128;
+    const Passes& passes = current();
+    const Convert* const by = levels->is_log ? passes.log : is_small ? passes.small : passes.large;
+    const lowbit::Conversion conversion = {by[count_draws], float(levels->lowest), float(levels->highest), draws,
+                                           count_draws};
+    return conversion.all(x, static_cast<uint8_t*>(q), scales, turns, first);
 }
 
 void lowbit_from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes, int32_t is_signed) {
