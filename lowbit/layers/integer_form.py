@@ -84,7 +84,7 @@ def integer_form(layer: nn.Layer, x: Tensor, *geometry: Any) -> Tensor:
         x_integers, w_integers = x_integers.cast("float64"), w_integers.cast("float64")
     y = multiply(as_float32(layer.product(x_integers, w_integers, None, *geometry)), scale)
     if bias is not None:
-        y = add(y, as_float32(bias).reshape(_along_outputs(layer)))
+        y = add(y, as_float32(bias).reshape(along_outputs(layer)))
     return as_type_of(x, y)
 
 
@@ -109,7 +109,7 @@ def integer_reference(model: nn.Layer) -> Iterator[None]:
                 object.__delattr__(layer, _EXACT)
 
 
-def _along_outputs(layer: nn.Layer) -> list[int]:
+def along_outputs(layer: nn.Layer) -> list[int]:
     """The shape in which a number per output channel is broadcast against the layer's output."""
     channels_last = isinstance(layer, nn.Linear) or layer._data_format.endswith("C")
     return [-1] if channels_last else [-1, 1, 1]
@@ -121,4 +121,4 @@ def per_output(layer: nn.Layer, scale: Tensor) -> Tensor:
         return scale.reshape([1])
     groups = layer._groups if isinstance(layer, nn.Conv2DTranspose) else 1
     # A transposed convolution's weight is [in, out / groups, …]: its groups share their scales.
-    return paddle.tile(scale.reshape([-1]), [groups]).reshape(_along_outputs(layer))
+    return paddle.tile(scale.reshape([-1]), [groups]).reshape(along_outputs(layer))

@@ -12,7 +12,7 @@ from lowbit.errors import LowbitError
 from lowbit.layers.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.layers.foldable import BATCH_NORM, Folded, find_foldable
 from lowbit.layers.folded import Pair, fold_in_training
-from lowbit.layers.quantized import check_plan, has_quantized_layers, quantize_layer
+from lowbit.layers.quantized import has_quantized_layers, quantize_layer
 from lowbit.recipe import LayerPlan, Recipe
 
 _ATTRIBUTE = "_lowbit_preparation"
@@ -91,8 +91,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     if not quantized:
         nothing = Preparation(recipe=recipe, layers=layers)
         raise LowbitError(f"the recipe quantizes nothing in {type(model).__name__}:\n{nothing}")
-    for assigned in layers:  # all of them, before anything is changed
-        check_plan(assigned.plan, assigned.layer.name)
+    if recipe.batch_norm.fold == "training":  # all of them, before anything is changed
+        for assigned in quantized:
+            _check_can_fold(assigned)
     by_name = dict(model.named_sublayers(remove_duplicate=False))
     batch_norms = Folded()
     if recipe.batch_norm.fold == "training":
@@ -102,7 +103,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         check_can_freeze(norm, name)
     for assigned in quantized:
         name = assigned.layer.name
-        quantize_layer(by_name[name], assigned.plan, name=name, pact=recipe.pact)
+        number = assigned.layer.index
+        quantize_layer(by_name[name], assigned.plan, name=name, number=number, pact=recipe.pact)
     for name, norm in freezing.items():
         freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
     for name, norm_name in batch_norms.pairs:
@@ -119,6 +121,14 @@ def preparation_of(model: nn.Layer) -> Preparation:
     if found is None:
         raise LowbitError(f"{type(model).__name__} has not been prepared: call prepare(model, recipe) first")
     return found
+
+
+def _check_can_fold(assigned: LayerPlan) -> None:
+    if not assigned.plan.is_straight_through:
+        raise LowbitError(
+            f'batch_norm.fold: training is for QAT, but the plan of layer "{assigned.layer.name}" quantizes '
+            "gradients (low-precision training): leave it out, and batch norms are folded at export"
+        )
 
 
 def _find_pairs(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: set[int]) -> Folded:

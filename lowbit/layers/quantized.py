@@ -1,16 +1,22 @@
-"""Conv2D, Conv2DTranspose and Linear that carry out the `forward` of a plan."""
+"""Conv2D, Conv2DTranspose and Linear that carry out a plan."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.errors import LowbitError
-from lowbit.layers.integer_form import integer_form, runs_in_integers
+from lowbit.layers.contraction import ByAutograd, Contraction, Convolution, Matrix
+from lowbit.layers.geometry import geometry_of
+from lowbit.layers.integer_form import along_outputs, integer_form, runs_in_integers
+from lowbit.layers.low_precision import BackwardQuantizers, Operands
 from lowbit.layers.quantizer import Quantizer
+from lowbit.layers.three_products import three_products
+from lowbit.layers.training_quantizer import TrainingQuantizer
+from lowbit.numerics.exact import as_float32
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.settings import Pact
 
@@ -22,11 +28,31 @@ class _Quantized:
         if runs_in_integers(self):
             return integer_form(self, x, *geometry)
         weight, bias = self.effective_weight_and_bias()
+        if self.training and not self.plan.is_straight_through:
+            return self._in_low_precision(x, weight, bias, *geometry)
         return self.product(self.input_quantizer(x), self.weight_quantizer(weight), bias, *geometry)
 
     def effective_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """What is multiplied and added; a layer with its batch norm folded into it gives other ones."""
         return self.weight, self.bias
+
+    def contraction(self, x: Tensor, *geometry: Any) -> Contraction:
+        """The three products of this layer for an input like `x`."""
+        product = partial(self._product_without_bias, geometry)
+        return ByAutograd(product, tuple(x.shape), tuple(self.weight.shape))
+
+    def before_product(self, x: Tensor) -> Tensor:
+        """What is done to the input before it is multiplied."""
+        return x
+
+    def _product_without_bias(self, geometry: tuple[Any, ...], x: Tensor, weight: Tensor) -> Tensor:
+        return self.product(x, weight, None, *geometry)
+
+    def _in_low_precision(self, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+        x = self.before_product(as_float32(self.input_quantizer.trained(x)))
+        weight = self.weight_quantizer.trained(weight)
+        y = three_products(x, weight, self.contraction(x, *geometry), Operands(self))
+        return y if bias is None else y + bias.reshape(along_outputs(self))
 
 
 class QuantizedConv2D(_Quantized, nn.Conv2D):
@@ -34,17 +60,30 @@ class QuantizedConv2D(_Quantized, nn.Conv2D):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution itself, with this layer's geometry."""
-        padding = self._padding
-        if self._padding_mode != "zeros":
-            pad = self._reversed_padding_repeated_twice
-            x = F.pad(x, pad, mode=self._padding_mode, data_format=self._data_format)
-            padding = 0
+        return self._convolution(self.before_product(x), weight, bias)
+
+    def before_product(self, x: Tensor) -> Tensor:
+        """The input with padding that is not of zeros."""
+        if self._padding_mode == "zeros":
+            return x
+        pad = self._reversed_padding_repeated_twice
+        return F.pad(x, pad, mode=self._padding_mode, data_format=self._data_format)
+
+    def contraction(self, x: Tensor) -> Contraction:
+        """The three products, where the channels come first those of kernels that are made for it."""
+        geometry = geometry_of(self, x.shape) if self._data_format == "NCHW" else None
+        if geometry is not None:
+            return Convolution(geometry)
+        product = partial(self._convolution, bias=None)
+        return ByAutograd(product, tuple(x.shape), tuple(self.weight.shape))
+
+    def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(
             x,
             weight,
             bias,
             stride=self._stride,
-            padding=padding,
+            padding=self._padding if self._padding_mode == "zeros" else 0,
             dilation=self._dilation,
             groups=self._groups,
             data_format=self._data_format,
@@ -82,6 +121,10 @@ class QuantizedLinear(_Quantized, nn.Linear):
         """The matrix product itself."""
         return F.linear(x, weight, bias)
 
+    def contraction(self, x: Tensor) -> Contraction:
+        """The three products as those of matrices."""
+        return Matrix()
+
 
 QUANTIZED: dict[type[nn.Layer], type[nn.Layer]] = {
     nn.Conv2D: QuantizedConv2D,
@@ -91,11 +134,14 @@ QUANTIZED: dict[type[nn.Layer], type[nn.Layer]] = {
 _WEIGHT_LAYOUTS = {nn.Conv2D: "NCHW", nn.Conv2DTranspose: "CNHW", nn.Linear: "CN"}
 
 
-def quantize_layer(layer: nn.Layer, plan: Plan, *, name: str = "", pact: Pact | None = None) -> nn.Layer:
-    """The layer itself, from now on with its input and its weight on the grids of the plan.
+def quantize_layer(
+    layer: nn.Layer, plan: Plan, *, name: str = "", number: int = 0, pact: Pact | None = None
+) -> nn.Layer:
+    """The layer itself, from now on with its operands on the grids of the plan.
 
     In place: parameters keep their names and identities, so fp32 checkpoints load, an optimizer made before
     still trains them, hooks stay, and a layer that the model uses in two places is quantized in both.
+    `number` tells the layers of a model apart when they round stochastically.
 
     >>> plan = Plan(forward=Forward(weight=TensorSpec(grid="int4", granularity="N")))
     >>> type(quantize_layer(nn.Linear(4, 2), plan)).__name__
@@ -103,35 +149,40 @@ def quantize_layer(layer: nn.Layer, plan: Plan, *, name: str = "", pact: Pact | 
     """
     if is_quantized(layer):
         raise LowbitError(f'layer "{name}" is quantized already: start again from the unquantized model')
-    check_plan(plan, name)
     base = next((kind for kind in QUANTIZED if isinstance(layer, kind)), None)
     if base is None:
         kinds = ", ".join(kind.__name__ for kind in QUANTIZED)
         raise LowbitError(f'layer "{name}" is a {type(layer).__name__}; those that can be quantized: {kinds}')
-    if base is nn.Linear:
-        input_layout, channels = "NHWC", layer.weight.shape[0]
-    else:
-        input_layout, channels = layer._data_format, layer._in_channels
-    input_shape = [channels if letter == "C" else 1 for letter in input_layout]
-    weight_shape, weight_layout = layer.weight.shape, _WEIGHT_LAYOUTS[base]
-    input_, weight = plan.forward.input, plan.forward.weight
-    layer.input_quantizer = Quantizer(input_, input_layout, "input", shape=input_shape, name=name, pact=pact)
-    layer.weight_quantizer = Quantizer(
-        weight, weight_layout, "weight", shape=weight_shape, name=name, pact=pact
-    )
+    layouts = _layouts(layer, base)
+    kind = Quantizer if plan.is_straight_through else TrainingQuantizer
+    for role in ("input", "weight"):
+        layout, shape = layouts[role]
+        quantizer = kind(getattr(plan.forward, role), layout, role, shape=shape, name=name, pact=pact)
+        setattr(layer, f"{role}_quantizer", quantizer)
+    layer.plan = plan
+    if not plan.is_straight_through:
+        layer.backward_quantizers = BackwardQuantizers(plan, layouts, number=number, name=name)
     for quantizer in (layer.input_quantizer, layer.weight_quantizer):
         quantizer.training = layer.training
     layer.__class__ = _quantized_class(type(layer), base)
     return layer
 
 
-def check_plan(plan: Plan, name: str) -> None:
-    """A LowbitError when the layers here cannot carry out the plan."""
-    if not plan.is_straight_through:
-        raise LowbitError(
-            f'the plan of layer "{name}" quantizes gradients (low-precision training), which comes with a '
-            "later version: leave out grad_input and grad_weight"
-        )
+def _layouts(layer: nn.Layer, base: type[nn.Layer]) -> dict[str, tuple[str, list[int]]]:
+    """How operands lie: layouts and shapes; of those that are no weight only the channels' size counts."""
+    if base is nn.Linear:
+        layout, (inputs, outputs) = "NHWC", layer.weight.shape
+    else:
+        layout, inputs, outputs = layer._data_format, layer._in_channels, layer._out_channels
+
+    def shape(channels: int) -> list[int]:
+        return [channels if letter == "C" else 1 for letter in layout]
+
+    return {
+        "input": (layout, shape(inputs)),
+        "weight": (_WEIGHT_LAYOUTS[base], layer.weight.shape),
+        "grad_output": (layout, shape(outputs)),
+    }
 
 
 def is_quantized(layer: nn.Layer) -> bool:

@@ -47,11 +47,13 @@ class Quantizer(nn.Layer):
     [[7.0, 2.0]]
     """
 
+    rounds_at_random = False
+
     def __init__(
         self,
         spec: TensorSpec,
         layout: str,
-        role: Literal["input", "weight"],
+        role: Literal["input", "weight", "gradient"],
         *,
         shape: Sequence[int],
         name: str = "",
@@ -59,7 +61,7 @@ class Quantizer(nn.Layer):
     ) -> None:
         super().__init__()
         self.spec, self.layout, self.role, self.layer_name = spec, layout, role, name
-        if spec.rounding == "stochastic":
+        if spec.rounding == "stochastic" and not self.rounds_at_random:
             raise LowbitError(
                 f"{self._who()}: rounding stochastic is for low-precision training, not for QAT"
             )
@@ -109,13 +111,22 @@ class Quantizer(nn.Layer):
         """The grid in use; with `sign: auto`, the one that calibration has chosen."""
         if self.spec.sign == "fixed":
             return parse_grid(self.spec.grid.name)
-        unsigned = int(self._buffers["unsigned"].item())
-        if unsigned == _UNKNOWN:
+        if not self.knows_sign:
             raise LowbitError(
                 f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
                 "has not been done: call lowbit.layers.calibrate(model, batches) first"
             )
+        unsigned = int(self._buffers["unsigned"].item())
         return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else parse_grid(self.spec.grid.name)
+
+    @property
+    def knows_sign(self) -> bool:
+        """Whether `sign: auto` has been decided; always, where the sign is fixed."""
+        return self.spec.sign == "fixed" or int(self._buffers["unsigned"].item()) != _UNKNOWN
+
+    def set_sign(self, *, unsigned: bool) -> None:
+        """Decides `sign: auto`."""
+        self._buffers["unsigned"].set_value(paddle.full([1], int(unsigned), "int32"))
 
     def scale(self) -> Tensor | None:
         """The step between two values that evaluation uses; None where it is chosen anew in every call."""
@@ -177,8 +188,8 @@ class Quantizer(nn.Layer):
         seen, self._sightings = self._sightings, None
         if seen is None or not seen.batches:
             return
-        if self.spec.sign == "auto" and int(self.unsigned.item()) == _UNKNOWN:
-            self.unsigned.set_value(paddle.full([1], int(not seen.negative), "int32"))
+        if not self.knows_sign:
+            self.set_sign(unsigned=not seen.negative)
         if seen.wants_alpha:
             self.alpha.start(seen.mean("alpha"))
         if self.step is not None and not self.step.is_known:
@@ -241,15 +252,18 @@ class Quantizer(nn.Layer):
     def _axes(self, x: Tensor, granularity: Granularity) -> tuple[int, ...]:
         if not granularity.letters:
             return tuple(range(x.ndim))
-        layout = self.layout
-        if self.role == "input" and layout.endswith("C") and 0 < x.ndim < len(layout):
-            layout = layout[: x.ndim - 1] + "C"
+        layout = self._layout_of(x)
         if x.ndim != len(layout):
             raise LowbitError(
                 f"{self._who()} has {x.ndim} axes, for which the granularity {granularity} has no "
                 "meaning: use per-tensor"
             )
         return granularity.reduced_axes(layout)
+
+    def _layout_of(self, x: Tensor) -> str:
+        if self.role != "weight" and self.layout.endswith("C") and 0 < x.ndim < len(self.layout):
+            return self.layout[: x.ndim - 1] + "C"
+        return self.layout
 
     def _round(self, x: Tensor) -> Tensor:
         grid = parse_grid(self.spec.grid.name)

@@ -70,7 +70,7 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor:
     """
     size = x.shape[axis]
     if block & (block - 1) or size % block:
-        raise LowbitError(f"an axis of {size} cannot be turned in blocks of {block}: a power of two divides it")
+        raise LowbitError(f"an axis of {size} cannot be turned in blocks of {block}")
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     turned, half = x, 1
     while half < block:

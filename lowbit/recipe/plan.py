@@ -85,6 +85,11 @@ class Plan:
         """Whether only `forward` is quantized: quantization-aware training."""
         return self.grad_input is None and self.grad_weight is None
 
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether any operand is rounded at random."""
+        return any(spec.rounding == "stochastic" for p in self.products() for spec in operands_of(p).values())
+
     def runs_in_integers(self, layer_type: str = "Conv2D") -> dict[str, str | None]:
         """For each product None when it can run in integers, otherwise the reason why it cannot.
 

@@ -1,0 +1,60 @@
+"""The geometry of a convolution, with its padding in numbers, from the layer and the shape of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paddle import nn
+
+from lowbit.kernels.onednn import Geometry
+
+
+def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
+    """None for shapes that do not fit together: Paddle's own operator has the error message for them.
+
+    >>> geometry_of(nn.Conv2D(3, 8, 3, padding="SAME"), [1, 3, 5, 5]).output
+    (1, 8, 5, 5)
+    """
+    kernel, stride, dilation = layer.weight.shape[2:], layer._stride, layer._dilation
+    if len(shape) != 4 or shape[1] != layer._in_channels:
+        return None
+    if layer._padding_mode != "zeros":
+        padding = (0, 0, 0, 0)  # done before
+    elif isinstance(layer._padding, str):
+        padding, dilation = _by_word(layer._padding.upper(), shape[2:], kernel, stride, dilation)
+    else:
+        padding = _sides(layer._padding)
+    geometry = Geometry(
+        input=tuple(shape),
+        outputs=layer._out_channels,
+        kernel=tuple(kernel),
+        stride=tuple(stride),
+        padding=padding,
+        dilation=tuple(dilation),
+        groups=layer._groups,
+    )
+    return geometry if min(geometry.input + geometry.output) > 0 and min(padding) >= 0 else None
+
+
+def _by_word(
+    word: str, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, int, int, int], Sequence[int]]:
+    if word == "VALID":
+        return (0, 0, 0, 0), dilation
+    sides: list[int] = []
+    for length, taps, step in zip(size, kernel, stride, strict=True):
+        total = max((-(-length // step) - 1) * step + taps - length, 0)
+        sides += [total // 2, total - total // 2]
+    return tuple(sides), (1, 1)  # with SAME, Paddle takes dilation for 1
+
+
+def _sides(padding: Any) -> tuple[int, int, int, int]:
+    """Top, bottom, left, right, out of any way in which Paddle lets one write them."""
+    if isinstance(padding, int):
+        return (padding,) * 4
+    if isinstance(padding[0], list | tuple):  # a pair for every axis, those of batch and channels being 0
+        return (*padding[2], *padding[3])
+    if len(padding) == 4:
+        return tuple(padding)
+    return (padding[0], padding[0], padding[1], padding[1])

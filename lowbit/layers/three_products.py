@@ -1,0 +1,74 @@
+"""A layer's three products in training, each with operands quantized for it: low-precision training.
+
+What is kept for the backward pass is small: the input as integers of a byte (or as it is, where `grad_weight`
+wants it in full), never a float copy of a quantized one. Gradients go straight through the quantizers: dX is
+what the product dY·W gives, dW what dY·X gives. What learns with an operand (LSQ, PACT) stands before this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle import Tensor
+from paddle.autograd import PyLayer
+
+from lowbit.layers.contraction import Contraction
+from lowbit.layers.low_precision import Operands
+from lowbit.layers.operand import Operand
+from lowbit.layers.products import simulate
+from lowbit.numerics import fused
+
+
+def three_products(x: Tensor, weight: Tensor, contraction: Contraction, operands: Operands) -> Tensor:
+    """Y, whose backward computes dX and dW; without the bias, whose gradient is not quantized."""
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _ThreeProducts.apply(x, weight, contraction, operands, learning)
+
+
+class _ThreeProducts(PyLayer):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        contraction: Contraction,
+        operands: Operands,
+        learning: tuple[bool, bool],
+    ) -> Tensor:
+        ctx.contraction, ctx.operands, ctx.learning = contraction, operands, learning
+        x_operand = operands.make("forward.input", x)
+        w_operand = operands.make("forward.weight", weight)
+        y = simulate(contraction, "forward", x_operand, w_operand)
+        if learning[1]:
+            shared = operands.is_shared("grad_weight.input")
+            ctx.x = _Kept(x_operand if shared else operands.make("grad_weight.input", x))
+        if learning[0]:
+            ctx.w_is_ready = operands.is_shared("grad_input.weight")
+            # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
+            ctx.w = _Kept(w_operand if ctx.w_is_ready else Operand(data=weight))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        dy, dx, dweight = dy.contiguous(), None, None
+        if ctx.learning[0]:
+            w = ctx.w.operand()
+            if not ctx.w_is_ready:
+                w = ctx.operands.make("grad_input.weight", w.data)
+            dy_operand = ctx.operands.make("grad_input.grad_output", dy)
+            dx = simulate(ctx.contraction, "grad_input", dy_operand, w)
+        if ctx.learning[1]:
+            dy_operand = ctx.operands.make("grad_weight.grad_output", dy)
+            dweight = simulate(ctx.contraction, "grad_weight", dy_operand, ctx.x.operand())
+        return dx, dweight
+
+
+class _Kept:
+    """An operand between forward and backward; one that was overwritten in between is an error."""
+
+    def __init__(self, operand: Operand) -> None:
+        self._operand, self._version = operand, fused.version(operand.data)
+
+    def operand(self) -> Operand:
+        fused.check_unchanged(self._operand.data, self._version)
+        return self._operand

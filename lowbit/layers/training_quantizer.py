@@ -1,0 +1,100 @@
+"""The quantizer of low-precision training: one operand of a product as integers, in training as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import Tensor
+
+from lowbit.layers.across_ranks import largest_across_ranks
+from lowbit.layers.operand import Operand, smallest_type
+from lowbit.layers.quantizer import Quantizer
+from lowbit.layers.sightings import initial_alpha, initial_step
+from lowbit.numerics import (
+    Grid,
+    Rounding,
+    lsq_fake_quantize,
+    pact_clip,
+    quantize_to_integers,
+    scale_from_range,
+)
+from lowbit.numerics.exact import add, as_float32, multiply
+from lowbit.numerics.scale import at_least_smallest
+
+
+class TrainingQuantizer(Quantizer):
+    """A Quantizer that also gives integers in training, whose backward pass is quantized, too.
+
+    >>> quantizer = TrainingQuantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+    >>> quantizer.operand(paddle.to_tensor([[3.5, 1.2]])).data.tolist()
+    [[7, 2]]
+    """
+
+    rounds_at_random = True
+
+    def trained(self, x: Tensor) -> Tensor:
+        """`x` behind what learns with it, LSQ's step or PACT's bound, and where nothing does `x` itself."""
+        if (self.step is None and self.alpha is None) or self._sightings is not None:
+            return x
+        grid, axes = self._grid_of(x), self._axes(x, self._kept_granularity)
+        if self.alpha is not None:
+            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, axes))
+            x = pact_clip(x, alpha, signed=grid.signed)
+        if self.step is not None:
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, axes))
+            x = lsq_fake_quantize(x, step, grid)
+        return x
+
+    @paddle.no_grad()
+    def operand(self, x: Tensor, roundings: Sequence[Rounding | None] = (None,)) -> Operand:
+        """`x`, of which `trained` has been taken, as an operand: rounded to nearest, or as said.
+
+        Of several roundings it is the mean: their integers are added up, and the scale is divided.
+        """
+        x = as_float32(x.detach())
+        if not self.spec.grid.is_integer:
+            return Operand(data=self._round(x))
+        if self._sightings is not None:
+            self._sightings.see(x)
+            return Operand(data=x)
+        grid, channels = self._grid_of(x), self._layout_of(x).index("C")
+        x = self.spec.rotation(x, channels)
+        scale = self._scale_for(x, grid)
+        parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
+        count = len(parts)
+        integers = parts[0] if count == 1 else add(*parts)
+        scale = scale if count == 1 else multiply(scale, paddle.full([], 1 / count, "float32"))
+        if self.spec.rotation:  # what is turned back is on no grid
+            return Operand(data=self.spec.rotation(multiply(integers, scale), channels))
+        lowest, highest = grid.lowest * count, grid.highest * count
+        return Operand(
+            data=integers.cast(smallest_type(lowest, highest)), scale=scale, lowest=lowest, highest=highest
+        )
+
+    def _grid_of(self, x: Tensor) -> Grid:
+        """The grid for `x`; a sign that is not known yet is that of the first batch."""
+        if self.spec.sign == "auto" and not self.knows_sign:
+            negative = largest_across_ranks((x < 0).any().cast("float32"))
+            self.set_sign(unsigned=not bool(negative))
+        return self.grid()
+
+    def _scale_for(self, x: Tensor, grid: Grid) -> Tensor:
+        """The scale of every group of `x`, with as many axes as it has."""
+        if self.step is not None:
+            scale = at_least_smallest(self.step.value)
+        else:
+            axes = self._axes(x, self.spec.granularity)
+            if self.spec.scaling.name == "hindsight":
+                range_ = self._range_in_hindsight(x, grid, axes)
+            else:
+                range_ = self._range(x, grid, axes, None)
+            scale = scale_from_range(range_, grid)
+        return scale.reshape([1] * (x.ndim - scale.ndim) + scale.shape)
+
+    def _range_in_hindsight(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+        """The range of earlier batches; the first one has its own."""
+        known, before = self.kept.is_known, self.kept.range.clone()
+        now = self.spec.observer.range(x, grid, axes)
+        self.kept.update(now)
+        return before if known else now
