@@ -1,0 +1,30 @@
+// The C interface of forward and grad_input; see products.h.
+#include "products.h"
+
+#include "driver.h"
+
+#include <new>
+
+int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, const lowbit_operand* w,
+                   const float* bias, float* y, int64_t* sums) {
+    try {
+        const int64_t outputs = geometry->outputs / geometry->groups;
+        lowbit::conv::run(lowbit::conv::forward_of(*geometry),
+                    {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
+    return 0;
+}
+
+int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* w, float* dx,
+                      int64_t* sums) {
+    try {
+        const bool by_tap = dy->of_pixel != 0;
+        lowbit::conv::run(lowbit::conv::grad_input_of(*geometry, by_tap),
+                    {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
+    return 0;
+}
