@@ -1,8 +1,8 @@
 """The integer products against oneDNN's fp32 ones: single layers, in turns, one thread.
 
-The figures are how many times faster than oneDNN in fp32 (with its changes of layout, as lowbit calls it): the
-median of the rounds and their spread, in processor time. Packing, scales and bias are included, quantizing is
-not. NHW is the gradient with a scale per pixel. What a processor with AVX2 alone would see:
+The figures are how many times faster than oneDNN in fp32 (with its changes of layout, as lowbit calls it):
+the median of the rounds and their spread, in processor time. Packing, scales and bias are included, quantizing
+is not. NHW is the gradient with a scale per pixel. What a processor with AVX2 alone would see:
 
     ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/integer_products.py --variants avx2
     python benchmarks/integer_products.py --layers "3x3 64@56" --bits W4A4G4
