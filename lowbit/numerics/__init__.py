@@ -2,6 +2,7 @@
 
 from lowbit.numerics.granularity import Granularity, parse_granularity
 from lowbit.numerics.grid import BF16, FP16, FULL, Grid, grid_names, parse_grid, round_to_grid
+from lowbit.numerics.health import Health, measure_health
 from lowbit.numerics.lsq import lsq_fake_quantize, lsq_initial_step
 from lowbit.numerics.observers import Observer, observer_names, parse_observer
 from lowbit.numerics.pact import pact_clip, pact_fake_quantize, pact_initial_alpha
@@ -19,6 +20,7 @@ __all__ = [
     "Calibrated",
     "Granularity",
     "Grid",
+    "Health",
     "MovingAverage",
     "Observer",
     "RangeState",
@@ -33,6 +35,7 @@ __all__ = [
     "hadamard",
     "lsq_fake_quantize",
     "lsq_initial_step",
+    "measure_health",
     "nearest",
     "observer_names",
     "pact_clip",
