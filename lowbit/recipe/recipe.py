@@ -128,7 +128,7 @@ def needs_calibration(spec: TensorSpec, *, straight_through: bool) -> str | None
     """
     if spec.scaling.name == "fixed":
         return "scaling fixed"
-    # Low-precision training with dynamic scales keeps nothing for later: it sees the sign as it trains.
+    # Low-precision training with dynamic scales sees the sign as it trains.
     return "sign auto" if spec.sign == "auto" and (straight_through or spec.keeps_scales) else None
 
 
