@@ -26,6 +26,7 @@ from lowbit.config import validate
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.machine import apply_amd_fix
 from lowbit.training.display import PlainDisplay
+from lowbit.training.health_log import HealthLog
 from lowbit.training.interruption import Interruption
 from lowbit.training.keeper import Keeper
 from lowbit.training.loop import train_epoch
@@ -88,7 +89,9 @@ class Lowbit:
 
     def turn(self) -> None:
         self.session.progress.batch, self.session.progress.meter = 0, []
-        train_epoch(self.session, self.keeper, PlainDisplay(silent=True), Interruption())
+        train_epoch(
+            self.session, self.keeper, PlainDisplay(silent=True), Interruption(), HealthLog(self.session)
+        )
 
 
 class Bare:

@@ -38,9 +38,15 @@ def train(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Quantization-aware training as this recipe says.")
+        str | None, typer.Option(metavar="FILE", help="Train quantized, in low precision or not, as it says.")
     ] = None,
     teacher: TeacherName = None,
+    finetune_epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--finetune_epochs", help="In low precision: so many last epochs with gradients in full."
+        ),
+    ] = None,
     amp_level: AmpLevelName = None,
     amp_dtype: AmpDtypeName = None,
 ) -> None:
@@ -52,6 +58,7 @@ def train(
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
     - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml` trains in 4 bits
     - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml --pretrained W --teacher fp32`
+    - `lowbit train -c configs/digits.yaml --recipe recipes/qt_w4a4g4.yaml` with gradients in 4 bits, too
     - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
@@ -69,6 +76,7 @@ def train(
             resume=("Global.checkpoints", resume),
             recipe=("Recipe", recipe),
             teacher=("Distillation.teacher", teacher),
+            finetune_epochs=("Global.finetune_epochs", finetune_epochs),
             amp_level=("AMP.level", amp_level),
             use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
             amp_dtype=("AMP.dtype", amp_dtype),

@@ -11,9 +11,11 @@ import numpy as np
 from lowbit.config import Config
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
+from lowbit.layers.low_precision import in_full_gradients
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
+from lowbit.training.health_log import HealthLog
 from lowbit.training.interruption import Interruption
 from lowbit.training.keeper import Keeper
 from lowbit.training.metrics import Meter
@@ -90,11 +92,17 @@ def _train_epochs(
         )
     while progress.epoch < config.Global.epochs:
         epoch = progress.epoch
-        trained = train_epoch(session, keeper, display, interruption)
+        _set_gradients(session, display)
+        health = HealthLog(session)
+        trained = train_epoch(session, keeper, display, interruption, health)
         display.finish(trained)
         ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
         if log:
             log.write("train", progress.step, epoch=epoch, **trained)
+            if layers := health.record():
+                log.write("health", progress.step, epoch=epoch, layers=layers)
+        for line in health.warnings():
+            display.message(line)
 
         due = (epoch + 1) % config.Global.eval_interval == 0 or epoch + 1 == config.Global.epochs
         metrics = None
@@ -110,8 +118,20 @@ def _train_epochs(
             _stop_for_interruption(keeper, display)
 
 
+def _set_gradients(session: Session, display: PlainDisplay) -> None:
+    """In the last `finetune_epochs` gradients are in full precision."""
+    last = session.config.Global.finetune_epochs
+    left = session.config.Global.epochs - session.progress.epoch
+    if last and not in_full_gradients(session.model, left <= last):
+        raise LowbitError(
+            "finetune_epochs is for low-precision training, but no gradients are quantized: leave it out"
+        )
+    if left == last:
+        display.message(f"the last {last} epochs: gradients in full precision")
+
+
 def train_epoch(
-    session: Session, keeper: Keeper, display: PlainDisplay, interruption: Interruption
+    session: Session, keeper: Keeper, display: PlainDisplay, interruption: Interruption, health: HealthLog
 ) -> dict[str, float]:
     """Trains on the rest of the current epoch and returns its figures."""
     config, progress, ranks, loader = session.config, session.progress, session.ranks, session.train_loader
@@ -134,7 +154,9 @@ def train_epoch(
     for batch in loader.epoch(progress.epoch, start=progress.batch):
         reading += time.perf_counter() - asked_for_data
         rate = rate_of(progress.batch)
-        result = take_step(batch, rate)
+        with health.watching() as seen:
+            result = take_step(batch, rate)
+        health.add(seen)
         progress.batch += 1
         progress.step += 1
         count += 1
