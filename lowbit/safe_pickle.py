@@ -40,7 +40,7 @@ def load_arrays(file: str | Path | BinaryIO, *, name: str | None = None, encodin
     try:
         return _resolve(_Unpickler(file, encoding=encoding).load(), {})
     except _Refused as refused:
-        raise LowbitError(
+        raise RefusedPickle(
             f"{name}: refused, {refused}. A file of weights or images holds only numeric arrays and plain "
             "containers; get it again from a source you trust, and open this one with nothing that unpickles"
         ) from None
@@ -49,6 +49,10 @@ def load_arrays(file: str | Path | BinaryIO, *, name: str | None = None, encodin
             f"{name}: not a readable pickle of arrays, probably truncated or damaged "
             f"({type(error).__name__}: {error}); copy or download it again"
         ) from error
+
+
+class RefusedPickle(LowbitError):
+    """The file is intact as far as one can see, but asks for more than arrays."""
 
 
 class _Refused(Exception):

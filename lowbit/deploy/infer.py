@@ -72,7 +72,7 @@ def infer_images(
     for start in range(0, len(names), batch_size):
         some = names[start : start + batch_size]
         with timer.stage("preprocess"):
-            batch = _prepare(some, transform)
+            batch = prepare_images(some, transform)
         with timer.stage("inference"):
             logits = engine.run(batch)
         with timer.stage("postprocess"):
@@ -117,7 +117,8 @@ def _images_in(folder: str) -> list[str]:
     )
 
 
-def _prepare(names: Sequence[str], transform: Transform) -> np.ndarray:
+def prepare_images(names: Sequence[str], transform: Transform) -> np.ndarray:
+    """Image files as a batch [N, C, H, W]."""
     # Every image has its own fresh generator: an operation that draws must not depend on the order of files.
     images = [transform(read_image(name, transform.at_least), np.random.default_rng(0)) for name in names]
     for name, image in zip(names, images, strict=True):

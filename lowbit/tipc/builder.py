@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lowbit.tipc.lines import Field
-from lowbit.tipc.step import Step
+from lowbit.tipc.step import Environment, Step
 from lowbit.tipc.values import DeviceChoice
 from lowbit.tipc.words import Words
 
@@ -32,11 +31,18 @@ class Machine:
         wanted = f"card{'s' * (len(choice.cards) > 1)} {choice.text}"
         return f"needs {wanted}; Paddle sees {have} here. --device cpu runs it on the CPU"
 
-    def visible(self, choice: DeviceChoice) -> Mapping[str, str]:
+    def visible(self, choice: DeviceChoice) -> Environment:
         """The environment of a step that runs in one process: it sees the first card, or none."""
         if choice.is_cpu or self.on_cpu:
             return {"CUDA_VISIBLE_DEVICES": ""}
         return {"CUDA_VISIBLE_DEVICES": str(choice.cards[0])}
+
+    def while_training(self, choice: DeviceChoice) -> Environment:
+        """The environment of training. The launcher hands out the cards itself; on a CPU the mere presence of
+        the variable, even empty, makes it look for cards."""
+        if not choice.is_launched:
+            return self.visible(choice)
+        return {"CUDA_VISIBLE_DEVICES": None} if self.on_cpu else {}
 
     def launcher(self, choice: DeviceChoice) -> Words:
         """What stands between the interpreter and the training script."""

@@ -8,7 +8,7 @@ from itertools import product
 
 from lowbit.tipc.builder import Builder
 from lowbit.tipc.config import ChainConfig, Inference
-from lowbit.tipc.lines import Field, is_absent
+from lowbit.tipc.lines import Field, is_absent, present
 from lowbit.tipc.step import Step, StepKind
 from lowbit.tipc.values import DeviceChoice, alternatives, cpu_word, is_gpu_word, is_true
 from lowbit.tipc.words import Words, option, option_with, split_words
@@ -69,6 +69,7 @@ def add_inference(
                 environment=machine.visible(first),
                 log=f"{build.output}/{name}.log",
                 folder=model.folder,
+                image=present(model.image),
                 needs=needs,
                 skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.why_not(first),
                 note="on the CPU" if on_cpu else None,
@@ -152,13 +153,19 @@ def add_whole_infer(build: Builder, config: ChainConfig) -> None:
         quantized = index < len(flags) and is_true(released.quantized, flags[index])
         command, needs = exports[index].strip() if index < len(exports) else "", ()
         if not is_absent(command):
-            needs = (_add_export(build, config, index, command, model, folder).name,)
+            needs = (_add_export(build, config, index, command, model, folder, quantized).name,)
         prefix = f"model_{index}" if len(models) > 1 else ""
         add_inference(build, config.inference, Model(folder, image, quantized), prefix, needs)
 
 
 def _add_export(
-    build: Builder, config: ChainConfig, index: int, command: str, weights: str, folder: str
+    build: Builder,
+    config: ChainConfig,
+    index: int,
+    command: str,
+    weights: str,
+    folder: str,
+    quantized: bool,
 ) -> Step:
     name = build.unique(f"export_{index}")
     return build.add(
@@ -174,7 +181,10 @@ def _add_export(
             environment=build.machine.visible(_CPU) if build.machine.on_cpu else {},
             log=f"{build.output}/{name}.log",
             folder=folder,
+            weights=weights,
+            image=present(config.inference.image.value),
             leaves=folder,
+            quantized=quantized,
         ),
         config.released.export,
     )

@@ -17,6 +17,8 @@ LANDMARKS = {
     19: "=infer_params",
     27: "inference",
 }
+# Whose exported models must be quantized: PACT, training in few bits, post-training quantization.
+QUANTIZED_TRAINERS = ("pact_train", "qt_train", "ptq_train")
 # The last two are parsed by the original and not passed on.
 _ORDER = ("output_dir", "epochs", "pretrained", "batch_size", "extra", "use_gpu")
 
@@ -41,14 +43,16 @@ def read_32(file: ConfigFile) -> ChainConfig:
             extra=field(11),
             chosen=field(13),
             trainers=(
-                Trainer(field(14).key, field(14), field(22), quantized=field(14).key == "pact_train"),
+                Trainer(field(14).key, field(14), field(22), quantized=field(14).key in QUANTIZED_TRAINERS),
             ),
             order=_ORDER,
             order_on_machines=_ORDER,
         ),
         evaluation=Evaluation(command=field(17), extra=field(11)),
         export=Export(save=field(20), weights=field(21), subfolder=None),
-        released=Released(weights=field(24), export=field(25), folder=field(20), quantized=None),
+        released=Released(
+            weights=field(24), export=field(25), folder=field(20), quantized=_quantizes(field(14))
+        ),
         inference=Inference(
             script=field(27),
             use_gpu=field(28),
@@ -59,6 +63,12 @@ def read_32(file: ConfigFile) -> ChainConfig:
             benchmark=field(32),
         ),
     )
+
+
+def _quantizes(trainer: Field) -> Field | None:
+    """Post-training quantization also makes a quantized model of released weights."""
+    found = trainer.key == "ptq_train"
+    return Field(trainer.source, trainer.number, trainer.key, "True") if found else None
 
 
 def _as_option(field: Field) -> Field:

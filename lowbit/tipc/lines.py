@@ -106,6 +106,11 @@ def is_absent(value: str) -> bool:
     return value in ("", "null")
 
 
+def present(value: str) -> str | None:
+    """The value, or None where it is absent."""
+    return None if is_absent(value) else value
+
+
 def shorten(text: str) -> str:
     """A text for a message: a line of a file may be of any length."""
     return text if len(text) <= 60 else text[:57] + "..."

@@ -28,12 +28,11 @@ def make_plan(
     ('python3.7', 'train.py', '--pact_quant', ...)
     """
     check_mode(mode)
-    name = _model_name(config.model_name)
+    output = output_folder(config, mode)
     interpreter = config.python
     if python is not None:
         interpreter = Field("--python", 1, "python", python)
     interpreter.require("an interpreter, as in python:python3")
-    output = f"./test_tipc/output/{name}/{mode}"
     build = Builder(machine or Machine(), split_words(interpreter, interpreter.value), output)
     if mode == "whole_infer":
         add_whole_infer(build, config)
@@ -42,13 +41,18 @@ def make_plan(
     return ChainPlan(
         config=config.file.source,
         layout=config.layout,
-        model_name=name,
+        model_name=config.model_name.value,
         mode=mode,
         root=find_root(Path(config.file.source)),
         output=output,
         steps=tuple(build.steps),
         notes=tuple(build.notes),
     )
+
+
+def output_folder(config: ChainConfig, mode: str) -> str:
+    """Where a mode's logs, folders and results go, from the repository's root."""
+    return f"./test_tipc/output/{_model_name(config.model_name)}/{mode}"
 
 
 def check_mode(mode: str) -> None:

@@ -36,8 +36,20 @@ def print_plan(plan: ChainPlan) -> None:
 
 def command_text(step: Step) -> str:
     """A step as one could type it: what it adds to the environment, its quoted arguments, its log."""
-    settings = (f"{name}={shlex.quote(value)}" for name, value in step.environment.items())
-    return " ".join((*settings, shlex.join(step.arguments), ">", shlex.quote(step.log), "2>&1"))
+    taken_out = [f"-u {name}" for name, value in step.environment.items() if value is None]
+    settings = [
+        f"{name}={shlex.quote(value)}" for name, value in step.environment.items() if value is not None
+    ]
+    return " ".join(
+        (
+            *(["env", *taken_out] if taken_out else []),
+            *settings,
+            shlex.join(step.arguments),
+            ">",
+            shlex.quote(step.log),
+            "2>&1",
+        )
+    )
 
 
 def plan_values(plan: ChainPlan) -> dict[str, Any]:
@@ -59,6 +71,8 @@ def plan_values(plan: ChainPlan) -> dict[str, Any]:
                 "environment": dict(step.environment),
                 "log": step.log,
                 "folder": step.folder,
+                "weights": step.weights,
+                "image": step.image,
                 "leaves": step.leaves,
                 "needs": list(step.needs),
                 "skipped": step.skipped,

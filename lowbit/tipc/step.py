@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+Environment = Mapping[str, str | None]  # None: the variable is taken out
+
 
 class StepKind(str, Enum):
     """What a step does."""
@@ -21,9 +23,10 @@ class StepKind(str, Enum):
 class Step:
     """One program to run. Paths are relative to the plan's root, where it runs.
 
-    `environment` is added to that of the caller. `folder` is the run's folder, or the model's. `leaves` is
-    the file or folder that must be there afterwards. `needs` names the steps that must have succeeded.
-    `skipped` says why the step will not run; `note` says in what it departs from the config.
+    `environment` is added to that of the caller. `folder` is the run's folder, or the model's. `weights` is
+    the checkpoint that it reads, `image` what inference is given. `leaves` is the file or folder that must be
+    there afterwards. `needs` names the steps that must have succeeded. `skipped` says why the step will not
+    run; `note` says in what it departs from the config. `quantized`: what its run exports must be quantized.
     """
 
     name: str
@@ -31,7 +34,9 @@ class Step:
     arguments: tuple[str, ...]
     log: str
     folder: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment = field(default_factory=dict)
+    weights: str | None = None
+    image: str | None = None
     leaves: str | None = None
     needs: tuple[str, ...] = ()
     skipped: str | None = None

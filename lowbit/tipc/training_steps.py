@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lowbit.tipc.builder import CPU_PROCESSES, Builder
 from lowbit.tipc.config import ChainConfig, Trainer
 from lowbit.tipc.inference_steps import Model, add_inference
-from lowbit.tipc.lines import is_absent
+from lowbit.tipc.lines import is_absent, present
 from lowbit.tipc.step import Step, StepKind
 from lowbit.tipc.training_settings import autocasts, batch_size, chosen_trainers, epochs, use_gpu_words
 from lowbit.tipc.values import DeviceChoice, cpu_word, device_choices
@@ -83,8 +83,7 @@ def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str,
                 *command,
                 *(word for key in order for word in arguments[key]),
             ),
-            # The launcher hands out the cards itself.
-            environment={} if device.is_launched and not machine.on_cpu else machine.visible(device),
+            environment=machine.while_training(device),
             log=f"{run.folder}_train.log",
             folder=run.folder,
             leaves=run.weights,
@@ -117,6 +116,7 @@ def _add_eval(build: Builder, config: ChainConfig, run: _Run, train: Step, use_g
             environment=build.machine.visible(run.device),
             log=f"{run.folder}_eval.log",
             folder=run.folder,
+            weights=run.weights,
             needs=(train.name,),
             quantized=run.trainer.quantized,
         ),
@@ -141,6 +141,8 @@ def _add_export(build: Builder, config: ChainConfig, run: _Run, train: Step) -> 
             environment=build.machine.visible(run.device),
             log=f"{run.folder}_export.log",
             folder=run.folder,
+            weights=run.weights,
+            image=present(config.inference.train_image.value),
             leaves=_model_folder(config, run),
             needs=(train.name,),
             quantized=run.trainer.quantized,

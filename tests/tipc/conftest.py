@@ -1,13 +1,17 @@
-"""Configs of both layouts, and a way to change lines of them."""
+"""Configs of both layouts, a way to change lines of them, and a repository of stand-in scripts."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lowbit.tipc import ChainConfig, read_config
+from lowbit.tipc import ChainConfig, Check, Step, read_config
+from lowbit.tipc.finding import Expected, Finding
+from lowbit.tipc.left_files import Snapshot, changed_files
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = ("norm", "pact", "amp", "fleet", "generic")
@@ -35,3 +39,45 @@ def change(tmp_path) -> Change:
         return read_config(file)
 
     return call
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    """The config of a repository whose scripts are stand-ins; its root is three folders up."""
+    root = tmp_path / "repo"
+    folder = root / "test_tipc/configs/stand_in"
+    folder.mkdir(parents=True)
+    shutil.copy(Path(__file__).parent / "stand_in.py", root)
+    (root / "demo.jpg").write_bytes(b"")
+    text = changed_text(
+        "norm",
+        {
+            2: "model_name:stand_in",
+            3: f"python:{sys.executable}",
+            4: "gpu_list:-1",
+            5: "use-gpu:null",
+            14: "norm_train:stand_in.py train",
+            17: "eval:stand_in.py eval",
+            22: "norm_export:stand_in.py export",
+            27: "inference:stand_in.py infer",
+            28: "--use-gpu:False",
+            31: "--img-path:./demo.jpg",
+        },
+    )
+    file = folder / "train_infer_python.txt"
+    file.write_text(text, "utf-8")
+    return file
+
+
+@pytest.fixture
+def stand_in_model(monkeypatch) -> list[Check]:
+    """Exported models are not opened: these are the checks, and class 1 with 0.7 is what was trained."""
+    checks = [Check("loads", True, "a stand-in")]
+
+    def find(root: Path, step: Step, before: Snapshot, run: object) -> Finding:
+        if not changed_files(before, root / step.leaves):
+            return Finding(checks=[Check("exported model", False, "none written")])
+        return Finding(checks=checks, expected=[Expected("./demo.jpg", [0.2, 0.7, 0.1])], image_count=1)
+
+    monkeypatch.setattr("lowbit.tipc.judge.check_export", find)
+    return checks

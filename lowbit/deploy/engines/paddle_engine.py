@@ -71,7 +71,7 @@ class PaddleEngine:
         )
         check_files(self.files, self.description.Global.sha256 if self.description else {})
         with math_threads_kept():
-            self._predictor = _open(self.files, self.options, where.index or 0, self.int8)
+            self._predictor = open_predictor(self.files, self.options, where.index or 0, self.int8)
         inputs, outputs = self._predictor.get_input_names(), self._predictor.get_output_names()
         if len(inputs) != 1 or len(outputs) != 1:
             raise LowbitError(
@@ -120,7 +120,10 @@ def _check_int8(model: Path, onednn: bool) -> None:
         )
 
 
-def _open(files: ModelFiles, options: EngineOptions, card: int, int8: bool) -> inference.Predictor:
+def open_predictor(
+    files: ModelFiles, options: EngineOptions, card: int = 0, int8: bool = False
+) -> inference.Predictor:
+    """Paddle's own object for a program, whatever its inputs and outputs are."""
     config = inference.Config(str(files.model), str(files.params))
     config.disable_glog_info()
     config.switch_ir_optim(options.optimize)

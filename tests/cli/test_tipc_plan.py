@@ -13,7 +13,8 @@ def test_a_plan_from_any_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("lowbit", "tipc", "plan", NORM, LITE, "--device", "cpu", "--python", "python")
     assert (result.code, result.err) == (0, "")
-    assert result.out.count("CUDA_VISIBLE_DEVICES='' python ") == 10
+    assert result.out.count("CUDA_VISIBLE_DEVICES='' python ") == 9
+    assert result.out.count("env -u CUDA_VISIBLE_DEVICES python -m paddle.distributed.launch ") == 1
     assert result.out.rstrip().endswith("10 commands.")
     assert list(tmp_path.iterdir()) == []
 
@@ -42,6 +43,7 @@ def test_what_the_original_would_have_run(run):
         ((NORM, "whole_infr"), 'did you mean "whole_infer"'),
         ((NORM, "lite_train_whole_infer", "--device", "cpu"), "norm.txt, line 6: expected an entry for mode"),
         ((NORM, LITE, "--device", "gpu"), 'for what the config asks for, not "gpu"'),
+        ((NORM, LITE, "--device", "cpuu"), 'did you mean "cpu"'),
         ((NORM, LITE, "--original", "--python", "x"), "--original shows what the original runs"),
         ((CONFIGS / "nrm.txt", LITE), "is not a file; did you mean"),
     ],

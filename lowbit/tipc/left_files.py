@@ -1,0 +1,88 @@
+"""Which files a step has written, and the weights among them: a file of an earlier run proves nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.errors import LowbitError
+from lowbit.safe_pickle import RefusedPickle, load_arrays
+from lowbit.tipc.result import Check
+
+_ROWS = (list, tuple)
+Snapshot = dict[Path, tuple[int, int, int]]  # time, size and identity of every file
+
+
+def take_snapshot(folder: Path) -> Snapshot:
+    """The files in and below a folder; none where it is not there."""
+    found: Snapshot = {}
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        try:
+            state = path.stat()
+        except OSError:  # a link into nowhere, or gone meanwhile
+            continue
+        if path.is_file():
+            found[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
+    return found
+
+
+def changed_files(before: Snapshot, folder: Path) -> list[Path]:
+    """The files that were written since a snapshot of the same folder, sorted."""
+    return sorted(path for path, state in take_snapshot(folder).items() if before.get(path) != state)
+
+
+def find_weights(leaves: Path) -> Path | None:
+    """The weights that a config's `train_model_name` stands for.
+
+    A file with or without `.pdparams`, or a folder that has one such file.
+    """
+    for path in (leaves, leaves.with_name(f"{leaves.name}.pdparams")):
+        if path.is_file():
+            return path
+    inside = sorted(leaves.glob("*.pdparams")) if leaves.is_dir() else []
+    return inside[0] if len(inside) == 1 else None
+
+
+def check_checkpoint(leaves: Path, before: Snapshot, folder: Path) -> tuple[Check, Path | None]:
+    """Whether training left its checkpoint, and which file that is."""
+    found = find_weights(leaves)
+    if found is None:
+        return Check("checkpoint", False, f"no {leaves.name} in {leaves.parent}"), None
+    if found.resolve().is_relative_to(folder.resolve()) and found not in changed_files(before, folder):
+        return Check("checkpoint", False, f"{found.name} is of an earlier run: this one wrote none"), None
+    return Check("checkpoint", True, f"{found.name}, {found.stat().st_size / 1e6:.1f} MB"), found
+
+
+def check_weights(path: Path) -> Check:
+    """Whether the file can be read and all its numbers are finite; nothing in it is executed."""
+    if path.suffix != ".pdparams":
+        return Check("weights", None, f"{path.name} is not a .pdparams file")
+    try:
+        broken, count = _broken(load_arrays(path))
+    except RefusedPickle as error:
+        return Check("weights", None, str(error))
+    except LowbitError as error:
+        return Check("weights", False, str(error))
+    if broken:
+        return Check("weights", False, f"NaN or Inf in {', '.join(broken[:3])} of {path.name}")
+    if not count:
+        return Check("weights", False, f"{path.name} has no weights in it")
+    return Check("weights", True, f"{count} arrays, all finite")
+
+
+def _broken(value: Any, name: str = "") -> tuple[list[str], int]:
+    """The names of arrays that hold NaN or Inf, and how many arrays there are."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == np.uint16:  # how Paddle stores bfloat16: all ones in the exponent are NaN or Inf
+            fine = bool(((value & 0x7F80) != 0x7F80).all())
+        else:
+            fine = value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
+        return ([] if fine else [name or "the array"]), 1
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, _ROWS) else ()
+    broken, count = [], 0
+    for key, inner in items:
+        more, arrays = _broken(inner, f"{name}.{key}" if name else str(key))
+        broken, count = broken + more, count + arrays
+    return broken, count

@@ -1,0 +1,88 @@
+"""Makes or checks what a chain needs before it runs: data, images, weights. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lowbit.data.lite import lite_files, write_lite_data
+from lowbit.errors import LowbitError
+from lowbit.tipc.config import ChainConfig
+from lowbit.tipc.lines import Field, shorten
+from lowbit.tipc.plan import find_root
+
+_DEMO = "val/circle/circle_0.jpg"
+
+
+def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
+    """Lines that say what was made and what is there; a LowbitError where something has to be brought.
+
+    >>> prepare_chain(read_config(path), "lite_train_lite_infer")  # doctest: +SKIP
+    ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']
+    """
+    root = find_root(Path(config.file.source))
+    if config.layout == 51:
+        return _look(root, config, mode)
+    lines = []
+    if mode == "whole_infer":
+        lines.append(_need(root, config.released.weights, "weights"))
+    else:
+        lines += _data(root, config.training.extra, lite=mode.startswith("lite"))
+        if not config.training.pretrained.is_absent:
+            lines.append(_need(root, config.training.pretrained, "weights to start from"))
+    if not config.inference.image.is_absent and not config.inference.script.is_absent:
+        lines.append(_image(root, config.inference.image))
+    return lines
+
+
+def _data(root: Path, field: Field, *, lite: bool) -> list[str]:
+    if field.is_absent:
+        return [f"line {field.number} names no data: the training script has to find it"]
+    path = root / field.value
+    drawn = set(lite_files())
+    is_lite = all((path / name).is_file() for name in drawn)
+    if lite:
+        if is_lite or (path.exists() and not _is_empty(path)):
+            return [f"{field.value}: there already"]
+        write_lite_data(path, tar=False)
+        return [f"{field.value}: 16 training and 16 validation images, drawn"]
+    if is_lite or not path.exists() or _is_empty(path):
+        found = "only lite data" if is_lite else "nothing"
+        raise field.error(
+            f"expected the whole data at {shorten(field.value)}, found {found}; put it there, or a link to "
+            f"it: ln -s /path/to/data {shorten(field.value)}"
+        )
+    return [f"{field.value}: there already"]
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _image(root: Path, field: Field) -> str:
+    path = root / field.value
+    if path.exists():
+        return f"{field.value}: there already"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lite_files()[_DEMO])
+    except OSError as error:
+        raise LowbitError(f"cannot write {path}: {error.strerror}") from None
+    return f"{field.value}: an image, drawn"
+
+
+def _need(root: Path, field: Field, what: str) -> str:
+    value = field.require(what)
+    if not (root / value).exists():
+        raise field.error(
+            f"expected {what} at {shorten(value)}, found nothing; put them there: lowbit downloads nothing"
+        )
+    return f"{value}: there already"
+
+
+def _look(root: Path, config: ChainConfig, mode: str) -> list[str]:
+    """The 51-line layout leaves the data to the repository's own configs, and its own prepare.sh."""
+    image = config.inference.image if mode == "whole_infer" else config.inference.train_image
+    lines = ["the data is named in the repository's own configs: its test_tipc/prepare.sh makes it"]
+    if not image.is_absent:
+        lines.append(_need(root, image, "images for inference"))
+    return lines
