@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import paddle
 from paddle import Tensor
 
-from lowbit.numerics.exact import multiply
+from lowbit.numerics import Grid, Rounding, fused_groups, quantize_to_integers
+from lowbit.numerics.exact import add, multiply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +38,42 @@ class Operand:
 
     def values(self) -> Tensor:
         """What it stands for, in fp32."""
-        return multiply(self.integers(), self.scale) if self.is_integer else self.data
+        if not self.is_integer:
+            return self.data
+        found = fused_groups.from_bytes(self.data, self.scale)
+        return multiply(self.integers(), self.scale) if found is None else found
 
 
-def smallest_type(lowest: int, highest: int) -> str:
-    """The type that holds integers of these bounds: one byte each, but for sums of two 8-bit ones.
+def round_operand(
+    x: Tensor, scale: Tensor, grid: Grid, roundings: Sequence[Rounding | None] = (None,)
+) -> Operand:
+    """`x` as integers; of several roundings the mean: their integers are added up, and the scale divided.
 
-    >>> smallest_type(0, 255)
-    'uint8'
+    In one pass of a C++ kernel, or on plain operators. A value that is NaN makes the scale NaN, so that it
+    shows in every product.
+
+    >>> round_operand(paddle.to_tensor([[0.6]]), paddle.to_tensor([[0.5]]), parse_grid("int4")).data.tolist()
+    [[1]]
     """
+    count = len(roundings)
+    lowest, highest = grid.lowest * count, grid.highest * count
+    found = fused_groups.to_bytes(x, scale, grid, roundings)
+    if found is None:
+        parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
+        total = parts[0] if count == 1 else add(*parts)
+        broken = paddle.isnan(total)
+        data = paddle.where(broken, paddle.zeros_like(total), total).cast(_type_for(lowest, highest))
+        found = data, bool(broken.any())
+    data, broken = found
+    if count > 1:
+        scale = multiply(scale, paddle.full([], 1 / count, "float32"))
+    if broken:
+        scale = paddle.full_like(scale, float("nan"))
+    return Operand(data=data, scale=scale, lowest=lowest, highest=highest)
+
+
+def _type_for(lowest: int, highest: int) -> str:
+    """A byte, but for sums of two 8-bit integers."""
     if lowest >= 0 and highest <= 255:
         return "uint8"
     return "int8" if lowest >= -128 and highest <= 127 else "int16"

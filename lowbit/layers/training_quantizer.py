@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 
 from lowbit.layers.across_ranks import largest_across_ranks
-from lowbit.layers.operand import Operand, smallest_type
+from lowbit.layers.operand import Operand, round_operand
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sightings import initial_alpha, initial_step
 from lowbit.numerics import (
@@ -16,10 +16,9 @@ from lowbit.numerics import (
     Rounding,
     lsq_fake_quantize,
     pact_clip,
-    quantize_to_integers,
     scale_from_range,
 )
-from lowbit.numerics.exact import add, as_float32, multiply
+from lowbit.numerics.exact import as_float32
 from lowbit.numerics.scale import at_least_smallest
 
 
@@ -61,16 +60,10 @@ class TrainingQuantizer(Quantizer):
         grid, channels = self._grid_of(x), self._layout_of(x).index("C")
         x = self.spec.rotation(x, channels)
         scale = self._scale_for(x, grid)
-        parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
-        count = len(parts)
-        integers = parts[0] if count == 1 else add(*parts)
-        scale = scale if count == 1 else multiply(scale, paddle.full([], 1 / count, "float32"))
+        made = round_operand(x, scale, grid, roundings)
         if self.spec.rotation:  # what is turned back is on no grid
-            return Operand(data=self.spec.rotation(multiply(integers, scale), channels))
-        lowest, highest = grid.lowest * count, grid.highest * count
-        return Operand(
-            data=integers.cast(smallest_type(lowest, highest)), scale=scale, lowest=lowest, highest=highest
-        )
+            return Operand(data=self.spec.rotation(made.values(), channels))
+        return made
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""

@@ -31,9 +31,7 @@ def cheapest_range(
     return paddle.to_tensor(ranges.reshape(shape), place=x.place)
 
 
-def _of_row(
-    magnitudes: np.ndarray, candidates: list[int], cost: Callable[[np.ndarray, int], float]
-) -> float:
+def _of_row(magnitudes: np.ndarray, candidates: list[int], cost: Callable[[np.ndarray, int], float]) -> float:
     largest = float(magnitudes.max())
     if not np.isfinite(largest):
         return np.nan

@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from lowbit.numerics import fused_groups
 from lowbit.numerics.exact import divide, multiply, subtract
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, require_values, sum_groups
@@ -37,6 +38,9 @@ def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | No
     turns = int(iterations or 1)
     if turns > 1:  # when to stop depends on the values
         require_values(x, f"mse({turns})")
+    found = fused_groups.mse_ranges(x, grid, axes, turns)
+    if found is not None:
+        return found
     range_ = largest_magnitude(x, axes)
     start = scale_from_range(range_, grid)
     fraction_bits = 30 - 2 * (max(-grid.lowest, grid.highest) - 1).bit_length()

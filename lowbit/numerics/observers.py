@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from lowbit.numerics import fused
+from lowbit.numerics import fused_groups
 from lowbit.numerics.clip import clip_to_bound, usable_bound
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.grid import Grid
@@ -22,7 +22,7 @@ from lowbit.numerics.words import join_word, name_and_number
 
 
 def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
-    largest = fused.largest_magnitude(x, axes)
+    largest = fused_groups.ranges(x, axes)
     return largest_magnitude(x, axes) if largest is None else largest
 
 
@@ -75,7 +75,7 @@ class Observer:
         if bound is not None:
             largest = None
             if self.name == "minmax":
-                largest = fused.largest_magnitude(x, axes, signed=grid.signed)
+                largest = fused_groups.ranges(x, axes, signed=grid.signed)
             if largest is not None:  # the bound is the same for a whole group
                 return paddle.minimum(largest, usable_bound(bound.detach()))
             x = clip_to_bound(x, bound.detach(), signed=grid.signed)

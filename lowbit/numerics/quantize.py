@@ -11,6 +11,7 @@ from paddle.autograd import PyLayer
 from lowbit.numerics import fused
 from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply
 from lowbit.numerics.grid import Grid
+from lowbit.numerics.log_grid import log_round
 from lowbit.numerics.rounding import Rounding, nearest
 
 
@@ -25,7 +26,8 @@ def quantize_to_integers(x: Tensor, scale: Tensor, grid: Grid, rounding: Roundin
     >>> quantize_to_integers(paddle.to_tensor([0.6, -9.0]), scale, parse_grid("int4")).tolist()
     [1.0, -8.0]
     """
-    seen_as = fused.layout(x, scale) if rounding is None and not _records_gradients(x, scale) else None
+    plain = rounding is not None or grid.logarithmic or _records_gradients(x, scale)
+    seen_as = None if plain else fused.layout(x, scale)
     if seen_as is not None:
         return fused.on_grid(x, scale, grid, seen_as, integers=True)
     return _round_inside(divide(as_float32(x), scale), grid, rounding)
@@ -39,6 +41,8 @@ def _records_gradients(*tensors: Tensor) -> bool:
 def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding | None) -> Tensor:
     # Clipped first, which comes to the same since the bounds are integers, and spares rounding Inf.
     clipped = paddle.clip(quotient, float(grid.lowest), float(grid.highest))
+    if grid.logarithmic:
+        return log_round(clipped, rounding or nearest)
     return nearest(clipped) if rounding is None else rounding(clipped)
 
 
@@ -77,7 +81,7 @@ def fake_quantize(
 
 def on_grid(x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding | None = None) -> Tensor:
     """What fake_quantize computes, without the gradient: one pass of a C++ kernel, or plain operators."""
-    seen_as = fused.layout(x, scale) if rounding is None else None
+    seen_as = fused.layout(x, scale) if rounding is None and not grid.logarithmic else None
     if seen_as is not None:
         return fused.on_grid(x, scale, grid, seen_as)
     q = _round_inside(divide(as_float32(x), scale), grid, rounding)

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from lowbit.numerics import fused_groups
 from lowbit.numerics.exact import add, divide, multiply
 from lowbit.numerics.grid import Grid
 
@@ -34,6 +35,9 @@ def scale_from_range(range_: Tensor, grid: Grid) -> Tensor:
     >>> scale_from_range(paddle.to_tensor([14.0, 0.0]), parse_grid("int4")).tolist()
     [2.0, 1.0]
     """
+    found = fused_groups.scales(range_, grid)
+    if found is not None:
+        return found
     scale = divide(range_, paddle.full([], grid.highest, "float32"))
     scale = paddle.clip(scale, SMALLEST_SCALE, largest_scale(grid))
     # Not `range_ == 0`: Paddle takes floats that differ by less than 1e-8 for equal.
