@@ -68,6 +68,18 @@ def grad_input(
     _call("lowbit_grad_input", geometry, dy, w, dx, sums)
 
 
+def grad_weight(
+    geometry: Geometry, dy: Operand, x: Operand, dw: int | None, *, sums: int | None = None
+) -> None:
+    """dW from dY and X (both with scales by c, or n, or both); or only the int64 sums.
+
+    >>> grad_weight(geometry, dy, x, dw.data_ptr())
+    """
+    _share(dy, "dy", "of_pixel")
+    _share(x, "x", "of_pixel")
+    _call("lowbit_grad_weight", geometry, dy, x, dw, sums)
+
+
 class _Geometry(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
@@ -104,6 +116,7 @@ _ADDRESS, _SHAPE, _INTEGERS = ctypes.c_void_p, ctypes.POINTER(_Geometry), ctypes
 _ARGUMENTS = {
     "lowbit_forward": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS, _ADDRESS],
     "lowbit_grad_input": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
+    "lowbit_grad_weight": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
 }
 
 

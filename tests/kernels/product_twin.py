@@ -50,3 +50,27 @@ def added_taps(geometry: Geometry, dy: np.ndarray, w: np.ndarray, scale: np.ndar
         sums = np.einsum("ngohw,goc->ngchw", gradient, weight[..., row, column])
         total[..., down, along] += sums.reshape(batch, channels, *dy.shape[2:]).astype(scale.dtype) * scale
     return total[..., top : top + height, left : left + width]
+
+
+def grad_weight_sums(geometry: Geometry, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Over the pixels: [batch, outputs, channels of a group, kernel rows, kernel columns]."""
+    batch, channels = x.shape[:2]
+    top, bottom, left, right = geometry.padding
+    padded = np.pad(x.astype(np.int64), [(0, 0), (0, 0), (top, bottom), (left, right)])
+    padded = padded.reshape(batch, geometry.groups, -1, *padded.shape[2:])
+    gradient = dy.astype(np.int64).reshape(batch, geometry.groups, -1, *dy.shape[2:])
+    shape = (batch, geometry.outputs, channels // geometry.groups)
+    sums = np.zeros((*shape, *geometry.kernel), np.int64)
+    for row, column, (down, along) in taps(geometry):
+        met = np.einsum("ngohw,ngchw->ngoc", gradient, padded[..., down, along])
+        sums[..., row, column] = met.reshape(shape)
+    return sums
+
+
+def added_samples(sums: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The sums of each sample times its scale, added in fp32, sample after sample."""
+    terms = sums.astype(np.float32) * scale
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

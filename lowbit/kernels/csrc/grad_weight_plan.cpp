@@ -1,0 +1,100 @@
+// The choices of the weight's gradient: see grad_weight_plan.h for what they mean.
+#include "grad_weight_plan.h"
+
+#include "grad_weight_tiles.h"
+
+namespace lowbit::weight {
+
+namespace {
+
+int64_t up(int64_t value, int64_t step) { return (value + step - 1) / step; }
+
+int64_t largest_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// A kernel of one pixel that sees every pixel once: rows do not matter.
+lowbit_geometry in_one_row(lowbit_geometry g) {
+    const bool plain = g.kernel_h == 1 && g.kernel_w == 1 && g.stride_h == 1 && g.stride_w == 1 &&
+                       !(g.pad_top | g.pad_bottom | g.pad_left | g.pad_right);
+    if (plain) {
+        g.width *= g.height;
+        g.height = 1;
+    }
+    return g;
+}
+
+}  // namespace
+
+WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x)
+    : g(in_one_row(geometry)) {
+    out_h = (g.height + g.pad_top + g.pad_bottom - g.dilation_h * (g.kernel_h - 1) - 1) / g.stride_h + 1;
+    out_w = (g.width + g.pad_left + g.pad_right - g.dilation_w * (g.kernel_w - 1) - 1) / g.stride_w + 1;
+    group_channels = g.channels / g.groups;
+    group_outputs = g.outputs / g.groups;
+    taps = g.kernel_h * g.kernel_w;
+    x_signed = x.lowest < 0;
+    dy_signed = dy.lowest < 0;
+    by_sample = (dy.of_n != 0 || x.of_n != 0) && g.batch > 1;
+
+    // As bytes, x is shifted to [0, most_x] and dy is signed. Every product is at most most_x * most_dy, so that
+    // of vpmaddubsw, a sum of two, holds for `budget` words, and a lane of 32 bits, `lanes` products a word, for
+    // `limit` words. Zeros are among the values of both: padding has them.
+    const int64_t below = x_signed ? -int64_t(x.lowest) : 0;
+    int64_t most_x = largest_of(1, largest_of(x.highest, 0) + below);
+    const int64_t most_dy = largest_of(1, largest_of(dy.highest, -int64_t(dy.lowest)));
+    budget = 32767 / (2 * most_x * most_dy);
+    set = instruction_set();
+    const bool vnni = set == InstructionSet::avxvnni || set == InstructionSet::avx512vnni;
+    if (set == InstructionSet::baseline || dy.highest > 127 || (!vnni && budget == 0)) {
+        route = Route::pairs;
+    } else if (vnni) {
+        route = Route::vnni;
+    } else {
+        // Emptying the 16 bits costs as much as one word; where it would be every third, at once is cheaper.
+        route = budget > 3 ? Route::narrow : Route::bytes;
+    }
+    lanes = route == Route::pairs ? 2 : 4;
+    zero = route == Route::pairs ? 0 : int32_t(below);
+    limit = INT32_MAX / (lanes * most_x * most_dy);
+    tile_channels = widest_tile(route, set);
+    tile_panels = route == Route::vnni && set == InstructionSet::avx512vnni ? 2 : 1;
+
+    // The lanes are what fills up fewer words with nothing; pixels, when it is the same: they pack faster.
+    const int64_t words_by_pixels = g.batch * up(out_w, lanes), words_by_images = up(g.batch, lanes) * out_w;
+    by_images = !by_sample && words_by_images < words_by_pixels;
+    sets = by_images ? up(g.batch, lanes) : g.batch;
+    words = by_images ? out_w : up(out_w, lanes);
+
+    pixel = by_images ? kWord : kWord / lanes;
+    const int64_t reach = (g.kernel_w - 1) * g.dilation_w / g.stride_w;  // columns of a rest beyond a pixel's own
+    phase_bytes = words * kWord + reach * pixel;
+    row_bytes = g.stride_w * phase_bytes;
+    rows = (out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
+    set_bytes = rows * row_bytes;
+    channel_bytes = sets * set_bytes;
+    // The channels of a tile are read side by side: at this distance they would share the same lines of the cache.
+    if (channel_bytes % 1024 == 0) channel_bytes += 64;
+    panels = up(group_outputs, kPanel);
+    panel_bytes = sets * out_h * words * kPanel * kWord;
+}
+
+bool WeightPlan::uses_row(int64_t row) const {
+    for (int64_t k = 0; k < g.kernel_h; ++k) {
+        const int64_t first = row - k * g.dilation_h;
+        if (first >= 0 && first % g.stride_h == 0) return true;
+    }
+    return false;
+}
+
+bool WeightPlan::uses_phase(int64_t phase) const {
+    for (int64_t k = 0; k < g.kernel_w; ++k) {
+        if (k * g.dilation_w % g.stride_w == phase) return true;
+    }
+    return false;
+}
+
+int64_t WeightPlan::tap_offset(int64_t tap) const {
+    const int64_t row = tap / g.kernel_w * g.dilation_h, column = tap % g.kernel_w * g.dilation_w;
+    return row * row_bytes + column % g.stride_w * phase_bytes + column / g.stride_w * pixel;
+}
+
+}  // namespace lowbit::weight

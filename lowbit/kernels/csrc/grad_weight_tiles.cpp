@@ -1,0 +1,234 @@
+// The innermost loops of the weight's gradient: a tile of sums is kept in registers while words go by.
+//
+// A word of x is spread over a register by itself; the words of 8 or 16 outputs are a load. With AVX2, 6 channels
+// by 16 outputs are 12 registers of sums, and two of dy, one of x and one product make the 16 that there are.
+#include "grad_weight_tiles.h"
+
+#include <cstring>
+
+#if LOWBIT_X86
+#include <immintrin.h>
+#define LOWBIT_AVX2 __attribute__((target("avx2")))
+#define LOWBIT_AVX512VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define LOWBIT_AVXVNNI_TARGET __attribute__((target("avx2,avxvnni")))
+#endif
+
+#define LOWBIT_INLINE inline __attribute__((always_inline))
+
+// Arrays of sums become registers only where the loops over them are unrolled early.
+#if defined(__clang__)
+#define LOWBIT_UNROLLED _Pragma("unroll")
+#else
+#define LOWBIT_UNROLLED _Pragma("GCC unroll 16")
+#endif
+#define LOWBIT_EACH_CHANNEL LOWBIT_UNROLLED for (int c = 0; c < kChannels; ++c)
+#define LOWBIT_EACH_PANEL LOWBIT_UNROLLED for (int p = 0; p < kPanels; ++p)
+
+namespace lowbit::weight {
+
+namespace {
+
+LOWBIT_INLINE int32_t word_at(const uint8_t* at) {
+    int32_t word;
+    memcpy(&word, at, sizeof word);
+    return word;
+}
+
+// For every processor: pairs of 16 bits, taken apart by shifts.
+typedef int32_t Ints __attribute__((vector_size(kPanel * sizeof(int32_t))));
+
+template <int kChannels>
+void portable_pairs(const WeightTile& t) {
+    Ints sums[kChannels] = {};
+    const uint8_t* dy = t.dy;
+    for (int64_t row = 0; row < t.rows; ++row) {
+        const uint8_t* x = t.x + row * t.x_row;
+        for (int64_t i = 0; i < t.words; ++i, x += kWord, dy += kPanel * kWord) {
+            Ints both;
+            memcpy(&both, dy, sizeof both);
+            const Ints low = (both << 16) >> 16, high = both >> 16;
+            LOWBIT_EACH_CHANNEL {
+                int16_t pair[2];
+                memcpy(pair, x + c * t.x_channel, sizeof pair);
+                sums[c] += low * int32_t(pair[0]) + high * int32_t(pair[1]);
+            }
+        }
+    }
+    LOWBIT_EACH_CHANNEL {
+        int32_t* at = t.sums + c * t.sums_channel;
+        for (int64_t o = 0; o < kPanel; ++o) at[o] += sums[c][o];
+    }
+}
+
+#if LOWBIT_X86
+
+// The compiler must not reorder the additions: it would need more registers than there are.
+LOWBIT_AVX2 LOWBIT_INLINE void add16(__m256i& sum, __m256i term) {
+    asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(term));
+}
+LOWBIT_AVX2 LOWBIT_INLINE void add32(__m256i& sum, __m256i term) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(term));
+}
+
+LOWBIT_AVX2 LOWBIT_INLINE __m256i load256(const void* at) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(at));
+}
+
+LOWBIT_AVX2 LOWBIT_INLINE void add_to(int32_t* at, __m256i term) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_add_epi32(load256(at), term));
+}
+
+struct Pairs {
+    static LOWBIT_AVX2 LOWBIT_INLINE void add(__m256i& sum, __m256i x, __m256i dy) {
+        add32(sum, _mm256_madd_epi16(x, dy));
+    }
+};
+
+struct Bytes {
+    static LOWBIT_AVX2 LOWBIT_INLINE void add(__m256i& sum, __m256i x, __m256i dy) {
+        add32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(x, dy), _mm256_set1_epi16(1)));
+    }
+};
+
+// Sums of 32 bits in registers; `Op` adds the products of two registers of words to one.
+#define LOWBIT_WIDE_TILE(NAME, TARGET)                                                            \
+    template <class Op, int kChannels>                                                            \
+    TARGET void NAME(const WeightTile& t) {                                                             \
+        __m256i sums[kChannels][2];                                                               \
+        LOWBIT_EACH_CHANNEL sums[c][0] = sums[c][1] = _mm256_setzero_si256();                     \
+        const uint8_t* dy = t.dy;                                                                 \
+        for (int64_t row = 0; row < t.rows; ++row) {                                              \
+            const uint8_t* x = t.x + row * t.x_row;                                               \
+            for (int64_t i = 0; i < t.words; ++i, x += kWord, dy += kPanel * kWord) {             \
+                const __m256i first = load256(dy), second = load256(dy + 32);                     \
+                LOWBIT_EACH_CHANNEL {                                                             \
+                    const __m256i word = _mm256_set1_epi32(word_at(x + c * t.x_channel));         \
+                    Op::add(sums[c][0], word, first);                                             \
+                    Op::add(sums[c][1], word, second);                                            \
+                }                                                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        LOWBIT_EACH_CHANNEL {                                                                     \
+            add_to(t.sums + c * t.sums_channel, sums[c][0]);                                      \
+            add_to(t.sums + c * t.sums_channel + 8, sums[c][1]);                                  \
+        }                                                                                         \
+    }
+
+LOWBIT_WIDE_TILE(avx2_wide, LOWBIT_AVX2)
+
+#if LOWBIT_AVXVNNI
+struct Vnni256 {
+    static LOWBIT_AVXVNNI_TARGET LOWBIT_INLINE void add(__m256i& sum, __m256i x, __m256i dy) {
+        sum = _mm256_dpbusd_avx_epi32(sum, x, dy);
+    }
+};
+LOWBIT_WIDE_TILE(avxvnni_wide, LOWBIT_AVXVNNI_TARGET)
+#endif
+
+// Sums of 16 bits, emptied into those of 32 in memory before `budget` words can make one overflow.
+template <int kChannels>
+LOWBIT_AVX2 void avx2_narrow(const WeightTile& t) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[kChannels][2];
+    LOWBIT_EACH_CHANNEL sums[c][0] = sums[c][1] = _mm256_setzero_si256();
+    const uint8_t* dy = t.dy;
+    int64_t left = t.budget;
+    for (int64_t row = 0; row < t.rows; ++row) {
+        const uint8_t* x = t.x + row * t.x_row;
+        for (int64_t to_do = t.words; to_do > 0;) {
+            const int64_t now = to_do < left ? to_do : left;
+            for (int64_t i = 0; i < now; ++i, x += kWord, dy += kPanel * kWord) {
+                const __m256i first = load256(dy), second = load256(dy + 32);
+                LOWBIT_EACH_CHANNEL {
+                    const __m256i word = _mm256_set1_epi32(word_at(x + c * t.x_channel));
+                    add16(sums[c][0], _mm256_maddubs_epi16(word, first));
+                    add16(sums[c][1], _mm256_maddubs_epi16(word, second));
+                }
+            }
+            to_do -= now;
+            left -= now;
+            if (left && (to_do || row + 1 < t.rows)) continue;
+            LOWBIT_EACH_CHANNEL {
+                add_to(t.sums + c * t.sums_channel, _mm256_madd_epi16(sums[c][0], ones));
+                add_to(t.sums + c * t.sums_channel + 8, _mm256_madd_epi16(sums[c][1], ones));
+                sums[c][0] = sums[c][1] = _mm256_setzero_si256();
+            }
+            left = t.budget;
+        }
+    }
+}
+
+template <int kChannels, int kPanels>
+LOWBIT_AVX512VNNI void avx512_vnni(const WeightTile& t) {
+    __m512i sums[kChannels][kPanels];
+    LOWBIT_EACH_CHANNEL {
+        LOWBIT_EACH_PANEL sums[c][p] = _mm512_setzero_si512();
+    }
+    const uint8_t* dy = t.dy;
+    for (int64_t row = 0; row < t.rows; ++row) {
+        const uint8_t* x = t.x + row * t.x_row;
+        for (int64_t i = 0; i < t.words; ++i, x += kWord, dy += kPanel * kWord) {
+            __m512i outputs[kPanels];
+            LOWBIT_EACH_PANEL outputs[p] = _mm512_loadu_si512(dy + p * t.dy_panel);
+            LOWBIT_EACH_CHANNEL {
+                const __m512i word = _mm512_set1_epi32(word_at(x + c * t.x_channel));
+                LOWBIT_EACH_PANEL sums[c][p] = _mm512_dpbusd_epi32(sums[c][p], word, outputs[p]);
+            }
+        }
+    }
+    LOWBIT_EACH_CHANNEL {
+        LOWBIT_EACH_PANEL {
+            int32_t* at = t.sums + c * t.sums_channel + p * kPanel;
+            _mm512_storeu_si512(at, _mm512_add_epi32(_mm512_loadu_si512(at), sums[c][p]));
+        }
+    }
+}
+
+#endif
+
+#define LOWBIT_UP_TO_6(F) {F(1), F(2), F(3), F(4), F(5), F(6)}
+#define LOWBIT_UP_TO_12(F) {F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), F(10), F(11), F(12)}
+
+#define LOWBIT_PORTABLE(N) portable_pairs<N>
+const TileFunction kPortable[] = {LOWBIT_PORTABLE(1), LOWBIT_PORTABLE(2), LOWBIT_PORTABLE(3), LOWBIT_PORTABLE(4)};
+#if LOWBIT_X86
+#define LOWBIT_PAIRS(N) avx2_wide<Pairs, N>
+#define LOWBIT_NARROW(N) avx2_narrow<N>
+#define LOWBIT_BYTES(N) avx2_wide<Bytes, N>
+#define LOWBIT_ONE_PANEL(N) avx512_vnni<N, 1>
+#define LOWBIT_TWO_PANELS(N) avx512_vnni<N, 2>
+const TileFunction kPairs[] = LOWBIT_UP_TO_6(LOWBIT_PAIRS);
+const TileFunction kNarrow[] = LOWBIT_UP_TO_6(LOWBIT_NARROW);
+const TileFunction kBytes[] = LOWBIT_UP_TO_6(LOWBIT_BYTES);
+const TileFunction kOnePanel[] = LOWBIT_UP_TO_12(LOWBIT_ONE_PANEL);
+const TileFunction kTwoPanels[] = LOWBIT_UP_TO_12(LOWBIT_TWO_PANELS);
+#if LOWBIT_AVXVNNI
+#define LOWBIT_VNNI256(N) avxvnni_wide<Vnni256, N>
+const TileFunction kVnni256[] = LOWBIT_UP_TO_6(LOWBIT_VNNI256);
+#endif
+#endif
+
+}  // namespace
+
+TileFunction tile_function(Route route, InstructionSet set, int64_t channels, int64_t panels) {
+    (void)route, (void)panels;
+    if (set == InstructionSet::baseline) return kPortable[channels - 1];
+#if LOWBIT_X86
+    if (route == Route::pairs) return kPairs[channels - 1];
+    if (route == Route::narrow) return kNarrow[channels - 1];
+    if (route == Route::bytes) return kBytes[channels - 1];
+#if LOWBIT_AVXVNNI
+    if (set == InstructionSet::avxvnni) return kVnni256[channels - 1];
+#endif
+    return (panels == 2 ? kTwoPanels : kOnePanel)[channels - 1];
+#else
+    return nullptr;
+#endif
+}
+
+int64_t widest_tile(Route route, InstructionSet set) {
+    if (set == InstructionSet::baseline) return 4;
+    return route == Route::vnni && set == InstructionSet::avx512vnni ? 12 : 6;
+}
+
+}  // namespace lowbit::weight

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels.onednn import Geometry
+from lowbit.kernels.products import Operand
+from tests.kernels import product_twin as twin
+from tests.kernels.test_products import F32, RANGES, VARIANTS, at, geometries, integers, scales, using
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
+FRAME = 8  # values around a result that must stay as they were
+
+
+def run(geometry: Geometry, dy: Operand, x: Operand, kind: type) -> np.ndarray:
+    """The sums (int64) or the gradient (fp32)."""
+    shape = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
+    framed = np.full(np.prod(shape) + 2 * FRAME, 77, kind)
+    address = at(framed[FRAME:])
+    if kind is np.int64:
+        products.grad_weight(geometry, dy, x, None, sums=address)
+    else:
+        products.grad_weight(geometry, dy, x, address)
+    assert {*framed[:FRAME], *framed[-FRAME:]} == {77}
+    return framed[FRAME:-FRAME].reshape(shape)
+
+
+def expected_values(
+    geometry: Geometry, sums: np.ndarray, scale_dy: np.ndarray, scale_x: np.ndarray
+) -> np.ndarray:
+    """Scales are [batch or 1, channels or 1]."""
+    batch, outputs, per_group = sums.shape[:3]
+    of_x = np.broadcast_to(scale_x, (batch, geometry.input[1])).reshape(batch, geometry.groups, 1, per_group)
+    of_x = np.repeat(of_x, outputs // geometry.groups, axis=2).reshape(batch, outputs, per_group)
+    scale = (np.broadcast_to(scale_dy, (batch, outputs))[:, :, None] * of_x)[..., None, None]
+    if len(scale_dy) == len(scale_x) == 1:
+        return sums.sum(axis=0).astype(F32) * scale[0]
+    return twin.added_samples(sums, scale)
+
+
+def operand(array: np.ndarray, bounds: tuple[int, int], scale: np.ndarray) -> Operand:
+    n, c = scale.shape
+    strides = {"of_n": c if n > 1 else 0, "of_c": 1 if c > 1 else 0}
+    return Operand(integers=at(array), lowest=bounds[0], highest=bounds[1], scale=at(scale), **strides)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    geometry=geometries(),
+    batch=st.integers(1, 9),
+    dy_range=st.sampled_from(RANGES),
+    x_range=st.sampled_from(RANGES),
+    kind=st.sampled_from(["any", "any", "ends", "low", "high"]),
+    dy_axes=st.sampled_from(["", "C", "N", "NC"]),
+    x_axes=st.sampled_from(["", "", "C", "N"]),
+    variant=st.sampled_from(VARIANTS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_grad_weight(geometry, batch, dy_range, x_range, kind, dy_axes, x_axes, variant, seed):
+    geometry = Geometry(**{**vars(geometry), "input": (batch, *geometry.input[1:])})
+    rng = np.random.default_rng(seed)
+    dy, x = integers(geometry.output, dy_range, kind, rng), integers(geometry.input, x_range, kind, rng)
+    scale_dy, scale_x = (
+        scales((batch if "N" in axes else 1, array.shape[1] if "C" in axes else 1), rng)
+        for axes, array in ((dy_axes, dy), (x_axes, x))
+    )
+    operands = operand(dy, dy_range, scale_dy), operand(x, x_range, scale_x)
+    sums = twin.grad_weight_sums(geometry, dy, x)
+    with using(variant):
+        np.testing.assert_array_equal(run(geometry, *operands, np.int64), sums.sum(axis=0))
+        expected = expected_values(geometry, sums, scale_dy, scale_x)
+        np.testing.assert_array_equal(run(geometry, *operands, F32), expected)
+
+
+PLAIN = {"kernel": (1, 1), "padding": (0,) * 4, "dilation": (1, 1), "stride": (1, 1), "groups": 1}
+LARGE = {
+    "many images": Geometry(**PLAIN | {"input": (9, 3, 100, 101), "outputs": 17}),
+    "many rows": Geometry(
+        **PLAIN | {"input": (4, 7, 150, 150), "outputs": 2, "kernel": (3, 1), "padding": (1, 1, 0, 0)}
+    ),
+    "long rows": Geometry(**PLAIN | {"input": (2, 2, 2, 40_000), "outputs": 3, "kernel": (1, 2)}),
+    "a large picture": Geometry(**PLAIN | {"input": (2, 1, 300, 300), "outputs": 1, "kernel": (2, 1)}),
+    "linear": Geometry(**PLAIN | {"input": (70_001, 2, 1, 1), "outputs": 3}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize("name", LARGE)
+def test_the_largest_sums(name, by_sample, variant):
+    """Nothing overflows on the way, in 16, in 32 bits or beyond: every product is the largest there is."""
+    geometry = LARGE[name]
+    if by_sample:
+        geometry = Geometry(**{**vars(geometry), "input": (min(2, geometry.input[0]), *geometry.input[1:])})
+    pixels = geometry.output[0] * geometry.output[2] * geometry.output[3]
+    assert by_sample or pixels * 255 * 128 > 2**31
+    one = np.ones((geometry.input[0] if by_sample else 1, 1), F32)
+    for dy_range, x_range in [((-128, 127), (0, 255)), ((-8, 7), (0, 15)), ((-64, 64), (-8, 7)), ((0, 255),) * 2]:
+        for ends in [("low", "high"), ("high", "high"), ("low", "low")]:
+            rng = np.random.default_rng(0)
+            dy, x = (
+                integers(shape, bounds, end, rng)
+                for shape, bounds, end in zip(
+                    (geometry.output, geometry.input), (dy_range, x_range), ends, strict=True
+                )
+            )
+            operands = operand(dy, dy_range, one), operand(x, x_range, one)
+            of_one = twin.grad_weight_sums(geometry, dy[:1], x[:1])
+            sums = np.repeat(of_one, len(one), axis=0) * (geometry.input[0] // len(one))
+            with using(variant):
+                np.testing.assert_array_equal(run(geometry, *operands, np.int64), sums.sum(axis=0))
+                expected = twin.added_samples(sums, F32(1))
+                np.testing.assert_array_equal(run(geometry, *operands, F32), expected)
+
+
+def test_scales_by_pixel_are_refused():
+    geometry = LARGE["linear"]
+    plain = Operand(integers=0, lowest=-8, highest=7)
+    by_pixel = Operand(integers=0, lowest=-8, highest=7, of_pixel=1)
+    with pytest.raises(ValueError, match=r"dy has scales along an axis that is summed over"):
+        products.grad_weight(geometry, by_pixel, plain, None)
+    with pytest.raises(ValueError, match=r"x has scales along"):
+        products.grad_weight(geometry, plain, by_pixel, None)
