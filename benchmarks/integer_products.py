@@ -1,8 +1,9 @@
 """The integer products against oneDNN's fp32 ones: single layers, in turns, one thread.
 
 The figures are how many times faster than oneDNN in fp32 (with its changes of layout, as lowbit calls it):
-the median of the rounds and their spread, in processor time. Packing, scales and bias are included, quantizing
-is not. NHW is the gradient with a scale per pixel. What a processor with AVX2 alone would see:
+the median of the rounds and their spread, in processor time. Packing, scales and bias are included,
+quantizing is not. NHW is the gradient with a scale per pixel, NC with one per sample and channel. What a
+processor with AVX2 alone would see:
 
     ONEDNN_MAX_CPU_ISA=AVX2 python benchmarks/integer_products.py --variants avx2
     python benchmarks/integer_products.py --layers "3x3 64@56" --bits W4A4G4
@@ -45,7 +46,9 @@ BITS = {
     "W8A7G7": ((0, 127), (-64, 63), (-127, 127)),
     "W8A8G8": ((0, 255), (-128, 127), (-128, 127)),
 }
-PRODUCTS = ("forward", "grad_input", "grad_input NHW")
+PRODUCTS = ("forward", "grad_input", "grad_input NHW", "grad_weight", "grad_weight NC")
+# Operands and result, as oneDNN takes them.
+NAMES = {"forward": ("x", "w", "dy"), "grad_input": ("dy", "w", "x"), "grad_weight": ("x", "dy", "w")}
 
 
 def geometry_of(layer: str, batch: int) -> Geometry:
@@ -87,8 +90,7 @@ class Layer:
         )
 
     def fp32(self, product: str) -> Callable[[], None]:
-        names = ("x", "w", "dy") if product == "forward" else ("dy", "w", "x")
-        addresses = [self.room(name) for name in names]
+        addresses = [self.room(name) for name in NAMES[product.split()[0]]]
         run = getattr(prepared(self.geometry), product.split()[0])
         return lambda: run(*addresses)
 
@@ -97,6 +99,10 @@ class Layer:
         if product == "forward":
             operands = [self.operand("x", activation, of_n=1), self.operand("w", weight, of_n=1)]
             result = self.room("dy")
+        elif product.startswith("grad_weight"):
+            by = {"of_n": self.geometry.outputs, "of_c": 1} if "NC" in product else {}
+            operands = [self.operand("dy", gradient, **by), self.operand("x", activation)]
+            result = self.room("w")
         else:
             height, width = self.shapes["dy"][2:]
             by = {"of_n": height * width, "of_pixel": 1} if "NHW" in product else {"of_n": 1}

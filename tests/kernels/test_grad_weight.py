@@ -98,7 +98,12 @@ def test_the_largest_sums(name, by_sample, variant):
     pixels = geometry.output[0] * geometry.output[2] * geometry.output[3]
     assert by_sample or pixels * 255 * 128 > 2**31
     one = np.ones((geometry.input[0] if by_sample else 1, 1), F32)
-    for dy_range, x_range in [((-128, 127), (0, 255)), ((-8, 7), (0, 15)), ((-64, 64), (-8, 7)), ((0, 255),) * 2]:
+    for dy_range, x_range in [
+        ((-128, 127), (0, 255)),
+        ((-8, 7), (0, 15)),
+        ((-64, 64), (-8, 7)),
+        ((0, 255),) * 2,
+    ]:
         for ends in [("low", "high"), ("high", "high"), ("low", "low")]:
             rng = np.random.default_rng(0)
             dy, x = (
