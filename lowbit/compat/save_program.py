@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.static import InputSpec
 
+from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, frozen
 from lowbit.layers.paddle_errors import cause, failing_layer
@@ -29,19 +29,15 @@ def save_program(model: nn.Layer, path: str, input_spec: Sequence[InputSpec | Te
     prefix = Path(path)
     if not prefix.name or str(path).endswith(os.sep) or prefix.is_dir():
         raise LowbitError(f"{path} is a folder: give the files' common beginning, such as {prefix / 'model'}")
+    check_finite(model, type(model).__name__)
     inputs = _inputs(specs)
-    try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=prefix.parent, prefix=".saving-") as name, eval_mode(model):
-            draft = Path(name) / prefix.name
-            expected = _run(model, inputs, specs) if inputs else None
-            _save(model, draft, specs)
-            if expected:
-                _compare(model, draft, inputs, expected)
-            for file in sorted(Path(name).iterdir()):
-                os.replace(file, prefix.parent / file.name)
-    except OSError as error:
-        raise LowbitError(f"cannot write the model to {path}: {error.strerror or error}") from error
+    with drafting(prefix.parent, f"the model to {path}") as draft, eval_mode(model):
+        expected = _run(model, inputs, specs) if inputs else None
+        with frozen(model):
+            save_static(model, draft / prefix.name, specs, lambda error: _untranslatable(error, model))
+        if expected:
+            _compare(model, draft / prefix.name, inputs, expected)
+        put_in_place(draft, prefix.parent, sorted(file.name for file in draft.iterdir()))
 
 
 def _checked_specs(given: Sequence[InputSpec | Tensor] | None) -> list[InputSpec]:
@@ -79,24 +75,17 @@ def _run(model: nn.Layer, inputs: list[Tensor], specs: list[InputSpec]) -> list[
         ) from error
 
 
-def _save(model: nn.Layer, prefix: Path, specs: list[InputSpec]) -> None:
-    try:
-        with frozen(model):
-            paddle.jit.save(model, str(prefix), input_spec=specs)
-    except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
-        if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
-            raise
-        raise LowbitError(
-            f"{type(model).__name__} cannot be saved: Paddle could not translate its forward into a program "
-            f"for this input_spec: {cause(error)}"
-        ) from error
+def _untranslatable(error: Exception, model: nn.Layer) -> LowbitError:
+    return LowbitError(
+        f"{type(model).__name__} cannot be saved: Paddle could not translate its forward into a program "
+        f"for this input_spec: {cause(error)}"
+    )
 
 
 def _compare(model: nn.Layer, draft: Path, inputs: list[Tensor], expected: list[np.ndarray]) -> None:
     found = _numbers(paddle.jit.load(str(draft))(*inputs))
     for ours, theirs in zip(expected, found, strict=True):
-        atol = _TOLERANCE * max(float(np.abs(ours).max(initial=0)), 1e-30)
-        if ours.shape != theirs.shape or not np.allclose(theirs, ours, rtol=0, atol=atol, equal_nan=True):
+        if not agrees(theirs, ours, _TOLERANCE):
             raise LowbitError(
                 f"{type(model).__name__} cannot be saved: the program answers differently from the model. "
                 "forward probably computes a value in Python that became a constant; nothing was written"

@@ -5,21 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 
 from lowbit.config.transform_ops import CropImage, RandCropImage, RandomCropImage, ResizeImage, TransformOp
+from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
 from lowbit.deploy.expected import check_image_shape, expected_logits, untranslatable
 from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
-from lowbit.deploy.model_files import MODEL_SUFFIXES, PARAMS_SUFFIX, find_model_files, sha256
+from lowbit.deploy.model_files import MODEL_SUFFIXES, find_model_files, sha256
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, frozen
 
@@ -70,30 +71,26 @@ def export_model(
     check_prepared_size(transform_ops, image_shape)
     if not model.parameters():
         raise LowbitError(f"{model_name} has no parameters: there is nothing to export")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".exporting-") as name, eval_mode(model):
-            draft = Path(name)
-            images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
-            logits = expected_logits(model, images, model_name, classes)
-            with frozen(model):
-                _save(model, draft / file_name, image_shape, model_name)
-            _check_draft(draft, file_name, images, logits, model_name)
-            files = find_model_files(draft, file_name)
-            description = describe_inference(
-                model_name=model_name,
-                image_shape=image_shape,
-                transform_ops=transform_ops,
-                classes=classes,
-                sha256={path.name: sha256(path) for path in (files.model, files.params)},
-                onednn=_agrees_under_onednn(draft, file_name, images, logits),
+    check_finite(model, model_name)
+    with drafting(directory, f"the exported model to {directory}") as draft, eval_mode(model):
+        images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
+        logits = expected_logits(model, images, model_name, classes)
+        spec = paddle.static.InputSpec([None, *image_shape], "float32", "x")
+        with frozen(model):
+            save_static(
+                model, draft / file_name, [spec], lambda error: untranslatable(error, model, model_name)
             )
-            write_inference_yml(draft / f"{file_name}.yml", description)
-            return put_in_place(draft, directory, file_name, files.model.suffix)
-    except OSError as error:
-        raise LowbitError(
-            f"cannot write the exported model to {directory}: {error.strerror or error}"
-        ) from error
+        _check_draft(draft, file_name, images, logits, model_name)
+        describe_draft(
+            draft,
+            file_name,
+            model_name=model_name,
+            image_shape=image_shape,
+            transform_ops=transform_ops,
+            classes=classes,
+            onednn=_agrees_under_onednn(draft, file_name, images, logits),
+        )
+        return publish(draft, directory, file_name)
 
 
 def check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
@@ -111,16 +108,6 @@ def check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int,
         )
 
 
-def _save(model: nn.Layer, prefix: Path, image_shape: tuple[int, int, int], model_name: str) -> None:
-    spec = paddle.static.InputSpec([None, *image_shape], "float32", "x")
-    try:
-        paddle.jit.save(model, str(prefix), input_spec=[spec])
-    except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
-        if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
-            raise
-        raise untranslatable(error, model, model_name) from error
-
-
 def _check_draft(
     draft: Path, file_name: str, images: np.ndarray, logits: np.ndarray, model_name: str
 ) -> None:
@@ -132,7 +119,7 @@ def _check_draft(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise
     for batch in (3, 1):
-        if not _agrees(engine.run(images[:batch]), logits[:batch], _TOLERANCE):
+        if not agrees(engine.run(images[:batch]), logits[:batch], _TOLERANCE):
             raise LowbitError(
                 f"{model_name} cannot be exported: the program answers differently from the model for a "
                 f"batch of {batch}. forward probably computes a value in Python (a batch size, a number "
@@ -143,24 +130,19 @@ def _check_draft(
 def _agrees_under_onednn(draft: Path, file_name: str, images: np.ndarray, logits: np.ndarray) -> bool:
     """Whether oneDNN may serve the model; its kernels have bugs, such as dividing their input in place."""
     engine = PaddleEngine(draft, onednn=True, file_name=file_name)
-    return _agrees(engine.run(images), logits, _ONEDNN_TOLERANCE)
+    return agrees(engine.run(images), logits, _ONEDNN_TOLERANCE)
 
 
-def _agrees(answer: np.ndarray, logits: np.ndarray, tolerance: float) -> bool:
-    scale = max(float(np.abs(logits).max()), 1e-30)
-    return answer.shape == logits.shape and np.allclose(
-        answer, logits, rtol=0, atol=tolerance * scale, equal_nan=True
-    )
+def describe_draft(draft: Path, file_name: str, **description: Any) -> None:
+    """Write the inference.yml of the draft's program and parameters, with their digests."""
+    files = find_model_files(draft, file_name)
+    digests = {path.name: sha256(path) for path in (files.model, files.params)}
+    write_inference_yml(draft / f"{file_name}.yml", describe_inference(**description, sha256=digests))
 
 
-def put_in_place(draft: Path, directory: Path, file_name: str, suffix: str) -> ExportedModel:
+def publish(draft: Path, directory: Path, file_name: str) -> ExportedModel:
     """The old program goes first, the new one comes last: there is never one with other parameters."""
-    params, yml, model = (file_name + end for end in (PARAMS_SUFFIX, ".yml", suffix))
-    for name in (params, yml, model):
-        with (draft / name).open("rb") as file:
-            os.fsync(file.fileno())
-    for old in MODEL_SUFFIXES:
-        (directory / (file_name + old)).unlink(missing_ok=True)
-    for name in (params, yml, model):
-        os.replace(draft / name, directory / name)
+    files = find_model_files(draft, file_name)
+    params, yml, model = files.params.name, f"{file_name}.yml", files.model.name
+    put_in_place(draft, directory, [params, yml, model], old=[file_name + end for end in MODEL_SUFFIXES])
     return ExportedModel(directory, directory / model, directory / params, directory / yml)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import paddle
 from paddle import nn
 
 from lowbit.deploy.compare import compare_logits
+from lowbit.deploy.draft import check_finite, drafting, put_in_place
 from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
 from lowbit.deploy.expected import check_image_shape, expected_logits
 from lowbit.deploy.onnx.fold import fold
@@ -62,6 +61,7 @@ def export_onnx(
     path = Path(path)
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     check_image_shape(image_shape)
+    check_finite(model, model_name)
     layers = deployed_layers(model, quantized=quantized)
     if quantized and not layers:
         raise LowbitError(
@@ -80,17 +80,10 @@ def export_onnx(
     fp32 = written
     if quantized:
         fp32, _ = _build(program, deployed_layers(model, quantized=False), None, model_name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".exporting-") as name:
-            draft = Path(name) / path.name
-            onnx.save(written, draft)
-            notes.append(_compare(draft, images, expected, model_name, quantized))
-            with draft.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-    except OSError as error:
-        raise LowbitError(f"cannot write {path}: {error.strerror or error}") from error
+    with drafting(path.parent, str(path)) as draft:
+        onnx.save(written, draft / path.name)
+        notes.append(_compare(draft / path.name, images, expected, model_name, quantized))
+        put_in_place(draft, path.parent, [path.name])
     return OnnxModel(path, written.ByteSize(), fp32.ByteSize(), resolved, tuple(notes))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ import paddle
 from paddle import nn
 
 from lowbit.config.transform_ops import TransformOp
+from lowbit.deploy.draft import check_finite, drafting
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
 from lowbit.deploy.expected import check_image_shape, expected_logits
-from lowbit.deploy.export import ExportedModel, check_prepared_size, put_in_place
-from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
-from lowbit.deploy.model_files import find_model_files, sha256
+from lowbit.deploy.export import ExportedModel, check_prepared_size, describe_draft, publish
 from lowbit.deploy.paddle_int8.emit import emit
 from lowbit.deploy.paddle_int8.integer_conv import place_integer_convs
 from lowbit.deploy.paddle_int8.merge import merge
@@ -66,6 +64,7 @@ def export_paddle_int8(
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     check_image_shape(image_shape)
     check_prepared_size(transform_ops, image_shape)
+    check_finite(model, model_name)
     with eval_mode(model):
         layers = _quantized_layers(model, model_name)
         images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
@@ -73,25 +72,19 @@ def export_paddle_int8(
         traced = trace(model, layers, image_shape)
         nodes = merge(traced.program, place_integer_convs(traced.program, traced.layers))
         program = emit(traced.program, nodes)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory, prefix=".exporting-") as name:
-            draft = Path(name)
-            write_program(program, draft / _FILE_NAME)
-            files = find_model_files(draft, _FILE_NAME)
-            description = describe_inference(
-                model_name=model_name,
-                image_shape=image_shape,
-                transform_ops=transform_ops,
-                classes=classes,
-                sha256={path.name: sha256(path) for path in (files.model, files.params)},
-                int8=True,
-            )
-            write_inference_yml(draft / f"{_FILE_NAME}.yml", description)
-            _compare(draft, images, logits, model_name)
-            exported = put_in_place(draft, directory, _FILE_NAME, files.model.suffix)
-    except OSError as error:
-        raise LowbitError(f"cannot write the int8 model to {directory}: {error.strerror or error}") from error
+    with drafting(directory, f"the int8 model to {directory}") as draft:
+        write_program(program, draft / _FILE_NAME)
+        describe_draft(
+            draft,
+            _FILE_NAME,
+            model_name=model_name,
+            image_shape=image_shape,
+            transform_ops=transform_ops,
+            classes=classes,
+            int8=True,
+        )
+        _compare(draft, images, logits, model_name)
+        exported = publish(draft, directory, _FILE_NAME)
     names = [layer.weight_quantizer.layer_name for layer in layers]
     return Int8Export(exported, names, 4 * sum(math.prod(p.shape) for p in model.parameters()))
 
