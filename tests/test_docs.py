@@ -19,6 +19,8 @@ from pydantic_core import PydanticUndefined
 from lowbit.cli.app import app, script_app
 from lowbit.cli.scripts.export_model import export_model
 from lowbit.cli.scripts.infer import infer
+from lowbit.cli.scripts.onnx_infer import onnx_infer
+from lowbit.cli.scripts.post_quant import post_quant
 from lowbit.cli.scripts.train import train
 from lowbit.config import Config, load_config, validate
 from lowbit.config import data as data_sections
@@ -34,6 +36,8 @@ SCRIPTS = {
     "train.py": train,
     "tools/export_model.py": export_model,
     "deploy/inference_python/infer.py": infer,
+    "deploy/ptq_python/post_quant.py": post_quant,
+    "deploy/onnx_python/infer.py": onnx_infer,
 }
 LAUNCHER = ["python", "-m", "paddle.distributed.launch"]
 

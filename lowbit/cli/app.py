@@ -10,7 +10,20 @@ from collections.abc import Callable
 
 import typer
 
-from lowbit.cli import calibrate, data, demo, doctor, evaluate, export, infer, plan, tipc, train, verify
+from lowbit.cli import (
+    calibrate,
+    data,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    infer,
+    plan,
+    quantize,
+    tipc,
+    train,
+    verify,
+)
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -24,6 +37,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("calibrate")(calibrate.calibrate)
+app.command("quantize")(quantize.quantize)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.options import DeviceName, Overrides, given
+from lowbit.cli.options import (
+    CalibrationBatch,
+    CalibrationData,
+    CalibrationSteps,
+    DeviceName,
+    Overrides,
+    RequiredConfig,
+    RunFolder,
+    TrainedWeights,
+    given,
+)
 from lowbit.config import load_config
 from lowbit.config.load import parse_override
 
 
 def calibrate(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
-    ],
-    pretrained: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The trained weights (.pdparams or .safetensors).")
-    ] = None,
+    config: RequiredConfig,
+    pretrained: TrainedWeights = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="What is quantized how; `recipes/ptq_w8a8.yaml`.")
     ] = None,
-    data_path: Annotated[
-        Path | None,
-        typer.Option(help="Images to calibrate on: a folder, an archive or a list file; left out: Train's."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Batches; left out: as many as the recipe says.")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images a batch; left out: as in the config's Train.")
-    ] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    data_path: CalibrationData = None,
+    steps: CalibrationSteps = None,
+    batch_size: CalibrationBatch = None,
+    output_dir: RunFolder = None,
     device: DeviceName = None,
     override: Overrides = None,
 ) -> None:
@@ -44,6 +43,32 @@ def calibrate(
       --recipe recipes/ptq_w8a8.yaml --output-dir runs/ptq`
     - `lowbit eval runs/ptq` compares it with the fp32 model, `lowbit export runs/ptq` exports it
     """
+    calibrate_as_asked(
+        config,
+        pretrained=pretrained,
+        recipe=recipe,
+        data_path=data_path,
+        steps=steps,
+        batch_size=batch_size,
+        output_dir=output_dir,
+        device=device,
+        override=override,
+    )
+
+
+def calibrate_as_asked(
+    config: Path,
+    *,
+    pretrained: str | None,
+    recipe: str | dict[str, Any] | None,
+    data_path: Path | None,
+    steps: int | None,
+    batch_size: int | None,
+    output_dir: Path | None,
+    device: str | None,
+    override: list[str] | None,
+) -> Path:
+    """Calibrates as the options say; the run folder. A recipe is a file, or the recipe itself."""
     from lowbit.training.post_training import calibrate_run, calibration_config
 
     settings = load_config(
@@ -57,7 +82,7 @@ def calibrate(
         ),
     )
     named = [parse_override(item)[0] for item in override or ()]
-    calibrate_run(
+    return calibrate_run(
         calibration_config(settings, data_path=data_path, steps=steps, batch_size=batch_size),
         insist_on_device=device is not None or "Global.device" in named,
     )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, TransformOp
 from lowbit.deploy import (
+    Engine,
     InferenceYml,
+    OnnxRuntimeEngine,
     PaddleEngine,
     StageTimer,
     benchmark_report,
@@ -18,7 +20,7 @@ from lowbit.deploy import (
 
 
 def classify(
-    model_dir: Path,
+    model: Path,
     images: list[str],
     *,
     topk: int = 1,
@@ -30,15 +32,17 @@ def classify(
     benchmark: bool = False,
     warmup: int = 0,
 ) -> None:
-    """Prints a line per image, its `topk` classes if more than one, and the benchmark report if asked."""
-    files = find_model_files(model_dir)
-    description = read_inference_yml(files.yml) if files.yml else None
+    """Prints a line per image, its `topk` classes if more than one, and the benchmark report if asked.
+
+    `model` is the folder of a Paddle model, or an ONNX file, which runs on the CPU.
+    """
+    is_onnx = model.suffix == ".onnx"
+    yml = model.with_suffix(".yml") if is_onnx else find_model_files(model).yml
+    description = read_inference_yml(yml) if yml and yml.is_file() else None
     if description is None:
-        print(f"{model_dir} has no inference.yml: images are prepared as for ImageNet")
+        print(f"{model} has no inference.yml: images are prepared as for ImageNet")
     ops = _ops(description, resize_size, crop_size)
-    engine = PaddleEngine(model_dir, device=device, onednn=onednn)
-    if engine.note:
-        print(engine.note)
+    engine = OnnxRuntimeEngine(model) if is_onnx else _paddle(model, device, onednn)
     side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
     if warmup:
         shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
@@ -58,8 +62,15 @@ def classify(
         if topk > 1:
             print("\n".join(prediction.ranking()))
     if benchmark:
-        name = description.Global.model_name if description else model_dir.name
+        name = description.Global.model_name if description else model.stem
         print("\n".join(benchmark_report(timer, engine, model_name=name, batch_size=batch_size)))
+
+
+def _paddle(folder: Path, device: str, onednn: bool) -> Engine:
+    engine = PaddleEngine(folder, device=device, onednn=onednn)
+    if engine.note:
+        print(engine.note)
+    return engine
 
 
 def _ops(
@@ -72,4 +83,11 @@ def _ops(
         (op for op in description.ops if isinstance(op, NormalizeImage)) if description else iter(()),
         NormalizeImage(),
     )
-    return [ResizeImage(resize_short=resize_size or 256), CropImage(size=crop_size or 224), normalize]
+    exported = description.ops if description else []
+    short = next((op.resize_short for op in exported if isinstance(op, ResizeImage)), None)
+    crop = next((op.size for op in reversed(exported) if isinstance(op, CropImage)), None)
+    return [
+        ResizeImage(resize_short=resize_size or short or 256),
+        CropImage(size=crop_size or crop or 224),
+        normalize,
+    ]

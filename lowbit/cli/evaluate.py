@@ -144,9 +144,7 @@ def _images_of_export(
     raise LowbitError(f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG")
 
 
-def _evaluate_exported(
-    path: Path, split: DataSplit, device: str | None, *, quiet: bool
-) -> dict[str, float]:
+def _evaluate_exported(path: Path, split: DataSplit, device: str | None, *, quiet: bool) -> dict[str, float]:
     from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, evaluate_engine, read_inference_yml
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section

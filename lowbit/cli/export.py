@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from lowbit.training.trained_model import TrainedModel
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
+ExportFormats = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT,…",
+        help="`paddle`, `onnx`, and `paddle-int8` (a quantized model in int8, in the folder `int8` "
+        "inside). Default: `paddle,onnx` for a quantized model, else `paddle`.",
+        show_default=False,
+    ),
+]
+ExportTarget = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the ONNX file will run: `avx2`, `vnni`, `arm` or `gpu`. Default: this machine.",
+        show_default=False,
+    ),
+]
 
 
 def export(
@@ -24,23 +41,8 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", help="Where to; a run's default is its folder `export`.")
     ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT,…",
-            help="`paddle`, `onnx`, and `paddle-int8` (a quantized model in int8, in the folder `int8` "
-            "inside). Default: `paddle,onnx` for a quantized model, else `paddle`.",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Where the ONNX file will run: `avx2`, `vnni`, `arm` or `gpu`. Default: this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    format_: ExportFormats = None,
+    target: ExportTarget = None,
     config: ConfigFile = None,
     override: Overrides = None,
     pretrained: Weights = None,
@@ -57,6 +59,17 @@ def export(
     - `lowbit export runs/w8a8 --format onnx --target avx2`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
+    formats = check_formats(format_, target)
+    trained = open_model(checkpoint, config, override, pretrained)
+    settings = trained.config
+    if output is None:
+        run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
+        output = run / "export" if run else Path(settings.Global.save_inference_dir)
+    export_trained(trained, output, formats, target)
+
+
+def check_formats(format_: str | None, target: str | None) -> list[str] | None:
+    """The words of --format; a misspelt one, or a misspelt target, is found before the work begins."""
     formats = None if format_ is None else [word.strip() for word in format_.split(",")]
     for word in formats or ():
         if word not in FORMATS:
@@ -64,43 +77,53 @@ def export(
     if target is not None:
         from lowbit.deploy.onnx import resolve_target
 
-        resolve_target(target)  # a misspelt one, before the work begins
-    trained = open_model(checkpoint, config, override, pretrained)
-    settings = trained.config
-    if output is None:
-        run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
-        output = run / "export" if run else Path(settings.Global.save_inference_dir)
+        resolve_target(target)
+    return formats
+
+
+def export_trained(
+    trained: TrainedModel,
+    output: Path,
+    formats: list[str] | None,
+    target: str | None = None,
+    *,
+    description: dict[str, Any] | None = None,
+) -> None:
+    """Exports a model in these formats, or in those that fit it; `description` replaces its config's."""
+    description = description or _description(trained)
     wanted = formats or (["paddle", "onnx"] if _is_quantized(trained) else ["paddle"])
     if target is not None and "onnx" not in wanted:
         raise LowbitError("--target is about the ONNX file: add --format onnx, or leave it out")
     for word in wanted:
         if word == "paddle":
-            _export_paddle(trained, output)
+            _export_paddle(trained, output, description)
         elif word == "onnx":
-            _export_onnx(trained, output, target, asked_for=formats is not None)
+            _export_onnx(trained, output, description, target, asked_for=formats is not None)
             if "paddle" not in wanted:  # else the yml is that of the Paddle model beside it
-                _describe(trained, output)
+                _describe(output, description)
         else:
-            _export_paddle_int8(trained, output / "int8")
+            _export_paddle_int8(trained, output / "int8", description)
 
 
-def _export_paddle(trained: TrainedModel, output: Path) -> None:
+def _export_paddle(trained: TrainedModel, output: Path, description: dict[str, Any]) -> None:
     from lowbit.deploy import export_model
 
-    exported = export_model(trained.model, output, **_description(trained))
+    exported = export_model(trained.model, output, **description)
     print(f"Exported {trained.source} to {exported.directory} ({exported.size / 1e6:.1f} MB)")
     print("Its outputs in Paddle Inference equal the trained model's (compared before it was put there).")
 
 
-def _export_onnx(trained: TrainedModel, output: Path, target: str | None, *, asked_for: bool) -> None:
+def _export_onnx(
+    trained: TrainedModel, output: Path, description: dict[str, Any], target: str | None, *, asked_for: bool
+) -> None:
     from lowbit.deploy import export_onnx
 
     try:
         made = export_onnx(
             trained.model,
             output / "inference.onnx",
-            model_name=trained.config.Arch.name,
-            image_shape=trained.config.Global.image_shape,
+            model_name=description["model_name"],
+            image_shape=description["image_shape"],
             target=target,
             quantized=_is_quantized(trained),
         )
@@ -116,11 +139,11 @@ def _export_onnx(trained: TrainedModel, output: Path, target: str | None, *, ask
         print(f"  {note}")
 
 
-def _describe(trained: TrainedModel, output: Path) -> None:
+def _describe(output: Path, description: dict[str, Any]) -> None:
     """Write how images are prepared for the ONNX file, unless the Paddle model's file there says the same."""
     from lowbit.deploy import describe_inference, read_inference_yml, write_inference_yml
 
-    new, path = describe_inference(**_description(trained), sha256={}), output / "inference.yml"
+    new, path = describe_inference(**description, sha256={}), output / "inference.yml"
     if path.exists():
         old = read_inference_yml(path)
         if any(
@@ -146,10 +169,10 @@ def _is_quantized(trained: TrainedModel) -> bool:
     return has_quantized_layers(trained.model)
 
 
-def _export_paddle_int8(trained: TrainedModel, output: Path) -> None:
+def _export_paddle_int8(trained: TrainedModel, output: Path, description: dict[str, Any]) -> None:
     from lowbit.deploy import export_paddle_int8
 
-    exported = export_paddle_int8(trained.model, output, **_description(trained))
+    exported = export_paddle_int8(trained.model, output, **description)
     size = exported.model.size
     print(
         f"Exported {trained.source} to {output}: {len(exported.layers)} layers in int8, {size / 1e6:.1f} MB "

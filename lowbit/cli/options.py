@@ -23,6 +23,24 @@ Weights = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
 ]
+RequiredConfig = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
+]
+RunFolder = Annotated[Path | None, typer.Option(help="The run's folder.")]
+# Of the commands that quantize without training.
+TrainedWeights = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The trained weights (.pdparams or .safetensors).")
+]
+CalibrationData = Annotated[
+    Path | None,
+    typer.Option(help="Images to calibrate on: a folder, an archive or a list file; left out: Train's."),
+]
+CalibrationSteps = Annotated[
+    int | None, typer.Option(min=1, help="Batches; left out: as many as the recipe says.")
+]
+CalibrationBatch = Annotated[
+    int | None, typer.Option(min=1, help="Images a batch; left out: as in the config's Train.")
+]
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]

@@ -19,6 +19,19 @@ from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import open_session
 
 _BATCH_SIZE = 32
+_OBSERVER = "percentile(99.99)"  # the best of those measured, see docs/numbers.md
+
+
+def ptq_recipe(observer: str = _OBSERVER) -> dict[str, Any]:
+    """8 bits without training, as plain values; `observer` chooses the inputs' scales.
+
+    >>> ptq_recipe("kl")["rules"][0]["forward"]["input"]["observer"]
+    'kl'
+    """
+    inputs = {"grid": "int8", "sign": "auto", "granularity": "per-tensor", "scaling": "fixed"}
+    weights = {"grid": "int8-narrow", "granularity": "N", "scaling": "dynamic"}
+    rule = {"forward": {"input": {**inputs, "observer": observer}, "weight": weights}}
+    return {"rules": [rule], "calibration": {"steps": 10}}
 
 
 def calibration_config(

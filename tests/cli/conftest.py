@@ -15,6 +15,8 @@ import yaml
 from lowbit.cli.app import app, run_command, script_app
 from lowbit.cli.scripts.export_model import export_model
 from lowbit.cli.scripts.infer import infer
+from lowbit.cli.scripts.onnx_infer import onnx_infer
+from lowbit.cli.scripts.post_quant import post_quant
 from lowbit.cli.scripts.train import train
 from lowbit.config import Config
 from lowbit.data import write_lite_data
@@ -24,6 +26,8 @@ COMMANDS: dict[str, typer.Typer] = {
     "train.py": script_app(train),
     "export_model.py": script_app(export_model),
     "infer.py": script_app(infer),
+    "onnx_infer.py": script_app(onnx_infer),
+    "post_quant.py": script_app(post_quant),
 }
 # A network and images so small that an epoch takes a few hundredths of a second.
 SMALL = (

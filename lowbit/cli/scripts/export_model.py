@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,12 +32,15 @@ def export_model(
     num_classes: Annotated[
         int | None, typer.Option(min=1, help="Left out: as many as the weights have (ImageNet: 1000).")
     ] = None,
+    format_: Annotated[
+        Literal["paddle", "onnx"], typer.Option("--format", help="For Paddle Inference, or an ONNX file.")
+    ] = "paddle",
 ) -> None:
-    """Export a model for Paddle Inference.
+    """Export a model for Paddle Inference, or as an ONNX file.
 
     **Example**: `python tools/export_model.py --pretrained output/latest.pdparams --save-inference-dir infer`
     """
-    from lowbit.deploy import export_model as write_model
+    from lowbit.cli.export import export_trained
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.trained_model import open_weights
 
@@ -61,12 +64,10 @@ def export_model(
         ops = [*resize_and_crop, *(op for op in ops if isinstance(op, NormalizeImage))]
     elif checkpoint is not None:
         shape = validate(read_checkpoint(checkpoint).config, {}, str(checkpoint)).Global.image_shape
-    exported = write_model(
-        trained.model,
-        save_inference_dir,
-        model_name=model,
-        image_shape=shape,
-        transform_ops=ops,
-        classes=trained.classes,
-    )
-    print(f"Exported {pretrained} to {exported.directory} ({exported.size / 1e6:.1f} MB)")
+    description = {
+        "model_name": model,
+        "image_shape": shape,
+        "transform_ops": ops,
+        "classes": trained.classes,
+    }
+    export_trained(trained, save_inference_dir, [format_], description=description)

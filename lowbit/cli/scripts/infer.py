@@ -7,26 +7,14 @@ from typing import Annotated
 
 import typer
 
+from lowbit.cli.scripts.yes_no import yes_no_option
 from lowbit.errors import LowbitError
-
-_YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-
-def _yes_no(text: str) -> bool:
-    if text.lower() not in _YES_NO:
-        raise typer.BadParameter(f"expected True or False, got {text!r}")
-    return _YES_NO[text.lower()]
-
-
-def _yes_no_option(help: str) -> typer.models.OptionInfo:
-    """The ecosystem writes `--use-gpu=True`, not a bare flag; the callback makes a bool of the text."""
-    return typer.Option(callback=_yes_no, metavar="True|False", help=help)
 
 
 def infer(
     img_path: Annotated[str, typer.Option(help="An image, or a folder of images.")],
     model_dir: Annotated[Path, typer.Option(help="The folder of an exported model.")] = Path("."),
-    use_gpu: Annotated[str, _yes_no_option("Run on a GPU.")] = "False",
+    use_gpu: Annotated[str, yes_no_option(help="Run on a GPU.")] = "False",
     max_batch_size: Annotated[int, typer.Option(min=1, help="The largest --batch-size allowed.")] = 16,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
     resize_size: Annotated[
@@ -35,7 +23,7 @@ def infer(
     crop_size: Annotated[
         int | None, typer.Option(min=1, help="Side of the crop; left out: as exported, else 224.")
     ] = None,
-    benchmark: Annotated[str, _yes_no_option("Also print the AutoLog report.")] = "False",
+    benchmark: Annotated[str, yes_no_option(help="Also print the AutoLog report.")] = "False",
     warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 0,
 ) -> None:
     """Classify images with an exported model.

@@ -48,7 +48,7 @@ def test_sizes_replace_those_of_the_export(run, trained, lite):
     exported = run("infer.py", *common)
     assert run("infer.py", *common, "--resize-size=36", "--crop-size=32").out == exported.out
     assert run("infer.py", *common, "--resize-size=200", "--crop-size=32").out != exported.out
-    message = run("infer.py", *common, "--crop-size=48").error  # the program takes 32x32 only
+    message = run("infer.py", *common, "--resize-size=56", "--crop-size=48").error  # it takes 32x32 only
     assert "32" in message
 
 

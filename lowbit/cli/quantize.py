@@ -1,0 +1,72 @@
+"""`lowbit quantize`: a trained model becomes a quantized, exported one, without training."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.calibrate import calibrate_as_asked
+from lowbit.cli.export import ExportFormats, ExportTarget, check_formats, export
+from lowbit.cli.options import (
+    CalibrationBatch,
+    CalibrationData,
+    CalibrationSteps,
+    DeviceName,
+    Overrides,
+    RequiredConfig,
+    RunFolder,
+    TrainedWeights,
+)
+from lowbit.errors import LowbitError
+
+
+def quantize(
+    config: RequiredConfig,
+    pretrained: TrainedWeights = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OBSERVER",
+            help="How scales are chosen: `minmax`, `mse`, `percentile(99.99)` (the default), `kl` or `hist`.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="What is quantized how, instead of 8 bits with --algo."),
+    ] = None,
+    data_path: CalibrationData = None,
+    steps: CalibrationSteps = None,
+    batch_size: CalibrationBatch = None,
+    output_dir: RunFolder = None,
+    format_: ExportFormats = None,
+    target: ExportTarget = None,
+    device: DeviceName = None,
+    override: Overrides = None,
+) -> None:
+    """Quantize a trained model without training it, and export it: `calibrate` and `export` in one.
+
+    **Examples**
+
+    - `lowbit quantize -c configs/digits.yaml --pretrained runs/digits/checkpoints/best.pdparams
+      --output-dir runs/ptq`
+    - `lowbit verify runs/ptq` proves that the exported model computes the same
+    """
+    from lowbit.training.post_training import ptq_recipe
+
+    if algo is not None and recipe is not None:
+        raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
+    check_formats(format_, target)  # before the work begins
+    chosen = recipe or (ptq_recipe(algo) if algo else ptq_recipe())
+    folder = calibrate_as_asked(
+        config,
+        pretrained=pretrained,
+        recipe=chosen,
+        data_path=data_path,
+        steps=steps,
+        batch_size=batch_size,
+        output_dir=output_dir,
+        device=device,
+        override=override,
+    )
+    export(folder, format_=format_, target=target)

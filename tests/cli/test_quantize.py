@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lowbit.recipe import load_recipe, make_recipe
+from lowbit.training.post_training import ptq_recipe
+from tests.training.conftest import ROOT
+
+
+@pytest.fixture
+def arguments(config_file, trained, tmp_path):
+    weights = trained / "checkpoints/best.pdparams"
+    return ["-c", config_file, "--pretrained", weights, "--output-dir", tmp_path / "ptq", "--steps", 2]
+
+
+def test_the_recipe_is_that_of_the_file():
+    assert make_recipe(ptq_recipe()) == load_recipe(ROOT / "recipes/ptq_w8a8.yaml")
+
+
+@pytest.mark.parametrize("algo", ["minmax", "mse", "percentile(99.9)", "kl", "hist"])
+def test_calibrated_and_exported(run, arguments, tmp_path, algo):
+    result = run("lowbit", "quantize", *arguments, "--algo", algo)
+    assert result.code == 0, result
+    assert f"per-tensor {algo} fixed".replace("minmax ", "") in result.out  # the default is not shown
+    assert "Its outputs in Paddle Inference equal the trained model's" in result.out
+    figures = json.loads(run("lowbit", "eval", tmp_path / "ptq", "--json").out)
+    exported = json.loads(run("lowbit", "eval", tmp_path / "ptq/export", "--json").out)
+    assert exported["top1"] == figures["top1"]
+
+
+def test_mistakes(run, arguments, tmp_path):
+    recipe = ROOT / "recipes/ptq_w8a8.yaml"
+    both = run("lowbit", "quantize", *arguments, "--recipe", recipe, "--algo", "kl")
+    assert "leave it out with --recipe" in both.error
+    assert 'did you mean "kl"' in run("lowbit", "quantize", *arguments, "--algo", "kll").error
+    assert 'did you mean "onnx"' in run("lowbit", "quantize", *arguments, "--format", "onx").error
+    assert not (tmp_path / "ptq/export").exists()
