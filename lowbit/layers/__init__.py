@@ -10,7 +10,9 @@ from lowbit.layers.integer_form import integer_reference
 from lowbit.layers.prepare import Preparation, preparation_of, prepare
 from lowbit.layers.quantized import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.layers.quantizer import Quantizer
+from lowbit.layers.refresh_batch_norm import refresh_batch_norm, refreshed_batch_norm
 from lowbit.layers.sync_batch_norm import convert_sync_batch_norm
+from lowbit.layers.tested_as import tested_as
 
 __all__ = [
     "DeployedOperand",
@@ -31,4 +33,7 @@ __all__ = [
     "preparation_of",
     "prepare",
     "quantize_layer",
+    "refresh_batch_norm",
+    "refreshed_batch_norm",
+    "tested_as",
 ]
