@@ -41,6 +41,12 @@ def train(
         str | None, typer.Option(metavar="FILE", help="Train quantized, in low precision or not, as it says.")
     ] = None,
     teacher: TeacherName = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="In low precision: integer (in C++), simulate, or auto."
+        ),
+    ] = None,
     finetune_epochs: Annotated[
         int | None,
         typer.Option(
@@ -76,6 +82,7 @@ def train(
             resume=("Global.checkpoints", resume),
             recipe=("Recipe", recipe),
             teacher=("Distillation.teacher", teacher),
+            executor=("Global.executor", executor),
             finetune_epochs=("Global.finetune_epochs", finetune_epochs),
             amp_level=("AMP.level", amp_level),
             use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False

@@ -138,8 +138,33 @@ class Matrix(Contraction):
 
 
 @dataclass(frozen=True)
+class Transposed(Contraction):
+    """A transposed convolution: that which would make X out of Y, with forward and backward swapped."""
+
+    convolution: Convolution
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.convolution.grad_input(x, weight)
+
+    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
+        return self.convolution.forward(dy, weight)
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        return self.convolution.grad_weight(x, dy)
+
+    def forward_scale(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        return self.convolution.grad_input_scale(x, weight)
+
+    def grad_input_scale(self, dy: Tensor, weight: Tensor) -> Tensor | None:
+        return self.convolution.forward_scale(dy, weight)
+
+    def grad_weight_scale(self, dy: Tensor, x: Tensor) -> Tensor | None:
+        return self.convolution.grad_weight_scale(x, dy)
+
+
+@dataclass(frozen=True)
 class ByAutograd(Contraction):
-    """Any product that Paddle can derive, such as a transposed convolution: slower, but it always goes."""
+    """Any product that Paddle can derive: slower, but it always goes."""
 
     product: Callable[[Tensor, Tensor], Tensor]
     input_shape: tuple[int, ...]

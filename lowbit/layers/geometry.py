@@ -37,6 +37,42 @@ def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
     return geometry if min(geometry.input + geometry.output) > 0 and min(padding) >= 0 else None
 
 
+def transposed_geometry(
+    layer: nn.Conv2DTranspose, shape: Sequence[int], output_size: Sequence[int] | int | None
+) -> Geometry | None:
+    """The geometry of the convolution that makes the layer's input out of its output; None as above.
+
+    >>> transposed_geometry(nn.Conv2DTranspose(8, 3, 2, stride=2), [1, 8, 4, 4], None).input
+    (1, 3, 8, 8)
+    """
+    if len(shape) != 4 or shape[1] != layer._in_channels or isinstance(layer._padding, str):
+        return None
+    padding, kernel = _sides(layer._padding), layer.weight.shape[2:]
+    sizes = [
+        (size - 1) * stride - before - after + dilation * (taps - 1) + 1
+        for size, stride, before, after, dilation, taps in zip(
+            shape[2:], layer._stride, padding[::2], padding[1::2], layer._dilation, kernel, strict=True
+        )
+    ]
+    extra = layer.output_padding
+    if output_size is not None:
+        sizes = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
+    else:
+        extra = [extra] * 2 if isinstance(extra, int) else extra
+        sizes = [size + more for size, more in zip(sizes, extra, strict=True)]
+    geometry = Geometry(
+        input=(shape[0], layer._out_channels, *map(int, sizes)),
+        outputs=layer._in_channels,
+        kernel=tuple(kernel),
+        stride=tuple(layer._stride),
+        padding=padding,
+        dilation=tuple(layer._dilation),
+        groups=layer._groups,
+    )
+    fits = min(geometry.input) > 0 and min(padding) >= 0 and geometry.output == tuple(shape)
+    return geometry if fits else None
+
+
 def _by_word(
     word: str, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, int, int, int], Sequence[int]]:

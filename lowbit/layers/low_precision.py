@@ -6,6 +6,7 @@ from paddle import Tensor, nn
 
 from lowbit.layers.draws import Draws
 from lowbit.layers.operand import Operand
+from lowbit.layers.products import Executor
 from lowbit.layers.training_quantizer import TrainingQuantizer
 from lowbit.numerics.health import Health, measure_health
 from lowbit.recipe.plan import Plan
@@ -29,6 +30,7 @@ class BackwardQuantizers(nn.Layer):
     ) -> None:
         super().__init__()
         self.gradients_in_full = False  # for a last phase of training
+        self.executor: Executor = "auto"
         self.watched: dict[str, Health] | None = None  # see lowbit.layers.watch
         for operand in (*GRADIENTS, *FORWARD_OF):
             spec, role = spec_of(plan, operand), operand.split(".")[1]
@@ -48,6 +50,11 @@ class Operands:
         self._layer, self._plan = layer, layer.plan
         if layer.backward_quantizers.draws is not None:
             layer.backward_quantizers.draws.next_step()
+
+    @property
+    def executor(self) -> Executor:
+        """Who multiplies."""
+        return self._layer.backward_quantizers.executor
 
     def make(self, operand: str, x: Tensor) -> Operand:
         """`x` quantized as the plan says of the operand, such as `forward.input`."""

@@ -9,8 +9,8 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.errors import LowbitError
-from lowbit.layers.contraction import ByAutograd, Contraction, Convolution, Matrix
-from lowbit.layers.geometry import geometry_of
+from lowbit.layers.contraction import ByAutograd, Contraction, Convolution, Matrix, Transposed
+from lowbit.layers.geometry import geometry_of, transposed_geometry
 from lowbit.layers.integer_form import along_outputs, integer_form, runs_in_integers
 from lowbit.layers.low_precision import BackwardQuantizers, Operands
 from lowbit.layers.quantizer import Quantizer
@@ -112,6 +112,15 @@ class QuantizedConv2DTranspose(_Quantized, nn.Conv2DTranspose):
             output_size=output_size,
             data_format=self._data_format,
         )
+
+    def contraction(self, x: Tensor, output_size: list[int] | None = None) -> Contraction:
+        """The three products, as those of a convolution with forward and backward swapped."""
+        geometry = None
+        if self._data_format == "NCHW":
+            geometry = transposed_geometry(self, x.shape, output_size)
+        if geometry is not None:
+            return Transposed(Convolution(geometry))
+        return super().contraction(x, output_size)
 
 
 class QuantizedLinear(_Quantized, nn.Linear):

@@ -15,7 +15,7 @@ from paddle.autograd import PyLayer
 from lowbit.layers.contraction import Contraction
 from lowbit.layers.low_precision import Operands
 from lowbit.layers.operand import Operand
-from lowbit.layers.products import simulate
+from lowbit.layers.products import multiply_operands
 from lowbit.numerics import fused
 
 
@@ -38,7 +38,7 @@ class _ThreeProducts(PyLayer):
         ctx.contraction, ctx.operands, ctx.learning = contraction, operands, learning
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
-        y = simulate(contraction, "forward", x_operand, w_operand)
+        y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
         if learning[1]:
             shared = operands.is_shared("grad_weight.input")
             ctx.x = _Kept(x_operand if shared else operands.make("grad_weight.input", x))
@@ -56,10 +56,11 @@ class _ThreeProducts(PyLayer):
             if not ctx.w_is_ready:
                 w = ctx.operands.make("grad_input.weight", w.data)
             dy_operand = ctx.operands.make("grad_input.grad_output", dy)
-            dx = simulate(ctx.contraction, "grad_input", dy_operand, w)
+            dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, ctx.operands.executor)
         if ctx.learning[1]:
             dy_operand = ctx.operands.make("grad_weight.grad_output", dy)
-            dweight = simulate(ctx.contraction, "grad_weight", dy_operand, ctx.x.operand())
+            x = ctx.x.operand()
+            dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, ctx.operands.executor)
         return dx, dweight
 
 

@@ -23,6 +23,7 @@ _TRANSPOSED = _CONVOLUTION | {
 _LINEAR = _CONVOLUTION | {"forward": {"input": "NHW", "weight": "N"}}
 
 _LETTERS = {"Conv2D": _CONVOLUTION, "Conv2DTranspose": _TRANSPOSED, "Linear": _LINEAR}
+_SIGNED_BYTE, _BYTE = 127, 255
 _SUMS_OVER = {
     "forward": "the input channels and the kernel",
     "grad_input": "the output channels",
@@ -40,6 +41,10 @@ def why_not_in_integers(layer_type: str, product: str, operands: Mapping[str, Te
     for operand, spec in operands.items():
         if not spec.grid.is_integer:
             return f"{operand} is on the grid {spec.grid}"
+        if spec.rotation:
+            return f"{operand} is rotated, and what is turned back is on no grid"
+        if spec.samples * spec.grid.highest > (_SIGNED_BYTE if spec.grid.signed else _BYTE):
+            return f"the sum of {spec.samples} samples of {operand} on the grid {spec.grid} leaves a byte"
     for operand, spec in operands.items():
         allowed = _LETTERS[layer_type][product][operand]
         if not set(spec.granularity.letters) <= set(allowed):

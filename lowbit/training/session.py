@@ -17,6 +17,7 @@ from lowbit.kernels import why_missing
 from lowbit.layers import convert_sync_batch_norm
 from lowbit.layers.calibrate import calibrate
 from lowbit.layers.draws import seed_draws
+from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_record, resolve_device
@@ -201,6 +202,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if recipe is not None:
         prepare(model, recipe, example_images(config.Global.image_shape))
         seed_draws(model, config.Global.seed)
+        notes += set_executor(model, config.Global.executor, device=device.name)
         notes.append(str(preparation_of(model)))
         if device.name == "cpu" and (reason := why_missing()):
             notes.append(f"quantizing on Paddle's operators, slower than the C++ kernels: {reason}")

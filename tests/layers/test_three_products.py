@@ -43,8 +43,8 @@ def _cases(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(_cases())
-def test_convolution(case):
+@given(_cases(), st.sampled_from(["integer", "simulate"]))
+def test_convolution(case, executor):
     rng = np.random.default_rng(case["seed"])
     batch, height, width = case["size"]
     padding, groups, bits = case["padding"], case["groups"], case["bits"]
@@ -64,7 +64,9 @@ def test_convolution(case):
     )
     x = rng.standard_normal([batch, case["inputs"], height, width]).astype(np.float32)
     tensor = paddle.to_tensor(x, stop_gradient=False)
-    y = quantize_layer(layer, plan)(tensor)
+    quantize_layer(layer, plan)
+    layer.backward_quantizers.executor = executor
+    y = layer(tensor)
     dy = rng.standard_normal(y.shape).astype(np.float32)
     paddle.autograd.backward([y], [paddle.to_tensor(dy)])
 

@@ -1,0 +1,129 @@
+"""Products in real integers: operands handed to the C++ kernels, Y, dX and dW taken back in fp32."""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+from paddle import Tensor
+
+from lowbit.kernels import kernels
+from lowbit.kernels import products as cpp
+from lowbit.kernels.onednn import Geometry
+from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed
+from lowbit.layers.operand import Operand
+
+# Along which axes of NCHW scales may differ, per product, for its first and its second operand.
+_SCALES = {
+    "forward": ({0}, {0}),
+    "grad_input": ({0, 2, 3}, {1}),
+    "grad_weight": ({0, 1}, {0, 1}),
+}
+_BYTES = (paddle.int8, paddle.uint8)
+
+
+def in_integers(contraction: Contraction, product: str, a: Operand, b: Operand) -> Tensor | None:
+    """The product of the operands' integers; None where it cannot be one (then it is for `simulate`)."""
+    if kernels() is None or not all(_is_bytes(operand) for operand in (a, b)):
+        return None
+    if isinstance(contraction, Matrix):
+        return _matrix(product, a, b)
+    if isinstance(contraction, Transposed):
+        product, a, b = _swapped(product, a, b)
+        contraction = contraction.convolution
+    return _convolution(contraction.geometry, product, a, b) if isinstance(contraction, Convolution) else None
+
+
+def _swapped(product: str, a: Operand, b: Operand) -> tuple[str, Operand, Operand]:
+    """A transposed convolution's product as one of the convolution that it is the gradient of."""
+    if product == "grad_weight":
+        return product, b, a
+    return {"forward": "grad_input", "grad_input": "forward"}[product], a, b
+
+
+def _is_bytes(operand: Operand) -> bool:
+    return operand.is_integer and operand.data.dtype in _BYTES and operand.data.place.is_cpu_place()
+
+
+def _convolution(geometry: Geometry, product: str, a: Operand, b: Operand) -> Tensor | None:
+    """dY, X and W as NCHW; the result in the shape of Y, dX or dW."""
+    if not all(
+        _owners(operand) <= allowed for operand, allowed in zip((a, b), _SCALES[product], strict=True)
+    ):
+        return None
+    weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
+    shape = {"forward": geometry.output, "grad_input": geometry.input, "grad_weight": weight}[product]
+    first, first_scale = _handed_over(a)
+    second, second_scale = _handed_over(b)
+    result = paddle.empty(list(shape), "float32")
+    getattr(cpp, product)(geometry, first, second, result.data_ptr())
+    del first_scale, second_scale  # had to live until here
+    return result
+
+
+def _matrix(product: str, a: Operand, b: Operand) -> Tensor | None:
+    """A Linear layer as a 1x1 convolution of images of one pixel, its rows the samples."""
+    leading = a.data.shape[:-1]
+    rows = math.prod(leading)
+    if product == "grad_weight":
+        dy, x = _rows(a, rows), _rows(b, rows)
+        geometry = _geometry(rows, x.data.shape[1], dy.data.shape[1])
+        result = _convolution(geometry, product, dy, x)
+        return None if result is None else result.reshape(result.shape[:2]).transpose([1, 0])
+    inputs, outputs = b.data.shape
+    result = _convolution(_geometry(rows, inputs, outputs), product, _rows(a, rows), _turned(b))
+    return None if result is None else result.reshape([*leading, -1])
+
+
+def _geometry(rows: int, inputs: int, outputs: int) -> Geometry:
+    return Geometry(
+        input=(rows, inputs, 1, 1),
+        outputs=outputs,
+        kernel=(1, 1),
+        stride=(1, 1),
+        padding=(0, 0, 0, 0),
+        dilation=(1, 1),
+        groups=1,
+    )
+
+
+def _rows(operand: Operand, rows: int) -> Operand:
+    """[..., features] as [rows, features, 1, 1], with a scale per row where they differ along any of them."""
+    data, scale = operand.data, operand.scale
+    features = data.shape[-1]
+    if any(axis != data.ndim - 1 for axis in _owners(operand)):
+        scale = paddle.expand(scale, [*data.shape[:-1], scale.shape[-1]]).reshape([rows, -1, 1, 1])
+    else:
+        scale = scale.reshape([1, -1, 1, 1])
+    return _as(operand, data.reshape([rows, features, 1, 1]), scale)
+
+
+def _turned(weight: Operand) -> Operand:
+    """A weight [inputs, outputs] as [outputs, inputs, 1, 1]."""
+    data = weight.data.transpose([1, 0]).contiguous().unsqueeze([2, 3])
+    return _as(weight, data, weight.scale.transpose([1, 0]).contiguous().unsqueeze([2, 3]))
+
+
+def _as(operand: Operand, data: Tensor, scale: Tensor) -> Operand:
+    return Operand(data=data, scale=scale, lowest=operand.lowest, highest=operand.highest)
+
+
+def _handed_over(operand: Operand) -> tuple[cpp.Operand, Tensor]:
+    """The operand as addresses, and the scales, which must live as long as those are used."""
+    _, channels, height, width = operand.data.shape
+    owners, scale = _owners(operand), operand.scale
+    if owners & {2, 3}:
+        samples = scale.shape[0]
+        scale = paddle.expand(scale, [samples, 1, height, width])
+        steps = {"of_n": height * width if samples > 1 else 0, "of_pixel": 1}
+    else:
+        steps = {"of_n": channels if 1 in owners else 1} if 0 in owners else {}
+        steps |= {"of_c": 1} if 1 in owners else {}
+    scale = scale.contiguous()
+    addresses = {"integers": operand.data.contiguous().data_ptr(), "scale": scale.data_ptr()}
+    return cpp.Operand(lowest=operand.lowest, highest=operand.highest, **addresses, **steps), scale
+
+
+def _owners(operand: Operand) -> set[int]:
+    """The axes along which scales differ."""
+    return {axis for axis, size in enumerate(operand.scale.shape) if size != 1}
