@@ -1,4 +1,4 @@
-"""Both executors give the same run; what cannot run in integers is said, or is an error where they were asked for."""
+"""Both executors give the same run; what cannot run in integers is said, or is an error."""
 
 from __future__ import annotations
 
