@@ -10,6 +10,7 @@ from typing import NamedTuple
 from lowbit.kernels.library import kernels
 
 _MOST_AXES = 4
+_BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Axes(NamedTuple):
@@ -73,6 +74,11 @@ _SIGNATURES = {
         [_ADDRESS] * 3 + [_SEEN, ctypes.POINTER(_Levels), ctypes.POINTER(_Draw), _NUMBER, ctypes.c_uint64],
     ),
     "lowbit_from_integers": (None, [_ADDRESS] * 3 + [_SEEN, _NUMBER]),
+    "lowbit_pack_nibbles": (None, [_ADDRESS] * 2 + [_LONG]),
+    "lowbit_unpack_nibbles": (None, [_ADDRESS] * 2 + [_LONG, _NUMBER]),
+    "lowbit_mask_bits": (None, [_ADDRESS] * 3 + [_SEEN] + [_NUMBER] * 2),
+    "lowbit_apply_mask": (None, [_ADDRESS] * 3 + [_LONG]),
+    "lowbit_hadamard": (None, [_ADDRESS] * 2 + [_LONG] * 4),
 }
 
 
@@ -128,6 +134,30 @@ class Operands:
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""
         self._library.lowbit_from_integers(q, y, scales, _seen(axes), signed)
+
+    def pack_nibbles(self, q: int, packed: int, count: int) -> None:
+        """Integers of 4 bits, two to a byte, the first in the lower half: (count + 1) // 2 bytes."""
+        self._library.lowbit_pack_nibbles(q, packed, count)
+
+    def unpack_nibbles(self, packed: int, q: int, count: int, *, signed: bool) -> None:
+        """The other way."""
+        self._library.lowbit_unpack_nibbles(packed, q, count, signed)
+
+    def mask_bits(self, x: int, bits: int, scales: int, axes: Axes, grid: Integers) -> None:
+        """A bit per element, 1 where the grid does not clip it, lowest first: (elements + 7) // 8 bytes."""
+        self._library.lowbit_mask_bits(x, bits, scales, _seen(axes), grid.lowest, grid.highest)
+
+    def apply_mask(self, dy: int, bits: int, dx: int, count: int) -> None:
+        """`dy` where the bit is 1, elsewhere 0."""
+        self._library.lowbit_apply_mask(dy, bits, dx, count)
+
+    def hadamard(self, x: int, y: int, before: int, size: int, after: int, block: int) -> None:
+        """numerics.rotation.hadamard along the middle axis of [before, size, after]."""
+        if block not in _BLOCKS or size % block:
+            raise ValueError(
+                f"an axis of {size} cannot be turned in blocks of {block}: {_BLOCKS} that divide it"
+            )
+        self._library.lowbit_hadamard(x, y, before, size, after, block)
 
 
 def _seen(axes: Axes) -> ctypes.Structure:

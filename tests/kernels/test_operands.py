@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.operands import Axes, Draw, Integers, axes_of, operands
-from lowbit.numerics import Grid, Stochastic, nearest, parse_grid, scale_from_range
+from lowbit.numerics import Grid, Stochastic, hadamard, nearest, parse_grid, scale_from_range
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.log_grid import log_round
 from lowbit.numerics.mse import mse_range
-from lowbit.numerics.quantize import quantize_to_integers
+from lowbit.numerics.quantize import quantize_to_integers, straight_through
 from tests.numerics.twin import F32, HUGE, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -230,6 +230,71 @@ def test_back_to_values(case, signed):
         assert_frame(whole)
 
 
+@given(count=st.integers(0, 300), signed=st.booleans(), seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_nibbles(count, signed, seed):
+    q = np.random.default_rng(seed).integers(-8 if signed else 0, 8 if signed else 16, count, np.int8)
+    low, high = q[::2] & 15, np.append(q[1::2], np.int8(0))[: (count + 1) // 2] & 15
+    for _ in each_variant():
+        packed, whole_packed = framed([(count + 1) // 2], np.uint8)
+        operands().pack_nibbles(at(q), at(packed), count)
+        np.testing.assert_array_equal(packed, (low | high << 4).view(np.uint8))
+        found, whole = framed([count], np.int8)
+        operands().unpack_nibbles(at(packed), at(found), count, signed=signed)
+        np.testing.assert_array_equal(found, q)
+        assert_frame(whole_packed)
+        assert_frame(whole)
+
+
+@given(case=tensors(), grid=grids)
+@settings(max_examples=100, deadline=None)
+def test_masks(case, grid):
+    x, shared = case
+    axes, _ = axes_for(x, shared)
+    scale = scales_for(np.where(np.isfinite(x), x, F32(1)) * F32(0.6), shared, grid)
+    dy = np.random.default_rng(x.size).standard_normal(x.shape).astype(F32)
+    dy.ravel()[::7] = np.nan  # to be left out as well
+    passed = straight_through(*map(paddle.to_tensor, (dy, x, scale)), grid).numpy()
+    with np.errstate(all="ignore"):
+        v = x / scale
+    inside = (v >= grid.lowest - 0.5) & (v <= grid.highest + 0.5)
+    for _ in each_variant():
+        bits, whole_bits = framed([(x.size + 7) // 8], np.uint8)
+        operands().mask_bits(at(x), at(bits), at(scale), axes, integers_of(grid))
+        np.testing.assert_array_equal(bits, np.packbits(inside, bitorder="little"))
+        dx, whole = framed(x.shape, F32)
+        operands().apply_mask(at(dy), at(bits), at(dx), x.size)
+        assert_same_bits(dx, passed)
+        assert_frame(whole_bits)
+        assert_frame(whole)
+
+
+@given(
+    power=st.integers(0, 6),
+    before=st.integers(1, 40),
+    blocks=st.integers(1, 3),
+    after=st.sampled_from([1, 2, 7, 15, 16, 49, 130, 600]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=60, deadline=None)
+def test_hadamard(power, before, blocks, after, seed):
+    block = 2**power
+    shape = (before if after < 100 else 2, blocks * block, after)
+    x = np.random.default_rng(seed).standard_normal(shape).astype(F32)
+    expected = hadamard(paddle.to_tensor(x), 1, block).numpy()
+    for _ in each_variant():
+        found, whole = framed(shape, F32)
+        operands().hadamard(at(x), at(found), *shape, block)
+        assert_same_bits(found, expected)
+        assert_frame(whole)
+
+
+@pytest.mark.parametrize("block", [3, 128, 16])
+def test_hadamard_of_blocks_that_do_not_fit(block):
+    with pytest.raises(ValueError, match=f"blocks of {block}"):
+        operands().hadamard(0, 0, 1, 8, 1, block)
+
+
 @pytest.mark.parametrize("shape, scale_shape", [((0, 3), (1, 3)), ((3, 0), (3, 1)), ((0,), (0,))])
 def test_no_elements(shape, scale_shape):
     axes = axes_of(shape, scale_shape)
@@ -240,6 +305,7 @@ def test_no_elements(shape, scale_shape):
         operands().mse_ranges(0, at(found), axes, Integers(-8, 7))
         assert operands().to_integers(0, 0, at(found), axes, Integers(-8, 7)) == 0
         operands().from_integers(0, 0, at(found), axes, signed=True)
+        operands().mask_bits(0, 0, at(found), axes, Integers(-8, 7))
         assert not found.any()
         assert_frame(whole)
 

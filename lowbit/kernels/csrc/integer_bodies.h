@@ -5,25 +5,13 @@
 #include "axes.h"
 #include "bodies.h"
 #include "counter_random.h"
+#include "float_bits.h"
 
 namespace lowbit {
 
 constexpr int kVector = 64;          // elements at a time: their integers fill the widest register
 constexpr int kFew = 1 << 20;        // as many in a loop, so that counting them takes 32 bits
 constexpr float kUnit = 0x1p24f;     // random numbers are multiples of 1 / kUnit
-constexpr float kMagic = 0x1.8p23f;  // added to a small value, its last bits are the nearest integer
-
-LOWBIT_INLINE int32_t bits_of(float v) {
-    int32_t bits;
-    __builtin_memcpy(&bits, &v, sizeof bits);
-    return bits;
-}
-
-LOWBIT_INLINE float float_of(int32_t bits) {
-    float v;
-    __builtin_memcpy(&v, &bits, sizeof v);
-    return v;
-}
 
 // Whether fraction + k / kUnit reaches 1, as 1 or 0. Whole numbers decide: what is cut off cannot change it.
 LOWBIT_INLINE int32_t goes_up(float fraction, uint32_t k) {
@@ -33,7 +21,7 @@ LOWBIT_INLINE int32_t goes_up(float fraction, uint32_t k) {
 // A rounding is called with a magnitude and 24 random bits; `kDraws` says how many times.
 struct Nearest {
     static constexpr int kDraws = 0;
-    static LOWBIT_INLINE int32_t round(float v, uint32_t) { return bits_of(v + kMagic) - bits_of(kMagic); }
+    static LOWBIT_INLINE int32_t round(float v, uint32_t) { return nearest_integer(v); }
 };
 
 template <int kTimes>
@@ -52,27 +40,16 @@ struct StochasticSmall {
     static LOWBIT_INLINE int32_t round(float v, uint32_t k) { return goes_up(v, k); }
 };
 
-// Powers of two and 0: the one below v, the step to the next, and how much of the step v is above the one below.
-struct Step {
-    int32_t below, size;
-    float fraction;
-
-    explicit LOWBIT_INLINE Step(float v) {
-        const int32_t power = bits_of(v) & 0x7f800000;
-        const bool under = v < 1.0f;
-        const int32_t size_bits = under ? bits_of(1.0f) : power;
-        const float below_v = under ? 0.0f : float_of(power);
-        below = int32_t(below_v);
-        size = int32_t(float_of(size_bits));
-        fraction = (v - below_v) * float_of(2 * bits_of(1.0f) - size_bits);  // times 1 / size: exact
-    }
-};
+// A power of two from v >= 1: `noise` of 2^23 steps to the next power is added, and what is no power is cut off.
+LOWBIT_INLINE int32_t power(float v, int32_t noise) {
+    return int32_t(float_of((bits_of(v) + noise) & 0x7f800000));
+}
 
 struct LogNearest {
     static constexpr int kDraws = 0;
     static LOWBIT_INLINE int32_t round(float v, uint32_t) {
-        const Step step(v);
-        return step.below + (step.fraction > 0.5f ? step.size : 0);
+        const int32_t below_half = (1 << 22) - 1;  // from halfway to the lower one
+        return v < 1.0f ? v > 0.5f : power(v, below_half);
     }
 };
 
@@ -80,8 +57,8 @@ template <int kTimes>
 struct LogStochastic {
     static constexpr int kDraws = kTimes;
     static LOWBIT_INLINE int32_t round(float v, uint32_t k) {
-        const Step step(v);
-        return step.below + step.size * goes_up(step.fraction, k);
+        const int32_t under = goes_up(v < 1.0f ? v : 0.0f, k), over = power(v, int32_t(k >> 1));
+        return v < 1.0f ? under : over;
     }
 };
 

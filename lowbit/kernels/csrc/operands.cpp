@@ -1,9 +1,10 @@
 // The passes of operands.h, compiled for each instruction set; which one runs is chosen in variants.cpp.
 #include "operands.h"
 
-#include <cstring>
-
+#include "hadamard_bodies.h"
+#include "instruction_set.h"
 #include "integer_bodies.h"
+#include "packed_bodies.h"
 #include "range_bodies.h"
 
 namespace {
@@ -17,6 +18,11 @@ struct Passes {
     decltype(&lowbit_mse_ranges) mse_ranges;
     decltype(&lowbit_scales) scales;
     decltype(&lowbit_from_integers) from_integers;
+    decltype(&lowbit_pack_nibbles) pack_nibbles;
+    decltype(&lowbit_unpack_nibbles) unpack_nibbles;
+    decltype(&lowbit_mask_bits) mask_bits;
+    decltype(&lowbit_apply_mask) apply_mask;
+    decltype(&lowbit_hadamard) hadamard;
     Convert log[3], small[3], large[3];  // for as many draws
 };
 
@@ -50,27 +56,48 @@ struct Passes {
                               int32_t is_signed) {                                                            \
         lowbit::from_integers(static_cast<const uint8_t*>(q), y, scales, *axes, is_signed);                   \
     }                                                                                                         \
+    TARGET void pack_nibbles(const void* q, uint8_t* packed, int64_t count) {                                 \
+        lowbit::pack_nibbles(static_cast<const uint8_t*>(q), packed, count);                                  \
+    }                                                                                                         \
+    TARGET void unpack_nibbles(const uint8_t* packed, void* q, int64_t count, int32_t is_signed) {            \
+        lowbit::unpack_nibbles(packed, static_cast<uint8_t*>(q), count, is_signed);                           \
+    }                                                                                                         \
+    TARGET void mask_bits(const float* x, uint8_t* bits, const float* scales, const lowbit_axes* axes,        \
+                          int32_t lowest, int32_t highest) {                                                  \
+        lowbit::mask_bits(x, bits, scales, *axes, lowest, highest);                                           \
+    }                                                                                                         \
+    TARGET void apply_mask(const float* dy, const uint8_t* bits, float* dx, int64_t count) {                  \
+        lowbit::apply_mask(dy, bits, dx, count);                                                              \
+    }                                                                                                         \
+    TARGET void hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after,               \
+                         int64_t block) {                                                                     \
+        lowbit::hadamard(x, y, before, size, after, block);                                                   \
+    }                                                                                                         \
     const Passes passes = {ranges,                                                                            \
                            mse_ranges,                                                                        \
                            scales,                                                                            \
                            from_integers,                                                                     \
+                           pack_nibbles,                                                                      \
+                           unpack_nibbles,                                                                    \
+                           mask_bits,                                                                         \
+                           apply_mask,                                                                        \
+                           hadamard,                                                                          \
                            {log_nearest, log_one_draw, log_two_draws},                                        \
                            {nearest, small_one_draw, small_two_draws},                                        \
                            {nearest, one_draw, two_draws}};                                                   \
     }
 
-#if defined(__x86_64__)
+#if LOWBIT_X86
 LOWBIT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 LOWBIT_PASSES(avx2, __attribute__((target("avx2"))))
 #endif
 LOWBIT_PASSES(baseline, )
 
-// Those that the chosen variant can run: other names than these stand for more instructions for products.
 const Passes& current() {
-#if defined(__x86_64__)
-    const char* chosen = lowbit_variant();
-    if (!strncmp(chosen, "avx512", 6)) return avx512::passes;
-    if (!strncmp(chosen, "avx", 3)) return avx2::passes;
+#if LOWBIT_X86
+    const lowbit::InstructionSet set = lowbit::instruction_set();
+    if (set >= lowbit::InstructionSet::avx512) return avx512::passes;
+    if (set >= lowbit::InstructionSet::avx2) return avx2::passes;
 #endif
     return baseline::passes;
 }
@@ -104,4 +131,23 @@ int64_t lowbit_to_integers(const float* x, void* q, const float* scales, const l
 
 void lowbit_from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes, int32_t is_signed) {
     current().from_integers(q, y, scales, axes, is_signed);
+}
+
+void lowbit_pack_nibbles(const void* q, uint8_t* packed, int64_t count) { current().pack_nibbles(q, packed, count); }
+
+void lowbit_unpack_nibbles(const uint8_t* packed, void* q, int64_t count, int32_t is_signed) {
+    current().unpack_nibbles(packed, q, count, is_signed);
+}
+
+void lowbit_mask_bits(const float* x, uint8_t* bits, const float* scales, const lowbit_axes* axes, int32_t lowest,
+                      int32_t highest) {
+    current().mask_bits(x, bits, scales, axes, lowest, highest);
+}
+
+void lowbit_apply_mask(const float* dy, const uint8_t* bits, float* dx, int64_t count) {
+    current().apply_mask(dy, bits, dx, count);
+}
+
+void lowbit_hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after, int64_t block) {
+    current().hadamard(x, y, before, size, after, block);
 }

@@ -4,6 +4,7 @@
 
 #include "axes.h"
 #include "bodies.h"
+#include "float_bits.h"
 
 namespace lowbit {
 
@@ -80,7 +81,7 @@ struct Mse {
 
     LOWBIT_INLINE int32_t integer(float v) const {
         v = v < highest ? v : highest;
-        return int32_t(nearest(v > lowest ? v : lowest));
+        return nearest_integer(v > lowest ? v : lowest);
     }
 
     // The range that fits best, or the one before; `moving` when it is another.
