@@ -1,5 +1,6 @@
 // The weight's gradient: both operands packed once, then one rectangle of dw after the other, each from all
 // images. Rectangles have nothing in common and sums are exact, so it does not matter who works out which.
+#include "depthwise.h"
 #include "grad_weight_loops.h"
 #include "grad_weight_tiles.h"
 #include "room.h"
@@ -193,6 +194,10 @@ int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy
                        int64_t* sums) {
     using namespace lowbit::weight;
     try {
+        if (lowbit::is_depthwise(*geometry)) {
+            lowbit::depthwise_grad_weight(*geometry, *dy, *x, dw, sums);
+            return 0;
+        }
         grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
     } catch (const std::bad_alloc&) {
         return -1;

@@ -1,6 +1,7 @@
 // The C interface of forward and grad_input; see products.h.
 #include "products.h"
 
+#include "depthwise.h"
 #include "driver.h"
 
 #include <new>
@@ -8,6 +9,10 @@
 int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, const lowbit_operand* w,
                    const float* bias, float* y, int64_t* sums) {
     try {
+        if (lowbit::is_depthwise(*geometry)) {
+            lowbit::depthwise_forward(*geometry, *x, *w, bias, y, sums);
+            return 0;
+        }
         const int64_t outputs = geometry->outputs / geometry->groups;
         lowbit::conv::run(lowbit::conv::forward_of(*geometry),
                     {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
@@ -20,6 +25,10 @@ int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, con
 int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* w, float* dx,
                       int64_t* sums) {
     try {
+        if (lowbit::is_depthwise(*geometry)) {
+            lowbit::depthwise_grad_input(*geometry, *dy, *w, dx, sums);
+            return 0;
+        }
         const bool by_tap = dy->of_pixel != 0;
         lowbit::conv::run(lowbit::conv::grad_input_of(*geometry, by_tap),
                     {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});

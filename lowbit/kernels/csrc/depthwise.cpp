@@ -1,0 +1,163 @@
+// The three products of a depthwise convolution: channel after channel, each with as many images together as
+// make a plane worth its while. Channels have nothing in common, so it does not matter who works out which.
+#include "depthwise.h"
+
+#include "depthwise_planes.h"
+#include "instruction_set.h"
+#include "room.h"
+
+namespace lowbit {
+
+bool is_depthwise(const lowbit_geometry& g) {
+    const bool fits = g.outputs / g.groups * g.kernel_h * g.kernel_w <= INT32_MAX / (255 * 255);
+    return g.groups > 1 && g.groups == g.channels && fits;
+}
+
+using namespace depthwise;
+
+void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x, const lowbit_operand& w,
+                       const float* bias, float* y, int64_t* sums) {
+    thread_local Room plane_room, sum_room;
+    const Shape s(geometry);
+    const Loops& loops = loops_for(instruction_set());
+    const InputPlanes planes(s);
+    const int64_t most = images_of(planes.size(), s.g.batch), budget = budget_of(x, w, INT16_MAX);
+    int16_t* plane = plane_room.of<int16_t>(planes.room(most));
+    int32_t* found = sum_room.of<int32_t>(whole_steps(most * planes.size()));
+    std::vector<int64_t> offsets(s.taps);
+    std::vector<int16_t> weights(s.taps);
+    const Target target = {s.h.result, planes.columns, s.h.result, s.w.result, 0, 0, 1, 1};
+    for (int64_t c = 0; c < s.g.channels; ++c) {
+        for (int64_t n = 0; n < s.g.batch; n += most) {
+            const int64_t images = s.g.batch - n < most ? s.g.batch - n : most;
+            planes.pack(loops, x, n, images, c, plane);
+            planes.offsets(images, offsets.data());
+            for (int64_t o = c * s.multiplier; o < (c + 1) * s.multiplier; ++o) {
+                for (int64_t tap = 0; tap < s.taps; ++tap) weights[tap] = value(w, o * s.taps + tap);
+                loops.correlate(plane, offsets.data(), weights.data(), s.taps, budget, images * planes.size(), found);
+                for (int64_t i = 0; i < images; ++i) {
+                    const int64_t at = ((n + i) * s.g.outputs + o) * s.y_plane();
+                    const int32_t* from = found + i * planes.size();
+                    if (sums) {
+                        loops.copy_sums(from, target, sums + at);
+                    } else {
+                        const float scale = x.scale[(n + i) * x.of_n] * w.scale[o * w.of_n];
+                        loops.finish_sums(from, target, scale, bias ? bias + o : nullptr, y + at);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The gradient of the pixels that meet the same taps, of which there are stride * stride kinds: each is a
+// correlation with a plane of dy, which has the zeros of before the first tap in front.
+void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& w,
+                          float* dx, int64_t* sums) {
+    thread_local Room plane_room, sum_room, scale_room, value_room;
+    const Shape s(geometry);
+    const Loops& loops = loops_for(instruction_set());
+    const GradientPlanes planes(s);
+    const bool by_pixel = !sums && dy.of_pixel != 0;
+    const int64_t most = by_pixel ? 1 : images_of(planes.size(), s.g.batch), budget = budget_of(dy, w, INT16_MAX);
+    const int64_t one = most * planes.size();
+    int16_t* plane = plane_room.of<int16_t>(s.multiplier * one + planes.slack());
+    int32_t* found = sum_room.of<int32_t>(whole_steps(one));
+    float* values = value_room.of<float>(by_pixel ? one : 1);
+    float* scales = scale_room.of<float>(by_pixel ? one + planes.slack() : 1);
+    Taps taps;
+    for (int64_t n = 0; n < s.g.batch; n += most) {
+        const int64_t images = s.g.batch - n < most ? s.g.batch - n : most, count = images * planes.size();
+        if (by_pixel) planes.spread(dy, n, scales);
+        for (int64_t c = 0; c < s.g.channels; ++c) {
+            planes.pack(loops, dy, n, images, c, plane);
+            for (int64_t i = 0; i < s.h.stride; ++i) {
+                for (int64_t j = 0; j < s.w.stride; ++j) {
+                    const Target target = planes.target(i, j);
+                    const int64_t first = (n * s.g.channels + c) * s.x_plane();
+                    if (by_pixel) {
+                        for (int64_t at = 0; at < count; ++at) values[at] = 0;
+                        planes.each_tap(i, j, [&](int64_t tap, int64_t offset) {
+                            taps.clear();
+                            for (int64_t m = 0; m < s.multiplier; ++m) {
+                                taps.add(m * count + offset, value(w, (c * s.multiplier + m) * s.taps + tap));
+                            }
+                            taps.correlate(loops, plane, budget, count, found);
+                            loops.add_scaled(found, scales + offset, count, values);
+                        });
+                        loops.finish_values(values, target, w.scale[0], nullptr, dx + first);
+                        continue;
+                    }
+                    taps.clear();
+                    for (int64_t m = 0; m < s.multiplier; ++m) {
+                        planes.each_tap(i, j, [&](int64_t tap, int64_t offset) {
+                            taps.add(m * count + offset, value(w, (c * s.multiplier + m) * s.taps + tap));
+                        });
+                    }
+                    taps.correlate(loops, plane, budget, count, found);
+                    for (int64_t image = 0; image < images; ++image) {
+                        const int64_t at = first + image * s.g.channels * s.x_plane();
+                        const int32_t* from = found + image * planes.size();
+                        if (sums) {
+                            loops.copy_sums(from, target, sums + at);
+                        } else {
+                            const float scale = dy.scale[(n + image) * dy.of_n] * w.scale[0];
+                            loops.finish_sums(from, target, scale, nullptr, dx + at);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x,
+                           float* dw, int64_t* sums) {
+    thread_local Room x_room, dy_room, total_room;
+    const Shape s(geometry);
+    const Loops& loops = loops_for(instruction_set());
+    const InputPlanes planes(s);
+    const bool by_sample = !sums && (dy.of_n != 0 || x.of_n != 0);
+    const int64_t most = by_sample ? 1 : images_of(planes.size(), s.g.batch);
+    const int64_t limit = budget_of(dy, x, INT32_MAX);
+    int16_t* plane = x_room.of<int16_t>(planes.room(most));
+    int16_t* gradient = dy_room.of<int16_t>(most * planes.size());
+    int64_t* totals = total_room.of<int64_t>(s.multiplier * s.taps);
+    std::vector<int64_t> offsets(s.taps);
+    const View view = {s.h.result, s.w.result, 0, 0, 1, 1, planes.rows, planes.columns};
+    for (int64_t c = 0; c < s.g.channels; ++c) {
+        const int64_t first = c * s.multiplier;  // output
+        for (int64_t i = 0; i < s.multiplier * s.taps; ++i) totals[i] = 0;
+        for (int64_t n = 0; n < s.g.batch; n += most) {
+            const int64_t images = s.g.batch - n < most ? s.g.batch - n : most, count = images * planes.size();
+            planes.pack(loops, x, n, images, c, plane);
+            planes.offsets(images, offsets.data());
+            for (int64_t m = 0; m < s.multiplier; ++m) {
+                const uint8_t* from = plane_of(dy, n, s.g.outputs, first + m, s.y_plane());
+                loops.pack(from, s.g.outputs * s.y_plane(), images, view, dy.lowest < 0, gradient);
+                for (int64_t tap = 0; tap < s.taps; ++tap) {
+                    int64_t& total = totals[m * s.taps + tap];
+                    for (int64_t start = 0; start < count; start += limit) {
+                        const int64_t now = count - start < limit ? count - start : limit;
+                        total += loops.dot(gradient + start, plane + offsets[tap] + start, now);
+                    }
+                    if (!by_sample) continue;
+                    const float scale = dy.scale[n * dy.of_n + (first + m) * dy.of_c] * x.scale[n * x.of_n + c * x.of_c];
+                    float& to = dw[(first + m) * s.taps + tap];
+                    to = n ? to + float(total) * scale : float(total) * scale;
+                    total = 0;
+                }
+            }
+        }
+        for (int64_t i = 0; !by_sample && i < s.multiplier * s.taps; ++i) {
+            const int64_t at = first * s.taps + i;
+            if (sums) {
+                sums[at] = totals[i];
+            } else {
+                dw[at] = float(totals[i]) * (dy.scale[at / s.taps * dy.of_c] * x.scale[c * x.of_c]);
+            }
+        }
+    }
+}
+
+}  // namespace lowbit

@@ -1,0 +1,169 @@
+// How the tensors of a depthwise convolution lie as planes, and where in them the taps look.
+// depthwise_loops.h says what a plane is.
+#pragma once
+#include "depthwise_variants.h"
+#include "products.h"
+
+#include <vector>
+
+namespace lowbit::depthwise {
+
+constexpr int64_t kPlane = 4096;  // pixels, about: with their sums they stay in the first two caches
+
+inline int64_t largest_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+inline int64_t magnitude(const lowbit_operand& o) { return largest_of(1, largest_of(o.highest, -int64_t(o.lowest))); }
+
+// Products that a sum of 16 bits, or of 32, holds.
+inline int64_t budget_of(const lowbit_operand& a, const lowbit_operand& b, int64_t most) {
+    return most / (magnitude(a) * magnitude(b));
+}
+
+inline int16_t value(const lowbit_operand& o, int64_t at) {
+    const uint8_t byte = static_cast<const uint8_t*>(o.integers)[at];
+    return o.lowest < 0 ? int8_t(byte) : byte;
+}
+
+// One direction, height or width: where the taps lie in planes.
+struct Side {
+    int64_t image, result, kernel, stride, dilation, before;
+
+    int64_t rest(int64_t k) const { return k * dilation % stride; }
+    int64_t whole(int64_t k) const { return k * dilation / stride; }
+    int64_t reach() const { return whole(kernel - 1); }
+};
+
+struct Shape {
+    lowbit_geometry g;
+    Side h, w;
+    int64_t taps, multiplier;
+
+    explicit Shape(const lowbit_geometry& geometry) : g(geometry) {
+        h = {g.height, 0, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top};
+        w = {g.width, 0, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left};
+        h.result = (g.height + g.pad_top + g.pad_bottom - g.dilation_h * (g.kernel_h - 1) - 1) / g.stride_h + 1;
+        w.result = (g.width + g.pad_left + g.pad_right - g.dilation_w * (g.kernel_w - 1) - 1) / g.stride_w + 1;
+        taps = g.kernel_h * g.kernel_w;
+        multiplier = g.outputs / g.channels;
+    }
+    int64_t x_plane() const { return h.image * w.image; }
+    int64_t y_plane() const { return h.result * w.result; }
+};
+
+inline const uint8_t* plane_of(const lowbit_operand& o, int64_t n, int64_t channels, int64_t c, int64_t plane) {
+    return static_cast<const uint8_t*>(o.integers) + (n * channels + c) * plane;
+}
+
+// The planes of an input, one for every rest of the strides: as large as the result, and what taps reach beyond.
+struct InputPlanes {
+    const Shape& s;
+    int64_t rows, columns;
+
+    explicit InputPlanes(const Shape& shape)
+        : s(shape), rows(s.h.result + s.h.reach()), columns(s.w.result + s.w.reach()) {}
+
+    int64_t size() const { return rows * columns; }
+    int64_t room(int64_t images) const {
+        return s.h.stride * s.w.stride * images * size() + s.h.reach() * columns + s.w.reach() + kStep;
+    }
+    void offsets(int64_t images, int64_t* out) const {
+        for (int64_t kh = 0; kh < s.h.kernel; ++kh) {
+            for (int64_t kw = 0; kw < s.w.kernel; ++kw) {
+                const int64_t which = s.h.rest(kh) * s.w.stride + s.w.rest(kw);
+                *out++ = which * images * size() + s.h.whole(kh) * columns + s.w.whole(kw);
+            }
+        }
+    }
+    void pack(const Loops& loops, const lowbit_operand& x, int64_t n, int64_t images, int64_t c, int16_t* out) const {
+        const uint8_t* from = plane_of(x, n, s.g.channels, c, s.x_plane());
+        int16_t* to = out;
+        for (int64_t i = 0; i < s.h.stride; ++i) {
+            for (int64_t j = 0; j < s.w.stride; ++j, to += images * size()) {
+                const View view = {s.h.image,  s.w.image,  i - s.h.before, j - s.w.before,
+                                   s.h.stride, s.w.stride, rows,           columns};
+                loops.pack(from, s.g.channels * s.x_plane(), images, view, x.lowest < 0, to);
+            }
+        }
+        for (int16_t* end = out + room(images); to < end; ++to) *to = 0;
+    }
+};
+
+// The planes of an output's gradient, one for each output of a channel: as large as what of the input meets the
+// same taps, with zeros in front of the first row and column for the taps that reach before them.
+struct GradientPlanes {
+    const Shape& s;
+    int64_t rows, columns;
+
+    explicit GradientPlanes(const Shape& shape)
+        : s(shape), rows(side(s.h)), columns(side(s.w)) {}
+
+    static int64_t side(const Side& a) {
+        return a.reach() + largest_of(a.result, (a.before + a.image - 1) / a.stride + 1);
+    }
+    int64_t size() const { return rows * columns; }
+    int64_t slack() const { return s.h.reach() * columns + s.w.reach() + kStep; }
+
+    void pack(const Loops& loops, const lowbit_operand& dy, int64_t n, int64_t images, int64_t c, int16_t* out) const {
+        const View view = {s.h.result, s.w.result, -s.h.reach(), -s.w.reach(), 1, 1, rows, columns};
+        for (int64_t m = 0; m < s.multiplier; ++m, out += images * size()) {
+            const uint8_t* from = plane_of(dy, n, s.g.outputs, c * s.multiplier + m, s.y_plane());
+            loops.pack(from, s.g.outputs * s.y_plane(), images, view, dy.lowest < 0, out);
+        }
+        for (int64_t i = 0; i < slack(); ++i) out[i] = 0;
+    }
+
+    // The scales of image n's pixels, as a plane.
+    void spread(const lowbit_operand& dy, int64_t n, float* out) const {
+        for (int64_t i = 0; i < size() + slack(); ++i) out[i] = 0;
+        for (int64_t p = 0; p < s.h.result; ++p) {
+            float* row = out + (p + s.h.reach()) * columns + s.w.reach();
+            for (int64_t q = 0; q < s.w.result; ++q) {
+                row[q] = dy.scale[n * dy.of_n + (p * s.w.result + q) * dy.of_pixel];
+            }
+        }
+    }
+
+    // The taps, kernel row by row, that pixels with the rests i and j meet, and how far on they lie.
+    template <class Call>
+    void each_tap(int64_t i, int64_t j, Call call) const {
+        for (int64_t kh = 0; kh < s.h.kernel; ++kh) {
+            for (int64_t kw = 0; kw < s.w.kernel; ++kw) {
+                if (s.h.rest(kh) != i || s.w.rest(kw) != j) continue;
+                call(kh * s.w.kernel + kw,
+                     (s.h.reach() - s.h.whole(kh)) * columns + s.w.reach() - s.w.whole(kw));
+            }
+        }
+    }
+
+    Target target(int64_t i, int64_t j) const {
+        return {rows - s.h.reach(), columns,         s.h.image,  s.w.image,
+                i - s.h.before,     j - s.w.before, s.h.stride, s.w.stride};
+    }
+};
+
+// Where to look and what to multiply with.
+struct Taps {
+    std::vector<int64_t> offsets;
+    std::vector<int16_t> weights;
+
+    void clear() {
+        offsets.clear();
+        weights.clear();
+    }
+    void add(int64_t offset, int16_t weight) {
+        offsets.push_back(offset);
+        weights.push_back(weight);
+    }
+    void correlate(const Loops& loops, const int16_t* plane, int64_t budget, int64_t count, int32_t* sums) const {
+        loops.correlate(plane, offsets.data(), weights.data(), int64_t(offsets.size()), budget, count, sums);
+    }
+};
+
+inline int64_t images_of(int64_t plane, int64_t batch) {
+    const int64_t images = largest_of(1, kPlane / plane);
+    return images < batch ? images : batch;
+}
+
+inline int64_t whole_steps(int64_t count) { return (count + kStep - 1) / kStep * kStep; }
+
+}  // namespace lowbit::depthwise

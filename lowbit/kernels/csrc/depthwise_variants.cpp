@@ -1,0 +1,117 @@
+// The loops of the depthwise products, compiled for each instruction set: see variants.cpp for how.
+#include "depthwise_variants.h"
+
+#if LOWBIT_X86
+#include <immintrin.h>
+#endif
+
+namespace lowbit::depthwise {
+
+namespace {
+
+#define LOWBIT_DEPTHWISE_LOOPS(NAME, TARGET, CORRELATE)                                                            \
+    namespace NAME {                                                                                               \
+    TARGET void pack(const uint8_t* image, int64_t image_bytes, int64_t images, const View& view,                  \
+                     bool is_signed, int16_t* to) {                                                                \
+        depthwise::pack(image, image_bytes, images, view, is_signed, to);                                          \
+    }                                                                                                              \
+    TARGET void add_scaled(const int32_t* sums, const float* scale, int64_t count, float* values) {                \
+        depthwise::add_scaled(sums, scale, count, values);                                                         \
+    }                                                                                                              \
+    TARGET int32_t dot(const int16_t* a, const int16_t* b, int64_t count) { return depthwise::dot(a, b, count); }  \
+    TARGET void copy_sums(const int32_t* from, const Target& target, int64_t* to) {                                \
+        depthwise::copy_sums(from, target, to);                                                                    \
+    }                                                                                                              \
+    template <class T>                                                                                             \
+    TARGET void finish(const T* from, const Target& target, float scale, const float* bias, float* to) {           \
+        depthwise::finish<T>(from, target, scale, bias, to);                                                       \
+    }                                                                                                              \
+    const Loops loops = {pack, CORRELATE, add_scaled, dot, copy_sums, finish<int32_t>, finish<float>};             \
+    }
+
+#if LOWBIT_X86
+
+#define LOWBIT_AVX2 __attribute__((target("avx2")))
+
+LOWBIT_AVX2 LOWBIT_INLINE __m256i load(const int16_t* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+LOWBIT_AVX2 LOWBIT_INLINE void store(int32_t* to, __m256i sums) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums);
+}
+
+// All taps in sums of 16 bits.
+LOWBIT_AVX2 void correlate_narrow(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps,
+                                  int64_t count, int32_t* sums) {
+    for (int64_t i = 0; i < count; i += kStep) {
+        __m256i a = _mm256_setzero_si256(), b = a;
+        for (int64_t tap = 0; tap < taps; ++tap) {
+            const int16_t* from = plane + offsets[tap] + i;
+            const __m256i weight = _mm256_set1_epi16(weights[tap]);
+            a = _mm256_add_epi16(a, _mm256_mullo_epi16(load(from), weight));
+            b = _mm256_add_epi16(b, _mm256_mullo_epi16(load(from + 16), weight));
+        }
+        store(sums + i, _mm256_cvtepi16_epi32(_mm256_castsi256_si128(a)));
+        store(sums + i + 8, _mm256_cvtepi16_epi32(_mm256_extracti128_si256(a, 1)));
+        store(sums + i + 16, _mm256_cvtepi16_epi32(_mm256_castsi256_si128(b)));
+        store(sums + i + 24, _mm256_cvtepi16_epi32(_mm256_extracti128_si256(b, 1)));
+    }
+}
+
+// Two taps at a time, side by side, in sums of 32 bits.
+LOWBIT_AVX2 void correlate_pairs(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps,
+                                 int64_t count, int32_t* sums) {
+    for (int64_t i = 0; i < count; i += kStep) {
+        __m256i found[4] = {};
+        for (int64_t tap = 0; tap < taps; tap += 2) {
+            const bool two = tap + 1 < taps;
+            const int16_t* one = plane + offsets[tap] + i;
+            const int16_t* other = plane + offsets[two ? tap + 1 : tap] + i;
+            const uint32_t both = uint16_t(weights[tap]) | uint32_t(uint16_t(two ? weights[tap + 1] : 0)) << 16;
+            const __m256i weight = _mm256_set1_epi32(int32_t(both));
+            const __m256i a = load(one), b = load(other), c = load(one + 16), d = load(other + 16);
+            found[0] = _mm256_add_epi32(found[0], _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), weight));
+            found[1] = _mm256_add_epi32(found[1], _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), weight));
+            found[2] = _mm256_add_epi32(found[2], _mm256_madd_epi16(_mm256_unpacklo_epi16(c, d), weight));
+            found[3] = _mm256_add_epi32(found[3], _mm256_madd_epi16(_mm256_unpackhi_epi16(c, d), weight));
+        }
+        // Unpacking took both halves of a register at once: pixels 0-3 and 8-11, then 4-7 and 12-15.
+        store(sums + i, _mm256_permute2x128_si256(found[0], found[1], 0x20));
+        store(sums + i + 8, _mm256_permute2x128_si256(found[0], found[1], 0x31));
+        store(sums + i + 16, _mm256_permute2x128_si256(found[2], found[3], 0x20));
+        store(sums + i + 24, _mm256_permute2x128_si256(found[2], found[3], 0x31));
+    }
+}
+
+LOWBIT_AVX2 void correlate_avx2(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps,
+                                int64_t budget, int64_t count, int32_t* sums) {
+    if (taps <= budget) {
+        correlate_narrow(plane, offsets, weights, taps, count, sums);
+    } else {
+        correlate_pairs(plane, offsets, weights, taps, count, sums);
+    }
+}
+
+LOWBIT_DEPTHWISE_LOOPS(avx2, LOWBIT_AVX2, correlate_avx2)
+
+#endif
+
+void correlate_baseline(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps, int64_t,
+                        int64_t count, int32_t* sums) {
+    depthwise::correlate(plane, offsets, weights, taps, count, sums);
+}
+
+LOWBIT_DEPTHWISE_LOOPS(baseline, , correlate_baseline)
+
+}  // namespace
+
+const Loops& loops_for(InstructionSet set) {
+#if LOWBIT_X86
+    if (set != InstructionSet::baseline) return avx2::loops;
+#endif
+    (void)set;
+    return baseline::loops;
+}
+
+}  // namespace lowbit::depthwise

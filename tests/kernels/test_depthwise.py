@@ -1,0 +1,117 @@
+"""The direct kernels for depthwise convolutions, by the same twins as the other products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels.onednn import Geometry
+from lowbit.kernels.products import Operand
+from tests.kernels import product_twin as twin
+from tests.kernels.test_grad_weight import test_grad_weight as compare_grad_weight
+from tests.kernels.test_products import (
+    F32,
+    RANGES,
+    VARIANTS,
+    at,
+    geometries,
+    integers,
+    using,
+)
+from tests.kernels.test_products import test_forward as compare_forward
+from tests.kernels.test_products import test_grad_input as compare_grad_input
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
+
+
+@st.composite
+def depthwise_geometries(draw) -> Geometry:
+    geometry, channels = draw(geometries()), draw(st.integers(2, 9))
+    batch, _, height, width = geometry.input
+    return Geometry(
+        **vars(geometry)
+        | {
+            "input": (batch * draw(st.integers(1, 3)), channels, height, width),
+            "outputs": channels * draw(st.integers(1, 3)),
+            "groups": channels,
+        }
+    )
+
+
+cases = given(
+    geometry=depthwise_geometries(),
+    first=st.sampled_from(RANGES),
+    second=st.sampled_from(RANGES),
+    kind=st.sampled_from(["any", "any", "ends", "low", "high"]),
+    axes=st.tuples(st.sampled_from(["", "C", "N", "NC"]), st.sampled_from(["", "", "C", "N"])),
+    variant=st.sampled_from(VARIANTS),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@cases
+def test_depthwise(geometry, first, second, kind, axes, variant, seed):
+    compare_forward.hypothesis.inner_test(geometry, first, second, kind, variant, seed)
+    compare_grad_input.hypothesis.inner_test(geometry, first, second, kind, variant, seed)
+    batch = geometry.input[0]
+    compare_grad_weight.hypothesis.inner_test(geometry, batch, first, second, kind, *axes, variant, seed)
+
+
+def layer(side: int, batch: int, kernel: int = 3, multiplier: int = 1) -> Geometry:
+    return Geometry(
+        input=(batch, 2, side, side), outputs=2 * multiplier, kernel=(kernel, kernel), stride=(1, 1),
+        padding=(kernel // 2,) * 4, dilation=(1, 1), groups=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ends", [("low", "low"), ("high", "high"), ("low", "high")])
+@pytest.mark.parametrize("bounds", [((-128, 127), (0, 255)), ((0, 255), (0, 255)), ((-8, 7), (0, 15))])
+@pytest.mark.parametrize("geometry", [layer(300, 2), layer(7, 700, kernel=1), layer(5, 3, 7, multiplier=700)])
+def test_the_largest_sums(geometry, bounds, ends, variant):
+    """Of 90000 pixels, of many images, and of more outputs of one channel than 32 bits could hold."""
+    rng = np.random.default_rng(0)
+    weight = (geometry.outputs, 1, *geometry.kernel)
+    dy, x = (
+        integers(shape, bound, end, rng)
+        for shape, bound, end in zip((geometry.output, geometry.input), bounds, ends, strict=True)
+    )
+    w = integers(weight, bounds[1], ends[1], rng)
+    of_dy, of_x, of_w = (
+        Operand(integers=at(array), lowest=low, highest=high)
+        for array, (low, high) in ((dy, bounds[0]), (x, bounds[1]), (w, bounds[1]))
+    )
+    found = [np.empty(shape, np.int64) for shape in (geometry.output, geometry.input, weight)]
+    with using(variant):
+        products.forward(geometry, of_x, of_w, None, sums=at(found[0]))
+        products.grad_input(geometry, of_dy, of_w, None, sums=at(found[1]))
+        products.grad_weight(geometry, of_dy, of_x, None, sums=at(found[2]))
+    np.testing.assert_array_equal(found[0], twin.forward_sums(geometry, x, w))
+    np.testing.assert_array_equal(found[1], twin.grad_input_sums(geometry, dy, w))
+    np.testing.assert_array_equal(found[2], twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_written_beside(variant):
+    """Results in a frame; every geometry is one that leaves rows and columns of the planes out."""
+    geometry = Geometry(
+        input=(3, 5, 11, 9), outputs=10, kernel=(3, 5), stride=(2, 3), padding=(1, 0, 2, 3), dilation=(1, 2),
+        groups=5,
+    )  # fmt: skip
+    one, rng = np.ones(1, F32), np.random.default_rng(0)
+    shapes = {"x": geometry.input, "y": geometry.output, "w": (10, 1, 3, 5)}
+    arrays = {name: integers(shape, (-8, 7), "any", rng) for name, shape in shapes.items()}
+    x, y, w = (Operand(integers=at(a), lowest=-8, highest=7, scale=at(one)) for a in arrays.values())
+    for product, operands, name in [
+        (products.forward, (x, w), "y"),
+        (products.grad_input, (y, w), "x"),
+        (products.grad_weight, (y, x), "w"),
+    ]:
+        framed = np.full(np.prod(shapes[name]) + 64, 0.5, F32)
+        with using(variant):
+            product(geometry, *operands, at(framed[32:]))
+        assert {*framed[:32], *framed[-32:]} == {0.5} and 0.5 not in framed[32:-32]
