@@ -1,8 +1,9 @@
 """A layer's three products in training, each with operands quantized for it: low-precision training.
 
-What is kept for the backward pass is small: the input as integers of a byte (or as it is, where `grad_weight`
-wants it in full), never a float copy of a quantized one. Gradients go straight through the quantizers: dX is
-what the product dY·W gives, dW what dY·X gives. What learns with an operand (LSQ, PACT) stands before this.
+What is kept for the backward pass is small: the input as integers, half a byte or a byte each (or as it is,
+where `grad_weight` wants it in full), never a float copy of a quantized one. Gradients go straight through
+the quantizers: dX is what the product dY·W gives, dW what dY·X gives. What learns with an operand (LSQ, PACT)
+stands before this.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.layers.contraction import Contraction
+from lowbit.layers.kept_operand import KeptOperand
 from lowbit.layers.low_precision import Operands
 from lowbit.layers.operand import Operand
 from lowbit.layers.products import multiply_operands
-from lowbit.numerics import fused
 
 
 def three_products(x: Tensor, weight: Tensor, contraction: Contraction, operands: Operands) -> Tensor:
@@ -41,11 +42,11 @@ class _ThreeProducts(PyLayer):
         y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
         if learning[1]:
             shared = operands.is_shared("grad_weight.input")
-            ctx.x = _Kept(x_operand if shared else operands.make("grad_weight.input", x))
+            ctx.x = KeptOperand(x_operand if shared else operands.make("grad_weight.input", x))
         if learning[0]:
             ctx.w_is_ready = operands.is_shared("grad_input.weight")
             # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
-            ctx.w = _Kept(w_operand if ctx.w_is_ready else Operand(data=weight))
+            ctx.w = KeptOperand(w_operand if ctx.w_is_ready else Operand(data=weight))
         return y
 
     @staticmethod
@@ -62,14 +63,3 @@ class _ThreeProducts(PyLayer):
             x = ctx.x.operand()
             dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, ctx.operands.executor)
         return dx, dweight
-
-
-class _Kept:
-    """An operand between forward and backward; one that was overwritten in between is an error."""
-
-    def __init__(self, operand: Operand) -> None:
-        self._operand, self._version = operand, fused.version(operand.data)
-
-    def operand(self) -> Operand:
-        fused.check_unchanged(self._operand.data, self._version)
-        return self._operand
