@@ -17,11 +17,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from lowbit.cli.app import app, script_app
+from lowbit.cli.scripts.eval_qt import eval_qt
 from lowbit.cli.scripts.export_model import export_model
 from lowbit.cli.scripts.infer import infer
 from lowbit.cli.scripts.onnx_infer import onnx_infer
 from lowbit.cli.scripts.post_quant import post_quant
 from lowbit.cli.scripts.train import train
+from lowbit.cli.scripts.train_quantized import train_qat, train_qt
 from lowbit.config import Config, load_config, validate
 from lowbit.config import data as data_sections
 from lowbit.config.transform_ops import OPS
@@ -38,6 +40,9 @@ SCRIPTS = {
     "deploy/inference_python/infer.py": infer,
     "deploy/ptq_python/post_quant.py": post_quant,
     "deploy/onnx_python/infer.py": onnx_infer,
+    "tools/train_qt.py": train_qt,
+    "tools/train_qat.py": train_qat,
+    "tools/eval_qt.py": eval_qt,
 }
 LAUNCHER = ["python", "-m", "paddle.distributed.launch"]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, DeviceName, Overrides, Weights
+from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, Weights
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
@@ -38,6 +41,14 @@ def evaluate(
         int | None, typer.Option(min=1, help="Images at a time; left out: as in the config, else 64.")
     ] = None,
     device: DeviceName = None,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="Test a quantized model as quantized, by its weights alone, and in full precision.",
+        ),
+    ] = False,
+    bn_batches: BatchNormBatches = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy.
@@ -46,11 +57,18 @@ def evaluate(
 
     - `lowbit eval runs/digits`
     - `lowbit eval runs/w4a4` a quantized run: beside the fp32 model that it started from
+    - `lowbit eval runs/w4a4 --table` tested as w4a4, w4 and fp, each also with batch norm refreshed
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
     - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
+    if bn_batches is not None and not table:
+        raise LowbitError("--bn-batches has no effect without --table")
     if model is not None and _is_exported(model):
+        if table:
+            raise LowbitError(
+                f"--table is for checkpoints: {model} is exported, and computes in one way only"
+            )
         if pretrained is not None:
             raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
         folder = model.parent if model.suffix == ".onnx" else model
@@ -58,10 +76,12 @@ def evaluate(
         metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=as_json)
     else:
         trained = open_model(model, config, override, pretrained)
-        split = trained.config.DataLoader.Eval
-        if data_path is not None:
-            split = auto_split(data_path, trained.preprocessing)
-        split = _in_batches(split, batch_size)
+        split = _in_batches(images_of(trained, data_path), batch_size)
+        if table:
+            from lowbit.cli.evaluation_table import show_table
+
+            show_table(trained, split, data_path, device, bn_batches=bn_batches, as_json=as_json)
+            return
         metrics = evaluate_trained(trained, split, device, quiet=as_json)
         if trained.quantized:
             metrics |= _compare(trained, metrics, split, device, quiet=as_json)
@@ -95,6 +115,15 @@ def evaluate_trained(
     trained: TrainedModel, split: DataSplit | None, device: str | None, *, quiet: bool = False
 ) -> dict[str, float]:
     """The accuracy of a trained model on the images of a config section; also for `train.py --test-only`."""
+    with evaluation(trained, split, device, quiet=quiet) as measure:
+        return measure()
+
+
+@contextmanager
+def evaluation(
+    trained: TrainedModel, split: DataSplit | None, device: str | None, *, quiet: bool = False
+) -> Iterator[Callable[[], dict[str, float]]]:
+    """Everything opened that measuring the model takes; each call measures it as it then is."""
     import paddle
 
     from lowbit.layers.fast_convolutions import fast_convolutions
@@ -108,17 +137,26 @@ def evaluate_trained(
     paddle.set_device(resolve_device(device).name)
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")
+    loader = build_loader(split, dataset, training=False)
     fast = trained.config.Global.fast_convolutions
     with open_display() as display, fast_convolutions(wanted=fast):
         if not quiet:
             display.message(f"{trained.source}: {len(dataset)} images")
-        return measure(
+        yield partial(
+            measure,
             trained.model,
-            build_loader(split, dataset, training=False),
+            loader,
             loss=trained.config.Loss.Eval[0].CELoss,
             topk=trained.config.eval_topk,
             display=display,
         )
+
+
+def images_of(trained: TrainedModel, data_path: Path | None) -> DataSplit | None:
+    """The validation images: those of a path, or of the model's config."""
+    if data_path is None:
+        return trained.config.DataLoader.Eval
+    return auto_split(data_path, trained.preprocessing)
 
 
 def _is_exported(path: Path) -> bool:
@@ -166,10 +204,17 @@ def _evaluate_exported(path: Path, split: DataSplit, device: str | None, *, quie
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 
-def auto_split(path: Path, ops: list[TransformOp]) -> DataSplit:
-    """Validation images of any layout as a config section describes them."""
-    dataset = AutoDataset(name="AutoDataset", path=str(path), split="val", transform_ops=ops)
-    return DataSplit(dataset=dataset, sampler=Sampler(batch_size=64), loader=Loading(num_workers=2))
+def auto_split(
+    path: Path,
+    ops: list[TransformOp],
+    *,
+    part: Literal["train", "val"] = "val",
+    batch_size: int | None = None,
+) -> DataSplit:
+    """Images of any layout as a config section describes them."""
+    dataset = AutoDataset(name="AutoDataset", path=str(path), split=part, transform_ops=ops)
+    sampler = Sampler(batch_size=batch_size or 64, shuffle=part == "train")
+    return DataSplit(dataset=dataset, sampler=sampler, loader=Loading(num_workers=2))
 
 
 def _in_batches(split: DataSplit | None, batch_size: int | None) -> DataSplit | None:

@@ -41,6 +41,14 @@ CalibrationSteps = Annotated[
 CalibrationBatch = Annotated[
     int | None, typer.Option(min=1, help="Images a batch; left out: as in the config's Train.")
 ]
+BatchNormBatches = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Training batches from which batch norm is refreshed for the second row of each test; "
+        "left out: 50, and 0: leave these rows out.",
+    ),
+]
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]

@@ -12,7 +12,7 @@ from lowbit.errors import LowbitError, did_you_mean
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.layers.quantized import is_quantized
 
-Test = Literal["quantized", "weights", "full"]
+Way = Literal["quantized", "weights", "full"]
 
 _LEFT_OUT: dict[str, tuple[str, ...]] = {
     "quantized": (),
@@ -22,7 +22,7 @@ _LEFT_OUT: dict[str, tuple[str, ...]] = {
 
 
 @contextmanager
-def tested_as(model: nn.Layer, how: Test) -> Iterator[None]:
+def tested_as(model: nn.Layer, how: Way) -> Iterator[None]:
     """Within it, and in evaluation mode, the model's inputs, or inputs and weights, stay as they are.
 
     Nothing of the model's state is touched: parameters, ranges, steps and signs are what they were.
@@ -31,7 +31,7 @@ def tested_as(model: nn.Layer, how: Test) -> Iterator[None]:
         logits = model(images)
     """
     if how not in _LEFT_OUT:
-        raise LowbitError(f'a model is not tested as "{how}"; {did_you_mean(how, get_args(Test))}')
+        raise LowbitError(f'a model is not tested as "{how}"; {did_you_mean(how, get_args(Way))}')
     with eval_mode(model), ExitStack() as undo:
         for layer in filter(is_quantized, model.sublayers(include_self=True)):
             for name in _LEFT_OUT[how]:

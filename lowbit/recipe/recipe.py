@@ -43,6 +43,16 @@ class Recipe(FrozenSection):
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
 
+    @property
+    def quantizes_gradients(self) -> bool:
+        """Whether it is for low-precision training: any gradient is put on a grid other than `full`.
+
+        >>> Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}]).quantizes_gradients
+        False
+        """
+        words = [keys for rule in self.rules for name, keys in rule.given() if name.endswith(".grad_output")]
+        return any(keys.get("grid", "full") != "full" for keys in words)
+
     def plans(self, model: nn.Layer) -> dict[str, Plan]:
         """The plan of every Conv2D, Conv2DTranspose and Linear, by the layer's (first) name."""
         return {assigned.layer.name: assigned.plan for assigned in self.assign(model)}

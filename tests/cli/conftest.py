@@ -13,11 +13,13 @@ import typer
 import yaml
 
 from lowbit.cli.app import app, run_command, script_app
+from lowbit.cli.scripts.eval_qt import eval_qt
 from lowbit.cli.scripts.export_model import export_model
 from lowbit.cli.scripts.infer import infer
 from lowbit.cli.scripts.onnx_infer import onnx_infer
 from lowbit.cli.scripts.post_quant import post_quant
 from lowbit.cli.scripts.train import train
+from lowbit.cli.scripts.train_quantized import train_qat, train_qt
 from lowbit.config import Config
 from lowbit.data import write_lite_data
 
@@ -28,6 +30,9 @@ COMMANDS: dict[str, typer.Typer] = {
     "infer.py": script_app(infer),
     "onnx_infer.py": script_app(onnx_infer),
     "post_quant.py": script_app(post_quant),
+    "train_qt.py": script_app(train_qt),
+    "train_qat.py": script_app(train_qat),
+    "eval_qt.py": script_app(eval_qt),
 }
 # A network and images so small that an epoch takes a few hundredths of a second.
 SMALL = (
@@ -139,3 +144,23 @@ def trained(lite, tmp_path_factory) -> Path:
     train(validate(values, {}, "tiny"))
     export(folder)
     return folder
+
+
+W4A4G4 = {
+    "quantization_manager": "qt_quantization_manager",
+    "weight_config": {"qtype": "int4", "granularity": "N", "observer": "mse"},
+    "input_config": {"qtype": "int4", "granularity": "N", "observer": "mse"},
+    "grad_input_config": {"qtype": "int4", "granularity": "NHW", "stochastic": True},
+    "grad_weight_config": {"qtype": "int4", "granularity": "NC", "stochastic": True},
+}
+
+
+@pytest.fixture(scope="session")
+def low_precision(lite, tmp_path_factory) -> Path:
+    """The folder of a finished run with gradients in 4 bits; look, don't touch."""
+    from lowbit.config import validate
+    from lowbit.training.loop import train
+
+    values = tiny_values(lite, tmp_path_factory.mktemp("low_precision") / "run")
+    values["Global"]["epochs"] = 3
+    return train(validate(values | {"Recipe": W4A4G4}, {}, "tiny"))

@@ -212,3 +212,18 @@ def test_the_last_rule_that_says_something_has_its_way(rules):
 
 
 _CHAIN = _chain()
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([{"forward": {"weight": {"grid": "int4"}}}], False),
+        ([{"forward": {"weight": {"grid": "int4"}}, "grad_input": {"weight": {"grid": "int4"}}}], False),
+        ([{"grad_input": {"grad_output": {"grid": "full"}}}], False),
+        ([{"grad_weight": {"grad_output": {"rounding": "stochastic"}}}], False),
+        ([{"grad_weight": {"grad_output": {"grid": "log4"}}}], True),
+        ([{"forward": {"input": {"grid": "int4"}}}, {"grad_input": {"grad_output": {"grid": "int8"}}}], True),
+    ],
+)
+def test_whether_gradients_are_quantized(rules, expected):
+    assert Recipe(rules=rules).quantizes_gradients is expected
