@@ -1,9 +1,12 @@
-"""QAT with mixed precision: of a quantized layer, the product alone is computed on the narrow grid.
+"""Quantized layers with mixed precision: in QAT, the product alone is computed on the narrow grid.
 
 Quantizers, and a batch norm folded into the weight, compute in fp32: a scale that was rounded to 8 or 11
 bits would put every value of a tensor elsewhere. The fake-quantized operands are rounded when they are
 multiplied. An integer of up to 8 bits would survive that in bf16 and in fp16; times its scale it is rounded,
 by at most 2^-9 (bf16) or 2^-12 (fp16) of itself. Evaluation is in fp32, without this difference.
+
+A layer trained in low precision computes as without mixed precision: its recipe says which numbers are
+multiplied in all three products. Mixed precision is then for the layers that are left in full.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class _Sparing:
             return self._in_fp32.forward(self, *arguments, **named)
 
     def product(self, *arguments: Any, **named: Any) -> Tensor:
-        if not self.training:
+        if not self.training or not self.plan.is_straight_through:
             return self._in_fp32.product(self, *arguments, **named)
         with self.amp.product():
             return self._in_fp32.product(self, *arguments, **named)

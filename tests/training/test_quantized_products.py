@@ -134,3 +134,45 @@ def test_on_a_gpu_weights_stay_fp32_and_the_product_alone_is_cast(recipe, monkey
         model.eval()
         model[0](images())
     assert asked == [{"enable": False}]
+
+
+GRADIENTS = {
+    "grad_input": {"grad_output": {"grid": "int4", "rounding": "stochastic"}, "weight": {"grid": "int4"}},
+    "grad_weight": {"grad_output": {"grid": "int4", "rounding": "stochastic"}, "input": {"grid": "int4"}},
+}
+LOW_PRECISION = {"rules": [{"forward": {"input": {"grid": "int4"}, "weight": {"grid": "int4"}}, **GRADIENTS}]}
+LAYERS = {
+    "convolution": lambda: nn.Conv2D(3, 8, 3),
+    "transposed": lambda: nn.Conv2DTranspose(3, 8, 3),
+    "by Paddle": lambda: nn.Conv2DTranspose(6, 8, 3, data_format="NHWC"),
+    "linear": lambda: nn.Linear(6, 8),
+}
+
+
+@pytest.mark.parametrize("executor", ["integer", "simulate"])
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_layer_trained_in_low_precision_computes_as_without(level, kind, executor):
+    """Output and both gradients to the last bit, while a layer left in full is on the narrow grid."""
+    results, wide = {}, {}
+    for name, precision in (
+        ("fp32", MixedPrecision("O0", "bf16", "cpu")),
+        ("amp", MixedPrecision(level, "bf16", "cpu")),
+    ):
+        paddle.seed(5)
+        model = nn.Sequential(LAYERS[kind]())
+        prepare(model, make_recipe(LOW_PRECISION))
+        model[0].backward_quantizers.executor = executor
+        plain = nn.Linear(6, 5)
+        precision.prepare(model, None)
+        x = images()
+        x.stop_gradient = False
+        with precision.autocast():
+            y = model(x)
+            wide[name] = plain(x).detach()
+        dy = paddle.to_tensor(np.random.default_rng(1).standard_normal(y.shape, dtype=np.float32))
+        paddle.autograd.backward([y], [dy])
+        results[name] = [y.numpy(), x.grad.numpy(), model[0].weight.grad.numpy(), model[0].bias.grad.numpy()]
+    for expected, found in zip(results["fp32"], results["amp"], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(wide["fp32"].numpy(), wide["amp"].numpy())
