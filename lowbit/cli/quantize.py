@@ -28,7 +28,8 @@ def quantize(
         str | None,
         typer.Option(
             metavar="OBSERVER",
-            help="How scales are chosen: `minmax`, `mse`, `percentile(99.99)` (the default), `kl` or `hist`.",
+            help="How scales are chosen: `minmax`, `mse`, `percentile(99.9)`, `kl` or `hist`; left out: the "
+            "way that was best here.",
         ),
     ] = None,
     recipe: Annotated[
@@ -57,7 +58,7 @@ def quantize(
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
     check_formats(format_, target)  # before the work begins
-    chosen = recipe or (ptq_recipe(algo) if algo else ptq_recipe())
+    chosen = recipe or ptq_recipe(algo)
     folder = calibrate_as_asked(
         config,
         pretrained=pretrained,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from lowbit.cli.tipc_init import init
 from lowbit.cli.tipc_plan import plan
 from lowbit.cli.tipc_run import prepare, report, run
 
@@ -12,3 +13,4 @@ app.command("plan")(plan)
 app.command("prepare")(prepare)
 app.command("run")(run)
 app.command("report")(report)
+app.command("init")(init)

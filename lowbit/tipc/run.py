@@ -19,7 +19,7 @@ from lowbit.tipc.left_files import find_weights
 from lowbit.tipc.process import Outcome, run_program
 from lowbit.tipc.result import ChainResult, Check, Status, StepResult
 from lowbit.tipc.result_files import append_status, status_line, write_result
-from lowbit.tipc.step import ChainPlan, Step
+from lowbit.tipc.step import ChainPlan, Step, StepKind
 from lowbit.training.interruption import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it
@@ -123,6 +123,9 @@ class _Runner:
         return self._run(step)
 
     def _run(self, step: Step) -> StepResult:
+        if step.kind is StepKind.TRAIN and self._plan.mode.startswith("lite"):
+            # What an earlier run on lite data left is worth nothing, and of some models takes gigabytes.
+            shutil.rmtree(self._plan.root / step.folder, ignore_errors=True)
         before = self._judge.look(step)
         outcome = self._program(step.arguments, step.log, step, self._timeout())
         checks: list[Check] = []

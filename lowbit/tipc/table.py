@@ -36,7 +36,7 @@ def print_result(result: ChainResult) -> None:
 def _remark(step: StepResult) -> str:
     if step.status is not Status.PASSED:
         return step.reason or ""
-    done = [check.name for check in step.checks if check.passed]
+    done = list(dict.fromkeys(check.name for check in step.checks if check.passed))
     parts = ([f"checked: {', '.join(done)}"] if done else []) + [
         f"not checked: {check.name}" for check in step.checks if check.passed is None
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.config import Config, validate
+from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.recipe.settings import Calibration
@@ -19,19 +20,20 @@ from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import open_session
 
 _BATCH_SIZE = 32
-_OBSERVER = "percentile(99.99)"  # the best of those measured, see docs/numbers.md
+_RECIPE = Path(__file__).with_name("ptq_w8a8.yaml")  # a link to recipes/, for use outside a clone
 
 
-def ptq_recipe(observer: str = _OBSERVER) -> dict[str, Any]:
-    """8 bits without training, as plain values; `observer` chooses the inputs' scales.
+def ptq_recipe(observer: str | None = None) -> dict[str, Any]:
+    """The recipe of 8 bits without training, as plain values; an `observer` replaces that of its inputs.
 
     >>> ptq_recipe("kl")["rules"][0]["forward"]["input"]["observer"]
     'kl'
     """
-    inputs = {"grid": "int8", "sign": "auto", "granularity": "per-tensor", "scaling": "fixed"}
-    weights = {"grid": "int8-narrow", "granularity": "N", "scaling": "dynamic"}
-    rule = {"forward": {"input": {**inputs, "observer": observer}, "weight": weights}}
-    return {"rules": [rule], "calibration": {"steps": 10}}
+    values, _ = read_yaml(_RECIPE)
+    for rule in values["rules"] if observer is not None else ():
+        if "input" in rule.get("forward", {}):
+            rule["forward"]["input"]["observer"] = observer
+    return values
 
 
 def calibration_config(
