@@ -11,7 +11,9 @@ READY := $(VENV)/.ready
 
 # In processes of their own: training in one that has run `verify` (three engines with their native libraries)
 # ended in a segmentation fault, for a reason not found yet.
-ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py tests/cli/test_evaluate.py
+ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py tests/cli/test_evaluate.py \
+	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
+	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
 .PHONY: demo test test-slow lint setup clean help
 

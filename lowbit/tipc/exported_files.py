@@ -17,7 +17,7 @@ from lowbit.safe_pickle import load_arrays
 from lowbit.tipc.result import Check
 
 # A .json program writes Paddle's own operators as "1.name"; in a .pdmodel the names stand between bytes.
-_ROUNDING = re.compile(rb'"1\.(?:round|quantize_linear|fake_\w*quantize\w*)"')
+_ROUNDING = re.compile(rb'"1\.(?:round_?|quantize_linear|fake_\w*quantize\w*)"')
 _QUANTIZING = re.compile(rb"(?<!de)quantize_linear|fake_\w*quantize\w*")
 _TELLING = 16  # elements; a smaller array may be equal by chance
 

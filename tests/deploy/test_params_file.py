@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from lowbit.deploy.params_file import is_complete
+from lowbit.deploy.params_file import is_complete, stored_tensors
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,8 @@ def test_other_element_types_are_understood(tmp_path):
     spec = paddle.static.InputSpec([None, 2], "float32", "x")
     paddle.jit.save(Mixed(), str(tmp_path / "mixed"), input_spec=[spec])
     assert is_complete(tmp_path / "mixed.pdiparams")
+    sizes = sorted((tensor.size, tensor.is_8_bit) for tensor in stored_tensors(tmp_path / "mixed.pdiparams"))
+    assert sizes == [(15, False), (15, True), (30, False), (120, False), (120, False)]
 
 
 def test_every_cut_and_every_addition_is_noticed(content, tmp_path):

@@ -1,0 +1,150 @@
+"""Exported models of a tiny network, right and wrong ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from lowbit.data import write_lite_data
+from lowbit.tipc.finding import Finding, Request, read_finding
+from lowbit.tipc.model_check import check_model, main
+from tests.tipc.tiny_models import export_tiny, save_tiny
+from tests.training.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders `fp32`, `other` (other weights) and `pact`, each with a checkpoint and its exported model."""
+    folder = tmp_path_factory.mktemp("made")
+    data = write_lite_data(folder / "lite_data", tar=False)
+    for name, settings in {"fp32": {}, "other": {"seed": 1}, "pact": {"quantized": True}}.items():
+        export_tiny(save_tiny(folder / name, data, **settings), folder / name)
+    return folder
+
+
+def _request(made, exported: str, trained: str, **more) -> Request:
+    values = {
+        "program": str(made / exported / "inference.json"),
+        "onnx": str(made / exported / "inference.onnx"),
+        "weights": str(made / trained / "latest.pdparams"),
+        "images": str(made / "lite_data/val"),
+        "quantized": False,
+    }
+    return Request(**values | more)
+
+
+def _by_name(finding: Finding) -> dict[str, list[bool | None]]:
+    found: dict[str, list[bool | None]] = {}
+    for check in finding.checks:
+        found.setdefault(check.name, []).append(check.passed)
+    return found
+
+
+def test_a_right_model(made):
+    finding = check_model(_request(made, "fp32", "fp32"))
+    assert _by_name(finding) == {"loads": [True, True], "same answers as trained": [True, True]}
+    assert finding.image_count == 16
+    assert len(finding.expected) == 8
+    assert sum(finding.expected[0].probabilities) == pytest.approx(1)
+
+
+def test_a_right_quantized_model(made):
+    found = _by_name(check_model(_request(made, "pact", "pact", quantized=True)))
+    assert found == {
+        "loads": [True, True],
+        "quantized": [True, True],
+        "same answers as trained": [True, True],
+    }
+
+
+def test_a_model_of_other_weights(made):
+    finding = check_model(_request(made, "other", "fp32"))
+    assert _by_name(finding)["same answers as trained"] == [False, False]
+
+
+def test_the_fp32_model_of_a_quantized_training(made):
+    """What the original did, and did not notice."""
+    finding = check_model(_request(made, "fp32", "pact", quantized=True))
+    assert _by_name(finding)["quantized"] == [False, False]
+    assert "nothing in the exported model quantizes: it is the fp32 model" in finding.checks[1].detail
+
+
+def test_a_training_that_was_not_quantized(made):
+    finding = check_model(_request(made, "fp32", "fp32", quantized=True))
+    assert finding.checks[1].detail == "no layer of the trained model is quantized"
+
+
+def test_images_may_be_left_out(made):
+    finding = check_model(_request(made, "fp32", "fp32", images=None))
+    assert _by_name(finding)["same answers as trained"] == [True, True]
+    assert (finding.expected, finding.image_count) == ([], 0)
+
+
+def test_a_checkpoint_by_its_own_name(made):
+    request = _request(
+        made, "pact", "pact", weights=str(made / "pact/latest.lowbit"), onnx=None, quantized=True
+    )
+    assert _by_name(check_model(request))["same answers as trained"] == [True]
+
+
+def _foreign(made, tmp_path, exported: str, trained: str, **more) -> Finding:
+    """Without what lowbit writes beside its files: somebody else's."""
+    for name in ("inference.json", "inference.pdiparams"):
+        (tmp_path / name).write_bytes((made / exported / name).read_bytes())
+    (tmp_path / "w.pdparams").write_bytes((made / trained / "latest.pdparams").read_bytes())
+    more = {"onnx": None, "program": str(tmp_path / "inference.json"), **more}
+    return check_model(_request(made, exported, trained, weights=str(tmp_path / "w.pdparams"), **more))
+
+
+def test_somebody_elses_model(made, tmp_path):
+    finding = _foreign(made, tmp_path, "fp32", "fp32")
+    assert _by_name(finding) == {
+        "loads": [True],
+        "weights of the checkpoint": [True],
+        "same answers as trained": [None],
+    }
+    assert "the trained model is not known here" in finding.checks[-1].detail
+
+
+def test_somebody_elses_model_with_random_weights(made, tmp_path):
+    finding = _foreign(made, tmp_path, "other", "fp32")
+    assert _by_name(finding)["weights of the checkpoint"] == [False]
+    assert "it was exported with other weights" in finding.checks[-1].detail
+
+
+def test_somebody_elses_quantized_model(made, tmp_path):
+    finding = _foreign(made, tmp_path, "pact", "pact", quantized=True)
+    assert _by_name(finding)["quantized"] == [True]
+    finding = _foreign(made, tmp_path, "fp32", "fp32", quantized=True)
+    assert _by_name(finding)["quantized"] == [False]
+
+
+@pytest.mark.parametrize("name", ["inference.pdiparams", "inference.json"])
+def test_a_damaged_model(made, tmp_path, name):
+    for file in ("inference.json", "inference.pdiparams", "inference.yml"):
+        (tmp_path / file).write_bytes((made / "fp32" / file).read_bytes())
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:100])
+    request = _request(made, "fp32", "fp32", program=str(tmp_path / "inference.json"), onnx=None)
+    finding = check_model(request)
+    assert _by_name(finding) == {"loads": [False]}
+    assert "is damaged or belongs to another export" in finding.checks[0].detail
+
+
+def test_trouble_is_a_failed_check(made, tmp_path):
+    request = _request(made, "fp32", "fp32", images=str(tmp_path / "nothing"))
+    (tmp_path / "in.json").write_text(json.dumps(asdict(request)), "utf-8")
+    main(tmp_path / "in.json", tmp_path / "out.json")
+    assert [check.detail for check in read_finding(tmp_path / "out.json").checks] == [
+        f"no image or folder {tmp_path / 'nothing'}"
+    ]
+
+
+def test_as_a_program(made, tmp_path):
+    (tmp_path / "in.json").write_text(json.dumps(asdict(_request(made, "fp32", "fp32"))), "utf-8")
+    words = ["-m", "lowbit.tipc.model_check", str(tmp_path / "in.json"), str(tmp_path / "out.json")]
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT, capture_output=True)
+    assert all(check.passed for check in read_finding(tmp_path / "out.json").checks)

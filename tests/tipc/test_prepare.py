@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from lowbit.data import open_dataset
+from lowbit.data.decode import read_image
+from lowbit.errors import LowbitError
+from lowbit.tipc import prepare_chain, read_config
+
+LITE = "lite_train_lite_infer"
+
+
+@pytest.fixture
+def root(repo):
+    (repo.parents[3] / "demo.jpg").unlink()
+    return repo.parents[3]
+
+
+def test_lite_data_and_an_image_are_drawn_once(repo, root):
+    assert prepare_chain(read_config(repo), LITE) == [
+        "./lite_data: 16 training and 16 validation images, drawn",
+        "./demo.jpg: an image, drawn",
+    ]
+    assert len(open_dataset(root / "lite_data", "train")) == 16
+    assert read_image(str(root / "demo.jpg")).shape[2] == 3
+    (root / "lite_data/mine").write_text("", "utf-8")
+    again = prepare_chain(read_config(repo), LITE)
+    assert again == ["./lite_data: there already", "./demo.jpg: there already"]
+
+
+def test_data_of_ones_own_is_left_alone(repo, root):
+    (root / "lite_data").mkdir()
+    assert "drawn" in prepare_chain(read_config(repo), LITE)[0]  # an empty folder is no data
+    other = root / "lite_data/train/circle"
+    for file in other.iterdir():
+        file.unlink()
+    assert prepare_chain(read_config(repo), LITE)[0] == "./lite_data: there already"
+    assert list(other.iterdir()) == []
+
+
+def test_whole_data_must_be_brought(repo, root):
+    mode = "whole_train_whole_infer"
+    with pytest.raises(LowbitError, match=r"line 11: expected the whole data at ./lite_data, found nothing"):
+        prepare_chain(read_config(repo), mode)
+    prepare_chain(read_config(repo), LITE)
+    with pytest.raises(LowbitError, match="found only lite data; put it there, or a link to it: ln -s"):
+        prepare_chain(read_config(repo), mode)
+    (root / "lite_data/val_list.txt").unlink()
+    assert prepare_chain(read_config(repo), mode)[0] == "./lite_data: there already"
+
+
+def test_weights_must_be_brought(repo, root):
+    with pytest.raises(LowbitError, match=r"line 24: expected weights at .*; put them there"):
+        prepare_chain(read_config(repo), "whole_infer")
+    path = root / "pretrain_models/mobilenet_v3_small_pretrained.pdparams"
+    path.parent.mkdir()
+    path.write_text("", "utf-8")
+    assert len(prepare_chain(read_config(repo), "whole_infer")) == 2
+
+
+def test_lines_that_say_nothing(change):
+    config = change("norm", {9: "--pretrained:x.pdparams", 11: "--data-path:null", 31: "--img-path:null"})
+    with pytest.raises(LowbitError, match=r"line 9: expected weights to start from at x.pdparams"):
+        prepare_chain(config, LITE)
+    config = change("norm", {11: "--data-path:null", 31: "--img-path:null"})
+    assert prepare_chain(config, LITE) == ["line 11 names no data: the training script has to find it"]
+
+
+def test_the_51_line_layout_has_its_own_prepare(change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LowbitError, match="expected images for inference"):
+        prepare_chain(change("generic"), LITE)
+    config = change("generic", {12: "train_infer_img_dir:null"})
+    assert prepare_chain(config, LITE) == [
+        "the data is named in the repository's own configs: its test_tipc/prepare.sh makes it"
+    ]
