@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.operands import Axes, Draw, Integers, axes_of, operands
-from lowbit.numerics import Grid, Stochastic, hadamard, nearest, parse_grid, scale_from_range
+from lowbit.numerics import (
+    Grid,
+    Stochastic,
+    fused,
+    fused_groups,
+    hadamard,
+    nearest,
+    parse_grid,
+    scale_from_range,
+)
+from lowbit.numerics.counter_random import random_integers
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.log_grid import log_round
 from lowbit.numerics.mse import mse_range
@@ -44,6 +54,15 @@ def tensors(draw) -> tuple[np.ndarray, tuple[int, ...]]:
             places = rng.integers(0, x.size, 4)
             x.ravel()[places] = rng.choice(values, 4)
     return x, shared
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_operators():
+    """The twins as they are written: where there are kernels, they would call them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "kernels", lambda: None)
+        patch.setattr(fused_groups, "operands", lambda: None)
+        yield
 
 
 def each_variant():
@@ -111,6 +130,17 @@ def test_mse_ranges(case, grid, turns):
         operands().mse_ranges(at(x), at(found), axes, integers_of(grid), turns=turns)
         assert_same_bits(found, expected)
         assert_frame(whole)
+
+
+def test_mse_stops_when_its_twin_does():
+    """Groups so large, and a grid so fine, that a turn may change a range by just a millionth."""
+    x = np.random.default_rng(0).standard_normal((20, 60_000)).astype(F32)
+    grid = parse_grid("uint8")
+    expected = mse_range(paddle.to_tensor(x), grid, (1,), 50).numpy()
+    for _ in each_variant():
+        found = largest(x, (1,))
+        operands().mse_ranges(at(x), at(found), axes_for(x, (1,))[0], integers_of(grid), turns=50)
+        assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("shape, shared", [((2, 70_000), (1,)), ((20_000, 2, 5), (0, 2))])
@@ -203,6 +233,22 @@ def test_log_grid(case, highest, draws):
     rounding = Stochastic(seed=7, step=3, layer=11) if draws else nearest
     expected = log_round(paddle.to_tensor(v), rounding).numpy()
     check_integers(x, scale, axes, grid, [Draw(7, 3, 11)] * draws, 0, expected)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("below", [0, 1, 2, 32])
+def test_at_the_edge_of_the_random_number(log, below):
+    """The sum of fraction and random number just reaches the next level, or just fails to."""
+    k = random_integers(2000, seed=0, step=0, layer=0).astype(np.float64)
+    step = max(below, 1) if log else 1
+    edge = F32(below + step * (2**24 - k) / 2**24)
+    one = np.ones(1, F32)
+    grid = Integers(-64, 64, log)
+    for x in (edge, np.nextafter(edge, F32(0)), np.nextafter(edge, F32(99))):
+        inside = np.where((x >= below) & (x < below + step), x, F32(below))
+        up = (inside.astype(np.float64) - below) / step + k / 2**24 >= 1
+        expected = F32(below + step * up)
+        check_integers(inside, one, axes_of([2000], [1]), grid, [Draw(0, 0, 0)], 0, expected)
 
 
 def test_log_grid_two_draws():

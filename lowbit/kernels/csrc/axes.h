@@ -7,8 +7,9 @@
 
 namespace lowbit {
 
-constexpr int kShortRow = 64;  // elements: below, rows are taken together
-constexpr int kPanel = 1024;   // places: what is kept for each of them stays in the first cache
+constexpr int kPanel = 1024;  // places: what is kept for each of them stays in the first cache
+// Shorter rows are taken together: a sum pays for its end, an element only for what is left behind the vectors.
+constexpr int kShortToSum = 32, kShortToVisit = 256;
 
 // The axes taken together as [own0, share0, own1, share1, own2], so that owning and sharing take turns.
 struct Turns {
@@ -25,7 +26,7 @@ struct Turns {
     }
 
     int64_t elements() const { return own0 * share0 * own1 * share1 * own2; }
-    bool in_rows() const { return own2 == 1 && share1 >= kShortRow; }
+    bool in_rows(int64_t shortest) const { return own2 == 1 && share1 >= shortest; }
 };
 
 // `count` rows of one group.
@@ -138,7 +139,7 @@ struct ScaleEach {
 // the order of memory where they are long.
 template <class Of>
 LOWBIT_INLINE void each_stretch(const Turns& turns, const float* scales, Of of) {
-    if (turns.in_rows()) {
+    if (turns.in_rows(kShortToVisit)) {
         for (int64_t row = 0; row < turns.own0 * turns.share0 * turns.own1; ++row) {
             const int64_t outer = row / (turns.share0 * turns.own1);
             of(row * turns.share1, turns.share1, scales + outer * turns.own1 + row % turns.own1, false);

@@ -53,8 +53,8 @@ LOWBIT_INLINE void mask_bits(const float* x, uint8_t* bits, const float* scales,
                              int32_t lowest, int32_t highest) {
     const Turns turns(axes);
     const float lower = float(lowest) - 0.5f, upper = float(highest) + 0.5f;
-    std::memset(bits, 0, size_t((turns.elements() + 7) / 8));
     if (!turns.elements()) return;
+    std::memset(bits, 0, size_t((turns.elements() + 7) / 8));
     each_stretch(turns, scales, [=](int64_t start, int64_t count, const float* own, bool each) LOWBIT_INLINE_LAMBDA {
         for (int64_t done = 0; done < count;) {
             const int64_t at = start + done, left = count - done;

@@ -19,7 +19,7 @@ LOWBIT_INLINE void ranges(const float* x, float* out, const lowbit_axes& axes, i
     Bits* found = reinterpret_cast<Bits*>(out);
     if (!turns.elements()) {
         for (int64_t g = 0; g < turns.own0 * turns.own1 * turns.own2; ++g) out[g] = 0;
-    } else if (turns.in_rows()) {
+    } else if (turns.in_rows(kShortToSum)) {
         each_group(turns, [=](const Rows& rows) LOWBIT_INLINE_LAMBDA {
             int32_t most = 0;
             for (int64_t row = 0; row < rows.count; ++row) {
@@ -216,7 +216,7 @@ LOWBIT_INLINE void mse_ranges(const float* x, float* ranges, const lowbit_axes& 
     const Turns layout(axes);
     const Mse mse(lowest, highest);
     if (!layout.elements()) return;
-    if (layout.in_rows()) {
+    if (layout.in_rows(kShortToSum)) {
         mse_rows(x, ranges, layout, mse, turns);
     } else {
         mse_panels(x, ranges, layout, mse, turns);
