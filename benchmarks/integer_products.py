@@ -20,8 +20,8 @@ from collections.abc import Callable
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before Paddle's libraries are loaded
 
 import numpy as np
-from turns import take_turns
 
+from lowbit.bench.turns import take_turns
 from lowbit.kernels import kernels, products
 from lowbit.kernels.onednn import Geometry, prepared
 from lowbit.kernels.products import Operand

@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from turns import ratio, take_turns
-
+from lowbit.bench.turns import ratio, take_turns
 from lowbit.config import validate
 from lowbit.machine import apply_amd_fix
 from lowbit.training.session import open_session

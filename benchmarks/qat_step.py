@@ -19,8 +19,8 @@ from pathlib import Path
 import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
-from turns import ratio, take_turns
 
+from lowbit.bench.turns import ratio, take_turns
 from lowbit.kernels import kernels, why_missing
 from lowbit.layers import calibrate, prepare
 from lowbit.layers.fast_convolutions import convolution_library, fast_convolutions

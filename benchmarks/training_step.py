@@ -20,8 +20,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import paddle
-from turns import ratio, take_turns
 
+from lowbit.bench.turns import ratio, take_turns
 from lowbit.config import validate
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.machine import apply_amd_fix

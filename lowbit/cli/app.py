@@ -11,6 +11,7 @@ from collections.abc import Callable
 import typer
 
 from lowbit.cli import (
+    bench,
     calibrate,
     data,
     demo,
@@ -43,6 +44,7 @@ app.command("export")(export.export)
 app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
 app.command("plan")(plan.plan)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")

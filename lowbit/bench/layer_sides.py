@@ -1,0 +1,71 @@
+"""One convolution's training step, quantizing included: oneDNN in fp32 against 8-bit and 4-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.bench.sides import RECIPES, load_bench_recipe
+from lowbit.layers.fast_convolutions import fast_convolutions
+from lowbit.layers.quantized import quantize_layer
+from lowbit.recipe.plan import Plan
+
+FP32 = "oneDNN fp32"  # what the others are compared with
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A 3x3 convolution of as many outputs as inputs.
+
+    >>> LayerCase(64, 56).multiplications(batch=16) == 3 * 16 * 56 * 56 * 64 * 64 * 9
+    True
+    """
+
+    channels: int
+    side: int
+
+    def __str__(self) -> str:
+        return f"3x3, {self.channels} channels, {self.side}²"
+
+    def multiplications(self, batch: int) -> int:
+        """Of the three products together."""
+        return 3 * batch * self.side**2 * self.channels**2 * 9
+
+
+LAYERS = (LayerCase(64, 56), LayerCase(128, 28), LayerCase(256, 14), LayerCase(512, 7))
+
+
+def layer_sides(case: LayerCase, batch: int) -> dict[str, Callable[[], None]]:
+    """A function for every side that computes Y, dX and dW of one batch."""
+    paddle.seed(0)
+    x = paddle.nn.functional.relu(paddle.randn([batch, case.channels, case.side, case.side]))
+    dy = paddle.randn(x.shape)
+    x.stop_gradient = False
+    sides = {FP32: _step(_layer(case), x, dy)}
+    for name in ("W8A8G8", "W4A4G4"):
+        layer = quantize_layer(_layer(case), _plan(name), name=str(case))
+        sides[name] = _step(layer, x, dy)
+    return sides
+
+
+def _layer(case: LayerCase) -> nn.Conv2D:
+    return nn.Conv2D(case.channels, case.channels, 3, padding=1, bias_attr=False)
+
+
+def _plan(name: str) -> Plan:
+    """What the recipe says of a layer in the middle of a model."""
+    three = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3)))
+    return load_bench_recipe(RECIPES[name]).plans(three)["1"]
+
+
+def _step(layer: nn.Conv2D, x: Tensor, dy: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        with fast_convolutions():
+            paddle.autograd.backward([layer(x)], [dy])
+        layer.weight.clear_gradient(False)
+        x.clear_gradient(False)
+
+    return step

@@ -1,0 +1,93 @@
+"""Measures layers and steps and shows each as a table as soon as it is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import paddle
+from rich.console import Console
+from rich.table import Table
+
+from lowbit.bench.ceiling import ceilings
+from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
+from lowbit.bench.sides import CASES, PADDLE, step_sides
+from lowbit.bench.turns import Times, ratio, take_turns
+from lowbit.kernels import kernels, why_missing
+from lowbit.layers.fast_convolutions import convolution_library
+
+LAYERS_WORD = "layers"
+_LAYER_BATCH = 16
+
+__all__ = ["CASES", "LAYERS_WORD", "run_bench"]
+
+
+def run_bench(names: Sequence[str], *, rounds: int, threads: int, batch: int | None) -> list[dict[str, Any]]:
+    """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
+
+    run_bench(["resnet20"], rounds=5, threads=1, batch=None)
+    """
+    console = Console()
+    found = kernels()
+    variant = f"none ({why_missing()})" if found is None else found.variant
+    library = convolution_library(wanted=True)
+    console.print(
+        f"Paddle {paddle.__version__}; convolutions: {library}; kernels: {variant}; threads: {threads}"
+    )
+    figures = []
+    for name in names:
+        if name == LAYERS_WORD:
+            figures += _measure_layers(console, rounds, batch or _LAYER_BATCH)
+        else:
+            case = CASES[name]
+            case = dataclasses.replace(case, batch=batch or case.batch)
+            figures.append(_measure(console, f"A training step: {case}", step_sides(case), PADDLE, rounds))
+    return figures
+
+
+def _measure_layers(console: Console, rounds: int, batch: int) -> list[dict[str, Any]]:
+    figures = []
+    for case in LAYERS:
+        title = f"A layer's three products, quantizing included: {case}, batch {batch}"
+        figure = _measure(console, title, layer_sides(case, batch), FP32, rounds)
+        for row in figure["rows"]:
+            speed = case.multiplications(batch) / row["seconds"]
+            row["share_of_ceiling"] = speed / found if (found := ceilings().get(row["side"])) else None
+        _show_ceilings(console, figure)
+        figures.append(figure)
+    return figures
+
+
+def _measure(
+    console: Console, title: str, sides: dict[str, Callable[[], None]], base: str, rounds: int
+) -> dict[str, Any]:
+    with console.status(title):
+        times = take_turns(sides, rounds)
+    table = Table("", "ms", "times faster", "from", "to", title=title, title_justify="left", box=None)
+    rows = [_row(times, name, base) for name in sides]
+    for row in rows:
+        faster = [f"{row[key]:.2f}" for key in ("faster", "least", "most")]
+        table.add_row(row["side"], f"{row['seconds'] * 1e3:.1f}", *faster)
+    console.print(table)
+    return {"title": title, "base": base, "rounds": rounds, "rows": rows}
+
+
+def _row(times: Times, name: str, base: str) -> dict[str, Any]:
+    faster = ratio(times, base, name)
+    return {
+        "side": name,
+        "seconds": statistics.median(times[name]),
+        "faster": faster.median,
+        "least": faster.least,
+        "most": faster.most,
+    }
+
+
+def _show_ceilings(console: Console, figure: dict[str, Any]) -> None:
+    shares = [
+        f"{row['side']} {row['share_of_ceiling']:.0%}" for row in figure["rows"] if row["share_of_ceiling"]
+    ]
+    if shares:
+        console.print(f"  of what the instructions allow: {', '.join(shares)}")

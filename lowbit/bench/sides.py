@@ -1,0 +1,94 @@
+"""What is compared in a training step: fp32 by Paddle and by us, QAT, low precision; PyTorch, if there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+
+import paddle
+from paddle import Tensor, nn
+from paddle.nn import functional as F
+
+from lowbit.layers import calibrate, prepare
+from lowbit.layers.executor import set_executor
+from lowbit.layers.fast_convolutions import fast_convolutions
+from lowbit.models import build_model
+from lowbit.recipe import Recipe, load_recipe
+
+PADDLE = "Paddle fp32"  # what the others are compared with
+CLASSES = 10
+RECIPES = {"QAT W8A8": "qat_w8a8.yaml", "W8A8G8": "w8a8g8.yaml", "W4A4G4": "w4a4g4.yaml"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch; as text, a line for people.
+
+    >>> str(Case("resnet18", 224, 16))
+    'resnet18, 224², batch 16'
+    """
+
+    model: str
+    side: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.side}², batch {self.batch}"
+
+
+CASES = {
+    "resnet18": Case("resnet18", 224, 16),
+    "resnet20": Case("resnet20", 32, 128),
+    "mobilenet_v3_small": Case("mobilenet_v3_small", 224, 16),
+    "mobilenet_v3_small-32": Case("mobilenet_v3_small", 32, 128),
+}
+
+
+def step_sides(case: Case) -> dict[str, Callable[[], None]]:
+    """A function for every side that trains one step of the case's model on one batch."""
+    paddle.seed(0)
+    images = paddle.randn([case.batch, 3, case.side, case.side])
+    labels = paddle.randint(0, CLASSES, [case.batch])
+    plain = build_model(case.model, CLASSES)
+    sides = {
+        PADDLE: _step(plain, images, labels, fast=False),
+        "lowbit fp32": _step(plain, images, labels),
+    }
+    for name, file in RECIPES.items():
+        sides[name] = _step(_prepared(case.model, file, images), images, labels)
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("torchvision"):
+        from lowbit.bench.torch_side import torch_step
+
+        if (step := torch_step(case)) is not None:
+            sides["PyTorch fp32"] = step
+    return sides
+
+
+def load_bench_recipe(file: str) -> Recipe:
+    """A recipe of those that are compared; they come with the package."""
+    with as_file(files("lowbit.bench") / "recipes" / file) as path:
+        return load_recipe(path)
+
+
+def _prepared(model: str, file: str, images: Tensor) -> nn.Layer:
+    recipe = load_bench_recipe(file)
+    prepared = prepare(build_model(model, CLASSES), recipe)
+    set_executor(prepared, "auto")
+    if recipe.calibration.steps:
+        calibrate(prepared, [images])
+    return prepared
+
+
+def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True) -> Callable[[], None]:
+    optimizer = paddle.optimizer.Momentum(0.001, 0.9, parameters=model.parameters(), weight_decay=1e-4)
+
+    def step() -> None:
+        model.train()
+        with fast_convolutions(wanted=fast):
+            F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    return step

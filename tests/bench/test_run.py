@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from lowbit.bench import run
+from lowbit.bench.layer_sides import LayerCase
+from lowbit.bench.sides import Case
+from lowbit.cli.app import app
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(run, "CASES", {"resnet20": Case("resnet20", 32, 4)})
+    monkeypatch.setattr(run, "LAYERS", (LayerCase(8, 6),))
+
+
+def test_figures_and_table(small, capsys):
+    layer, step = run.run_bench(["layers", "resnet20"], rounds=1, threads=1, batch=2)
+    shown = capsys.readouterr().out
+    assert "batch 2" in step["title"] and step["title"] in shown and "W4A4G4" in shown
+    assert {row["side"]: row["faster"] for row in step["rows"]}["Paddle fp32"] == 1
+    assert all(row["least"] <= row["faster"] <= row["most"] for row in layer["rows"])
+    assert all(row["share_of_ceiling"] is None or row["share_of_ceiling"] > 0 for row in layer["rows"])
+
+
+def test_command(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    file = tmp_path / "figures.json"
+    done = CliRunner().invoke(app, ["bench", "resnet20", "--rounds", "1", "--output", str(file)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(file.read_text())[0]["base"] == "Paddle fp32"
+    done = CliRunner().invoke(app, ["bench", "resnet2"])
+    assert done.exit_code != 0 and 'did you mean "resnet20"' in str(done.exception)
