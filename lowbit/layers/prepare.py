@@ -10,6 +10,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.layers.batch_norm import check_can_freeze, follow, freeze_after
+from lowbit.layers.bias_correction import give_bias
 from lowbit.layers.foldable import BATCH_NORM, Folded, find_foldable
 from lowbit.layers.folded import Pair, fold_in_training
 from lowbit.layers.quantized import has_quantized_layers, quantize_layer
@@ -86,6 +87,11 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         raise LowbitError(
             f"{type(model).__name__} is quantized already: start again from the unquantized model"
         )
+    if recipe.calibration.correct_bias and recipe.batch_norm.fold == "training":
+        raise LowbitError(
+            "calibration.correct_bias goes with batch_norm.fold: export, where a layer's bias stands before "
+            "its batch norm: leave out one of the two"
+        )
     layers = tuple(recipe.assign(model))
     quantized = [assigned for assigned in layers if not assigned.plan.is_full]
     if not quantized:
@@ -105,6 +111,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         name = assigned.layer.name
         number = assigned.layer.index
         quantize_layer(by_name[name], assigned.plan, name=name, number=number, pact=recipe.pact)
+        if recipe.calibration.correct_bias:
+            give_bias(by_name[name])
     for name, norm in freezing.items():
         freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
     for name, norm_name in batch_norms.pairs:

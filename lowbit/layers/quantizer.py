@@ -95,8 +95,7 @@ class Quantizer(nn.Layer):
         if not self.spec.grid.is_integer:
             return self._round(x)
         if self._sightings is not None:
-            self._sightings.see(x)
-            return x
+            return self._sightings.see(x)
         if paddle.in_dynamic_mode():
             return self._quantize(x)
         if self.training:
@@ -183,6 +182,11 @@ class Quantizer(nn.Layer):
                 across_ranks=self.role == "input",
             )
 
+    @property
+    def sightings(self) -> Sightings | None:
+        """What calibration has seen so far; None when none is going on."""
+        return self._sightings
+
     def end_calibration(self) -> None:
         """Start what is not known yet from what was seen; without a finite batch it stays unknown."""
         seen, self._sightings = self._sightings, None
@@ -195,7 +199,7 @@ class Quantizer(nn.Layer):
         if self.step is not None and not self.step.is_known:
             self.step.start(seen.mean("step"))
         if self.kept is not None and not self.kept.is_known:
-            range_ = seen.mean("range").reshape(self.kept.range.shape)
+            range_ = seen.range().reshape(self.kept.range.shape)
             if self.alpha is not None:
                 range_ = paddle.minimum(range_, usable_bound(self.alpha.value))
             self.kept.update(range_)

@@ -22,12 +22,12 @@ def hist_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | No
     """
     candidates = range(STRIDE, BINS + 1, STRIDE)
     return cheapest_range(
-        x, axes, "hist", candidates, lambda counts, bins: _error(counts, bins, grid.highest)
+        x, axes, "hist", candidates, lambda counts, bins: squared_error(counts, bins, grid.highest)
     )
 
 
-def _error(counts: np.ndarray, bins: int, highest: int) -> float:
+def squared_error(counts: np.ndarray, bins: int, highest: int) -> float:
     """The sum of squared errors, in bins, when `bins` bins are the grid's highest value."""
-    middle = np.arange(BINS) + 0.5
+    middle = np.arange(len(counts)) + 0.5
     level = np.minimum(np.rint(middle * highest / bins), highest)
     return float(np.sum(counts * (middle - level * bins / highest) ** 2))

@@ -18,6 +18,7 @@ from lowbit.numerics.kl import kl_range
 from lowbit.numerics.mse import mse_range
 from lowbit.numerics.percentile import percentile_range
 from lowbit.numerics.scale import scale_from_range
+from lowbit.numerics.sensitivity import sensitivity_range
 from lowbit.numerics.words import join_word, name_and_number
 
 
@@ -42,6 +43,7 @@ OBSERVERS: dict[str, _Kind] = {
     "percentile": _Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
     "kl": _Kind(kl_range),
     "hist": _Kind(hist_range),
+    "sensitivity": _Kind(sensitivity_range),
 }
 
 
@@ -91,7 +93,8 @@ def observer_names() -> list[str]:
 
 
 def parse_observer(word: str) -> Observer:
-    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist.
+    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist,
+    sensitivity.
 
     >>> str(parse_observer("percentile(99.9)"))
     'percentile(99.9)'

@@ -117,6 +117,11 @@ class Plan:
             )
         elif operand != "input" and spec.sign == "auto":
             problem = "sign auto is for inputs only: weights and gradients have both signs"
+        elif spec.observer.name == "sensitivity" and not self._can_weigh(product, operand, spec):
+            problem = (
+                "observer sensitivity is for the inputs of quantization-aware training or of none, with "
+                "scaling fixed and granularity per-tensor: calibration chooses such a scale by gradients"
+            )
         elif operand != "grad_output" and (for_gradients := _for_gradients_only(spec)):
             problem = f"{for_gradients} is for gradients only (grad_output)"
         elif operand == "grad_output" and spec.is_trained:
@@ -131,6 +136,10 @@ class Plan:
             )
         if problem:
             raise LowbitError(f"{product.name}.{operand}: {problem}")
+
+    def _can_weigh(self, product: Product, operand: str, spec: TensorSpec) -> bool:
+        fixed = spec.scaling.name == "fixed" and not spec.granularity.letters
+        return fixed and product is self.forward and operand == "input" and self.is_straight_through
 
 
 def _for_gradients_only(spec: TensorSpec) -> str | None:

@@ -91,9 +91,19 @@ class GradWeightSettings(_ProductSettings):
 
 
 class Calibration(FrozenSection):
-    """Batches that are only looked at, before training, to choose the first scales."""
+    """Batches that are only looked at, before training, to choose the first scales.
+
+    `correct_bias` takes out of the biases what the rounded weights add to the outputs on average.
+    """
 
     steps: Count = 0
+    correct_bias: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _has_batches(self) -> Calibration:
+        if self.correct_bias and not self.steps:
+            raise ValueError("correct_bias needs batches: {steps: 10, correct_bias: true}")
+        return self
 
 
 class BatchNorm(FrozenSection):

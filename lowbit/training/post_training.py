@@ -52,7 +52,8 @@ def calibration_config(
     if config.Global.reset_classifier:
         raise LowbitError("a new classifier would have to be trained first: leave out reset_classifier")
     if steps is not None:
-        recipe = recipe.model_copy(update={"calibration": Calibration(steps=steps)})
+        calibration = Calibration(**recipe.calibration.model_dump() | {"steps": steps})
+        recipe = recipe.model_copy(update={"calibration": calibration})
     if not recipe.calibration.steps:
         raise LowbitError(
             "the recipe calibrates on no images: give --steps N, or calibration: {steps: 20} in the recipe"

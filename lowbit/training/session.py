@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
 from lowbit.layers import convert_sync_batch_norm
+from lowbit.layers.bias_correction import correct_biases
 from lowbit.layers.calibrate import calibrate
 from lowbit.layers.draws import seed_draws
 from lowbit.layers.executor import set_executor
@@ -136,8 +138,14 @@ class Session:
         steps = self.recipe.calibration.steps if self.recipe else 0
         if not steps:
             return 0
-        batches = itertools.islice(self.train_loader.epoch(0), steps)
-        return calibrate(self.model, (paddle.to_tensor(batch.images) for batch in batches))
+        count = calibrate(self.model, self._first_batches(steps))
+        if self.recipe.calibration.correct_bias:
+            correct_biases(self.model, self._first_batches(steps))
+        return count
+
+    def _first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
+        for batch in itertools.islice(self.train_loader.epoch(0), steps):
+            yield paddle.to_tensor(batch.images)
 
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
         """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""

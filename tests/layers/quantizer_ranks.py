@@ -10,6 +10,7 @@ import paddle.distributed as dist
 from paddle import nn
 
 from lowbit.layers import calibrate, prepare
+from lowbit.layers.bias_correction import correct_biases
 from lowbit.recipe import make_recipe
 
 BATCH = 8
@@ -20,6 +21,17 @@ CONFIGS = [
     {
         "rules": [{"forward": {"input": {"grid": "int4", "sign": "auto", "scaling": "fixed"}}}],
         "calibration": {"steps": 1},
+    },
+    {
+        "rules": [
+            {
+                "forward": {
+                    "input": {"grid": "int4", "sign": "auto", "scaling": "fixed", "observer": "sensitivity"},
+                    "weight": {"grid": "int4"},
+                }
+            }
+        ],
+        "calibration": {"steps": 1, "correct_bias": True},
     },
 ]
 
@@ -34,6 +46,8 @@ def run(rows: slice, world: int) -> dict[str, np.ndarray]:
         batches = [paddle.to_tensor(rng.normal(size=(BATCH, 4)).astype("float32")) for _ in range(4)]
         if "calibration" in config:
             calibrate(model, [batches[0][rows]])
+            if config["calibration"].get("correct_bias"):
+                correct_biases(model, [batches[0][rows]])
         optimizer = paddle.optimizer.SGD(0.01, model.parameters())
         for step, batch in enumerate(batches):
             x = batch[rows].clone()

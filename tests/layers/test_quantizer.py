@@ -219,8 +219,8 @@ def test_all_ranks_agree_and_observe_what_one_process_does(tmp_path):
         np.testing.assert_array_equal(second[key], value, err_msg=key)
         if "input_quantizer" not in key:
             continue
-        # A start from the mean of two halves is not quite the start from the whole.
-        loose = 0.5 if key.endswith("value") or key.startswith("0") else 1e-3
+        # A start from the mean of two halves, or by other random signs, is not quite that from the whole.
+        loose = 0.5 if key.endswith("value") or key.startswith(("0", "4")) else 1e-3
         np.testing.assert_allclose(value, whole[key], rtol=loose, err_msg=key)
 
 

@@ -20,7 +20,9 @@ def test_minmax_equals_the_twin(x, grid):
     assert_same_bits(found, twin.scale_from_range(twin.minmax_range(x, (0,)), grid))
 
 
-@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl", "hist"])
+@pytest.mark.parametrize(
+    "word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl", "hist", "sensitivity"]
+)
 def test_words_and_back(word):
     observer = parse_observer(word)
     assert str(observer) == word and parse_observer(str(observer)) == observer
@@ -30,7 +32,7 @@ def test_words_and_back(word):
 def test_defaults():
     assert parse_observer("mse(1)") == parse_observer("mse") == Observer("mse", 1)
     assert str(parse_observer("percentile(99.99)")) == "percentile"
-    assert observer_names() == ["hist", "kl", "minmax", "mse", "percentile"]
+    assert observer_names() == ["hist", "kl", "minmax", "mse", "percentile", "sensitivity"]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_defaults():
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),
         ("percentile(101)", "a percentage, from 50 to 100"),
-        (99.9, r"observer must be a word \(hist, kl, minmax, mse, percentile\), not 99.9"),
+        (99.9, r"observer must be a word \(hist, kl, minmax, mse, percentile, sensitivity\), not 99.9"),
     ],
 )
 def test_mistakes(word, message):
