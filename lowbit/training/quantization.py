@@ -26,6 +26,28 @@ def recipe_values(recipe: Recipe | None) -> dict[str, Any] | None:
     return None if recipe is None else yaml.safe_load(dump_recipe(recipe))
 
 
+def recipe_differences(before: Any, now: Any, place: str = "") -> list[str]:
+    """What differs between the values of two recipes, key by key; rules have their numbers.
+
+    >>> recipe_differences({"calibration": {"steps": 10}}, {"calibration": {"steps": 20}})
+    ['calibration.steps was 10, is 20']
+    """
+    if before == now:
+        return []
+    if isinstance(before, list) and isinstance(now, list):
+        # From 1, as in messages about a rule.
+        before, now = ({str(n): one for n, one in enumerate(many, start=1)} for many in (before, now))
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        was, is_ = ("missing" if value is None else value for value in (before, now))
+        return [f"{place} was {was}, is {is_}"]
+    keys = list(before | now)
+    return [
+        line
+        for key in keys
+        for line in recipe_differences(before.get(key), now.get(key), f"{place}.{key}" if place else key)
+    ]
+
+
 def prepare_as_saved(
     model: paddle.nn.Layer, values: dict[str, Any] | None, origin: str, image_shape: tuple[int, int, int]
 ) -> paddle.nn.Layer:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from lowbit.config import Config
 from lowbit.errors import LowbitError
 from lowbit.machine import environment_differences
+from lowbit.recipe import make_recipe
 from lowbit.training.checkpoint import Checkpoint
-from lowbit.training.quantization import recipe_values
+from lowbit.training.quantization import recipe_differences, recipe_values
 
 if TYPE_CHECKING:
     from lowbit.training.session import Session
@@ -28,11 +29,7 @@ def differences(checkpoint: Checkpoint, session: Session, path: Path) -> list[st
             f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
             f"{session.config.Arch.name}; resume with the config of that run, or start a new one"
         )
-    if checkpoint.recipe != recipe_values(session.recipe):
-        raise LowbitError(
-            f"{path} was trained with another recipe (or none): resume with the recipe of that run, "
-            "or start a new one with --pretrained"
-        )
+    _check_recipe(checkpoint, session, path)
     if checkpoint.classes != session.classes:
         raise LowbitError(
             f"{path} was trained on other classes ({_some(checkpoint.classes)}) than the data has "
@@ -55,6 +52,20 @@ def differences(checkpoint: Checkpoint, session: Session, path: Path) -> list[st
     return different + [f"{place} has changed" for place in changed]
 
 
+def _check_recipe(checkpoint: Checkpoint, session: Session, path: Path) -> None:
+    saved, now = checkpoint.recipe, recipe_values(session.recipe)
+    if saved is not None:  # with the keys that came after it was saved, at their defaults
+        saved = recipe_values(make_recipe(saved, str(path)))
+    if saved == now:
+        return
+    if saved is None or now is None:
+        kind = "without a recipe" if saved is None else "with a recipe, and this run has none"
+        what = f"{path} was trained {kind}"
+    else:
+        what = f"{path} was trained with another recipe: {_some(recipe_differences(saved, now), '; ')}"
+    raise LowbitError(f"{what}. Resume with the recipe of that run, or start a new one with --pretrained")
+
+
 def _check_teacher(checkpoint: Checkpoint, session: Session, path: Path) -> None:
     digest = session.teacher.digest if session.teacher else None
     if checkpoint.teacher == digest:
@@ -70,8 +81,8 @@ def _check_teacher(checkpoint: Checkpoint, session: Session, path: Path) -> None
     )
 
 
-def _some(classes: list[str]) -> str:
-    return ", ".join(classes[:4]) + (f", … {len(classes)} in all" if len(classes) > 4 else "")
+def _some(words: list[str], between: str = ", ") -> str:
+    return between.join(words[:4]) + (f"{between}… {len(words)} in all" if len(words) > 4 else "")
 
 
 def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:

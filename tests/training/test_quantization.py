@@ -13,8 +13,9 @@ from lowbit.deploy import PaddleEngine, export_model
 from lowbit.errors import LowbitError
 from lowbit.layers import preparation_of
 from lowbit.training import loop
-from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.loop import train
+from lowbit.training.quantization import recipe_differences
 from lowbit.training.trained_model import open_checkpoint, open_weights
 from tests.training.conftest import tiny_values, weights_hash
 
@@ -140,9 +141,33 @@ class FixedSize(paddle.nn.Layer):
 
 
 def test_another_recipe_is_refused_on_resume(run, way, tmp_path):
-    for changed in (way | {"Recipe": {"weight_bits": 4}}, way | {"Recipe": None}):
-        with pytest.raises(LowbitError, match=r"trained with another recipe \(or none\)"):
-            train(qat_config(tmp_path, changed, checkpoints=str(run)))
+    changes = [
+        ({"weight_bits": 5}, r"with another recipe: rules\.1\..*(grid was int\w+, is int5|weight\.).*; "),
+        (None, "trained with a recipe, and this run has none. Resume with the recipe of that run"),
+    ]
+    for recipe, message in changes:
+        with pytest.raises(LowbitError, match=message):
+            train(qat_config(tmp_path, way | {"Recipe": recipe}, checkpoints=str(run)))
+
+
+def test_what_differs_between_recipes():
+    before = {"rules": [{"forward": {"input": {"grid": "int8"}}}], "calibration": {"steps": 1}}
+    now = {"rules": [{"forward": {"input": {"grid": "int4"}}}, {"skip": True}], "calibration": {"steps": 1}}
+    assert recipe_differences(before, now) == [
+        "rules.1.forward.input.grid was int8, is int4",
+        "rules.2 was missing, is {'skip': True}",
+    ]
+    assert recipe_differences(now, now) == []
+
+
+def test_a_recipe_saved_before_a_key_came_is_the_same(tmp_path):
+    run = train(qat_config(tmp_path / "run", {"Recipe": PACT}, epochs=1))
+    path = run / "checkpoints/latest.lowbit"
+    checkpoint = read_checkpoint(path)
+    del checkpoint.recipe["calibration"]["correct_bias"]
+    save_checkpoint(path, checkpoint)
+    again = train(qat_config(tmp_path / "run", {"Recipe": PACT}, epochs=2, checkpoints=str(path)))
+    assert read_checkpoint(again / "checkpoints/latest.lowbit").progress.epoch == 2
 
 
 def test_all_of_the_state_is_fp32_or_counts(run):
