@@ -21,7 +21,7 @@ from lowbit.training.keeper import Keeper
 from lowbit.training.metrics import Meter
 from lowbit.training.metrics_log import MetricsLog
 from lowbit.training.run_directory import RunDirectory
-from lowbit.training.schedules import learning_rate
+from lowbit.training.schedules import learning_rate, warmup_note
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
 
@@ -34,6 +34,9 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
     Resumes where `Global.checkpoints` names a checkpoint, or `auto`: the latest one of this folder, if any.
     """
     session = open_session(config, insist_on_device=insist_on_device)
+    steps = len(session.train_loader)
+    if line := warmup_note(config.Optimizer.lr, steps_per_epoch=steps, epochs=config.Global.epochs):
+        session.notes.append(line)
     run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
     first = session.ranks.is_first
     with (

@@ -4,7 +4,8 @@ import paddle
 import pytest
 
 from lowbit.config.optimizer import Schedule
-from lowbit.training.schedules import learning_rate
+from lowbit.errors import LowbitError
+from lowbit.training.schedules import learning_rate, warmup_note
 
 
 def rates(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> list[float]:
@@ -63,3 +64,24 @@ def test_warm_up_before_pieces_heads_for_the_first_piece():
     ours = rates(schedule, steps_per_epoch=4, epochs=3)
     assert ours[:4] == pytest.approx([0.0, 0.1, 0.2, 0.3])
     assert ours[4:] == [0.4] * 4 + [0.1] * 4
+
+
+@pytest.mark.parametrize(("warmup", "epochs"), [(1.0, 2), (0.5, 1), (0.0, 1), (5.0, 0)])
+def test_a_warm_up_that_ends_is_nothing_to_talk_about(warmup, epochs):
+    schedule = Schedule(name="Cosine", learning_rate=0.1, warmup_epoch=warmup)
+    assert warmup_note(schedule, steps_per_epoch=4, epochs=epochs) is None
+
+
+def test_a_warm_up_as_long_as_the_run_is_told():
+    schedule = Schedule(name="Cosine", learning_rate=0.4, warmup_epoch=2)
+    line = warmup_note(schedule, steps_per_epoch=4, epochs=1)
+    assert "rises to 0.15 and no further: the warm-up takes 2 epochs and the run has 1; set" in line
+    assert max(rates(schedule, steps_per_epoch=4, epochs=1)) == pytest.approx(0.15)
+
+
+def test_a_run_that_would_learn_nothing_is_an_error():
+    schedule = Schedule(name="Cosine", learning_rate=0.4, warmup_epoch=5, by_epoch=True)
+    with pytest.raises(LowbitError, match=r"0 all the time: .* set Optimizer\.lr\.warmup_epoch below"):
+        warmup_note(schedule, steps_per_epoch=4, epochs=1)
+    started = schedule.model_copy(update={"warmup_start_lr": 0.01})
+    assert "rises to 0.01" in warmup_note(started, steps_per_epoch=4, epochs=1)
