@@ -24,7 +24,7 @@ setup: $(READY)  ## create .venv and install lowbit into it
 
 $(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(wildcard lowbit/kernels/csrc/*)
 	@test -n "$(PYTHON)" || { echo "lowbit needs Python 3.10, 3.11 or 3.12 on the PATH (or: make PYTHON=/path/to/python $(MAKECMDGOALS))"; exit 2; }
-	@echo "Setting up $(VENV) with $(PYTHON) (once; about a minute)"
+	@echo "Setting up $(VENV) with $(PYTHON), once: pip fetches Paddle and the inference engines and says nothing for some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)

@@ -1,0 +1,20 @@
+"""What `make` says before it is silent for long."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
+def test_setup_says_what_it_does_before_it_does_it(tmp_path):
+    command = ["make", "--dry-run", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    told, installed = done.stdout.index("pip fetches Paddle"), done.stdout.index("pip install")
+    assert told < installed
