@@ -180,10 +180,10 @@ class _Runner:
             return outcome.ended
         if outcome.exit_code == 0:
             return None
-        last = next((line for line in reversed(log_tail(self._plan.root / step.log, 20)) if line.strip()), "")
-        if shutil.disk_usage(_existing(self._plan.root / step.folder)).free < _ALMOST_FULL:
-            last = f"the disk is full: {last}"
-        return f"{_exit_words(outcome.exit_code)}: {last.strip()}" if last else _exit_words(outcome.exit_code)
+        full = shutil.disk_usage(_existing(self._plan.root / step.folder)).free < _ALMOST_FULL
+        lines = [line.strip() for line in log_tail(self._plan.root / step.log, 20) if line.strip()]
+        words = [_exit_words(outcome.exit_code), *(["the disk is full"] if full else []), *lines[-1:]]
+        return ": ".join(words)
 
 
 _PAST = {Status.FAILED: "failed", Status.SKIPPED: "is skipped", Status.NOT_RUN: "was not run"}

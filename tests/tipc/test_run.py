@@ -9,18 +9,20 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.tipc import ChainResult, Limits, Machine, Status, make_plan, read_config, read_result, run_plan
+from tests.tipc.conftest import changed_text, config_lines
 
 LITE = "lite_train_lite_infer"
 
 
-def _run(config: Path, limits: Limits | None = None) -> ChainResult:
-    return run_plan(make_plan(read_config(config), LITE), limits=limits)
+def _run(config: Path, limits: Limits | None = None, mode: str = LITE) -> ChainResult:
+    return run_plan(make_plan(read_config(config), mode), limits=limits)
 
 
 def _statuses(result: ChainResult) -> list[str]:
@@ -89,6 +91,22 @@ def test_a_fault_fails_its_step_with_the_reason(repo, stand_in_model, monkeypatc
     assert reason in next(suite.iter("failure")).get("message")
 
 
+def test_the_51_line_layout(repo, stand_in_model):
+    """The same stand-ins, asked in the other layout's way; `latest` stands for latest.pdparams."""
+    lines = config_lines("generic")
+    keys = {8: "--output-dir", 28: "--save-inference-dir", 29: "--pretrained", 48: "--img-path"}
+    commands = {16: "train", 24: "eval", 30: "export", 40: "infer"}
+    changes = {number: f"{key}:{lines[number - 1].partition(':')[2]}" for number, key in keys.items()}
+    changes |= {n: f"{lines[n - 1].partition(':')[0]}:stand_in.py {word}" for n, word in commands.items()}
+    changes |= {3: f"python:{sys.executable}", 4: "gpu_list:-1", 5: "null:null", 12: "dir:./demo.jpg"}
+    changes |= {6: "null:null", 15: "trainer:norm_train", 41: "--use_gpu:False", 42: "--mkldnn:False"}
+    changes |= {10: "--pretrained:null", 43: "--threads:1", 44: "--batch:1", 46: "--precision:fp32"}
+    repo.write_text(changed_text("generic", changes), "utf-8")
+    result = _run(repo)
+    assert _statuses(result) == ["passed"] * 4
+    assert result.layout == 51
+
+
 def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(repo, stand_in_model, monkeypatch):
     monkeypatch.setenv("STAND_IN", "kill")
     assert _statuses(_run(repo)) == ["failed", "not run", "not run", "not run"]
@@ -97,10 +115,19 @@ def test_what_needs_a_failed_step_is_not_run_and_the_rest_is(repo, stand_in_mode
 
 
 def test_a_checkpoint_of_an_earlier_run_does_not_count(repo, stand_in_model, monkeypatch):
-    assert _run(repo).passed
+    whole = "whole_train_whole_infer"
+    assert _run(repo, mode=whole).passed
     monkeypatch.setenv("STAND_IN", "checkpoint")
-    failed = _run(repo).steps[0]
+    failed = _run(repo, mode=whole).steps[0]
     assert failed.reason == "checkpoint: latest.pdparams is of an earlier run: this one wrote none"
+
+
+def test_an_earlier_run_on_lite_data_makes_room(repo, stand_in_model):
+    _run(repo)
+    [folder] = _folder(repo).glob("norm_train_*/")
+    (folder / "model_4.pdparams").write_text("large", "utf-8")
+    assert _run(repo).passed
+    assert not (folder / "model_4.pdparams").exists()
 
 
 def test_a_model_that_is_not_what_was_trained_fails_the_export(repo, stand_in_model):
@@ -125,6 +152,12 @@ def test_a_full_disk(repo, stand_in_model, monkeypatch):
         signal.signal(signal.SIGXFSZ, handler)
     assert result.steps[0].status is Status.FAILED
     assert "exit code 1: OSError: [Errno 27] File too large" in result.steps[0].reason
+
+
+def test_a_disk_that_is_full_is_named(repo, stand_in_model, monkeypatch):
+    monkeypatch.setenv("STAND_IN", "kill")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    assert _run(repo).steps[0].reason.endswith("(out of memory, or somebody killed it): the disk is full")
 
 
 def test_results_that_cannot_be_written_fail_the_chain(repo, stand_in_model, monkeypatch, capsys):
