@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lowbit.kernels.build import LIBRARY, SOURCES, fingerprint
+from lowbit.kernels.threads import share_threads
 
 _REBUILD = "install lowbit again where there is a C++ compiler: pip install -e ."
 
@@ -43,6 +44,8 @@ _SIGNATURES = {
     "lowbit_variants": (_TEXT, []),
     "lowbit_variant": (_TEXT, []),
     "lowbit_select_variant": (ctypes.c_int, [_TEXT]),
+    "lowbit_use_threads": (None, [_ADDRESS] * 2),
+    "lowbit_threads": (ctypes.c_int, []),
     "lowbit_largest": (None, [_ADDRESS] * 2 + [_Layout, _FLAG]),
     "lowbit_quantize": (None, [_ADDRESS] * 4 + [_Layout, _Grid, _FLAG]),
     "lowbit_quantize_grad": (None, [_ADDRESS] * 6 + [_Layout, _Grid]),
@@ -62,6 +65,7 @@ class Kernels:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
+        share_threads(library)
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -82,6 +86,11 @@ class Kernels:
         """Use another instruction set: for tests, since all of them give the same bits."""
         if self._library.lowbit_select_variant(name.encode()):
             raise ValueError(f"this processor cannot run {name}; it can run {', '.join(self.variants)}")
+
+    @property
+    def threads(self) -> int:
+        """How many the integer products work on: as many as Paddle."""
+        return self._library.lowbit_threads()
 
     def largest(self, x: int, out: int, layout: Layout, *, signed: bool) -> None:
         """The largest |x| of every channel, or, not signed, the largest of 0 and x; NaN shows."""

@@ -84,18 +84,9 @@ class _Geometry(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            *(
-                "batch",
-                "channels",
-                "height",
-                "width",
-                "outputs",
-                "kernel_h",
-                "kernel_w",
-                "stride_h",
-                "stride_w",
-            ),
-            *("pad_top", "pad_bottom", "pad_left", "pad_right", "dilation_h", "dilation_w", "groups"),
+            *("batch", "channels", "height", "width", "outputs", "kernel_h", "kernel_w"),
+            *("stride_h", "stride_w", "pad_top", "pad_bottom", "pad_left", "pad_right"),
+            *("dilation_h", "dilation_w", "groups"),
         )
     ]
 

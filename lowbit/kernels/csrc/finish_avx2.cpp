@@ -57,17 +57,15 @@ AVX2_INLINE void finish_as(const Sum* sums, const Planes& planes) {
             const int64_t pixels = planes.pixels - p < 8 ? planes.pixels - p : 8;
             __m256 rows[8];
             for (int i = 0; i < 8; i++) rows[i] = value_of(sums + (p + i) * kPanel + c, planes, scale, bias);
-            if (planes.targets) {
-                for (int64_t i = 0; i < pixels; i++) {
-                    float values[8];
-                    _mm256_storeu_ps(values, rows[i]);
-                    float* at = to + planes.targets[p + i];
-                    for (int64_t j = 0; j < channels; j++) at[j * planes.plane] = values[j];
-                }
-                continue;
-            }
             transpose(rows);
-            if (pixels == 8) {
+            if (planes.targets) {
+                const int64_t* targets = planes.targets + p;
+                for (int64_t j = 0; j < channels; j++) {
+                    alignas(32) float values[8];
+                    _mm256_store_ps(values, rows[j]);
+                    for (int64_t i = 0; i < pixels; i++) to[j * planes.plane + targets[i]] = values[i];
+                }
+            } else if (pixels == 8) {
                 for (int64_t j = 0; j < channels; j++) _mm256_storeu_ps(to + j * planes.plane + p, rows[j]);
             } else {
                 const __m256i wanted = first_of_eight(pixels);

@@ -151,6 +151,22 @@ void pack_planes(Integers integers, int64_t channels, int64_t apart, int64_t pix
     }
 }
 
+int64_t sum_of_bytes(const uint8_t* bytes, int64_t count) {
+    int64_t sum = 0, i = 0;
+#if LOWBIT_X86
+    // The instruction adds unsigned bytes up: the sign bit turned over makes them so, by adding 128.
+    const __m128i sign = _mm_set1_epi8(static_cast<char>(0x80));
+    __m128i sums = _mm_setzero_si128();
+    for (; i + 16 <= count; i += 16) {
+        const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + i));
+        sums = _mm_add_epi64(sums, _mm_sad_epu8(_mm_xor_si128(values, sign), _mm_setzero_si128()));
+    }
+    sum = _mm_cvtsi128_si64(sums) + _mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums)) - 128 * i;
+#endif
+    for (; i < count; i++) sum += static_cast<int8_t>(bytes[i]);
+    return sum;
+}
+
 void interleave_rows(const uint32_t* rows, int64_t count, uint32_t* target) {
     int64_t i = 0;
 #if LOWBIT_X86

@@ -26,6 +26,9 @@ struct Integers {
 void pack_planes(Integers integers, int64_t channels, int64_t apart, int64_t pixels, const int64_t* places,
                  int offset, Packed packed, void* target);
 
+// The sum of signed bytes.
+int64_t sum_of_bytes(const uint8_t* bytes, int64_t count);
+
 // Sixteen rows of `count` 4-byte groups become `count` groups of sixteen.
 void interleave_rows(const uint32_t* rows, int64_t count, uint32_t* target);
 

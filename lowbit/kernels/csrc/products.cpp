@@ -29,7 +29,7 @@ int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy,
             lowbit::depthwise_grad_input(*geometry, *dy, *w, dx, sums);
             return 0;
         }
-        const bool by_tap = dy->of_pixel != 0;
+        const bool by_tap = dy->of_pixel != 0 && !sums;  // sums are over all taps
         lowbit::conv::run(lowbit::conv::grad_input_of(*geometry, by_tap),
                     {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
     } catch (const std::bad_alloc&) {

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels.onednn import Geometry
+from lowbit.kernels.products import Operand
+from lowbit.kernels.threads import runtime
+
+pytestmark = [
+    pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),
+    pytest.mark.skipif(runtime() is None, reason="Paddle's wheel has no OpenMP runtime here"),
+]
+
+
+@pytest.fixture
+def threads():
+    """Sets their number, and sets it back."""
+    before = runtime().omp_get_max_threads()
+    yield runtime().omp_set_num_threads
+    runtime().omp_set_num_threads(before)
+
+
+def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
+    dy, w = (rng.integers(-8, 8, shape).astype(np.int8) for shape in (geometry.output, weight))
+    scale = rng.random((geometry.output[0], *geometry.output[2:]), np.float32)
+    dx, y = np.empty(geometry.input, np.float32), np.empty(geometry.output, np.float32)
+    x = rng.integers(-8, 8, geometry.input).astype(np.int8)
+    of_n, of_pixel = (scale[0].size, 1) if by_pixel else (1, 0)
+    gradient, data, weights = (
+        Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=scale.ctypes.data, of_n=n, of_pixel=pixel)
+        for a, n, pixel in [(dy, of_n, of_pixel), (x, 1, 0), (w, 0, 0)]
+    )
+    products.grad_input(geometry, gradient, weights, dx.ctypes.data)
+    products.forward(geometry, data, weights, y.ctypes.data)
+    return [dx, y]
+
+
+@pytest.mark.parametrize("by_pixel", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "outputs", "side", "stride", "groups"),
+    [(9, 40, 8, 1, 1), (2, 100, 9, 2, 2), (1, 7, 30, 2, 1), (40, 3, 2, 1, 1)],
+)
+def test_the_number_of_threads_changes_nothing(threads, batch, outputs, side, stride, groups, by_pixel):
+    geometry = Geometry(
+        input=(batch, 12, side, side),
+        outputs=outputs - outputs % groups,
+        kernel=(3, 3),
+        stride=(stride, stride),
+        padding=(1, 1, 1, 1),
+        dilation=(1, 1),
+        groups=groups,
+    )
+    threads(1)
+    assert kernels().threads == 1
+    expected = gradients(geometry, by_pixel)
+    for number in (2, 3, 5):
+        threads(number)
+        assert kernels().threads == number
+        for one, other in zip(gradients(geometry, by_pixel), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_runtime_is_the_one_that_paddle_has_loaded():
+    import paddle  # noqa: F401
+
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libiomp5" in line}
+    assert loaded == {runtime()._name}
