@@ -90,7 +90,11 @@ def export_trained(
     description: dict[str, Any] | None = None,
 ) -> None:
     """Exports a model in these formats, or in those that fit it; `description` replaces its config's."""
-    description = description or _description(trained)
+    from lowbit.deploy.model_files import sha256
+
+    # Weights may be given without their ending; those that `verify` asks about are of a run.
+    digest = sha256(trained.source) if trained.source.is_file() else None
+    description = (description or _description(trained)) | {"checkpoint": digest}
     wanted = formats or (["paddle", "onnx"] if _is_quantized(trained) else ["paddle"])
     if target is not None and "onnx" not in wanted:
         raise LowbitError("--target is about the ONNX file: add --format onnx, or leave it out")
@@ -126,6 +130,7 @@ def _export_onnx(
             image_shape=description["image_shape"],
             target=target,
             quantized=_is_quantized(trained),
+            checkpoint=description["checkpoint"],
         )
     except LowbitError as error:
         if asked_for:

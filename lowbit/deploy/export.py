@@ -55,12 +55,14 @@ def export_model(
     transform_ops: Sequence[TransformOp],
     classes: Sequence[str],
     file_name: str = "inference",
+    checkpoint: str | None = None,
 ) -> ExportedModel:
     """Write `inference.json`, `inference.pdiparams` and `inference.yml` for batches of any size.
 
     The program is compared with the model before it is put in place: a folder never holds half a model, an
     old program with new parameters, or one that computes something else. The model itself stays as it is,
-    also in the middle of training: parameters, buffers, modes, RNG.
+    also in the middle of training: parameters, buffers, modes, RNG. `checkpoint` is the SHA-256 of the file
+    that the model is from, by which `verify` knows whether the export is still that of the run.
 
     export_model(net, "export", model_name="resnet18", image_shape=(3, 224, 224),
                  transform_ops=ops, classes=names)
@@ -88,6 +90,7 @@ def export_model(
             image_shape=image_shape,
             transform_ops=transform_ops,
             classes=classes,
+            checkpoint=checkpoint,
             onednn=_agrees_under_onednn(draft, file_name, images, logits),
         )
         return publish(draft, directory, file_name)

@@ -24,6 +24,7 @@ class GlobalSection(Section):
     model_name: str
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
+    checkpoint: str | None = None  # the SHA-256 of the file that the model was trained into
     onednn: bool = True  # false: answers differ under oneDNN, as found when the model was exported
     int8: bool = False  # true: written for oneDNN's int8 kernels, which must add exactly (VNNI)
 
@@ -70,6 +71,7 @@ def describe_inference(
     transform_ops: Sequence[TransformOp],
     classes: Sequence[str],
     sha256: dict[str, str],
+    checkpoint: str | None = None,
     onednn: bool = True,
     int8: bool = False,
     topk: int = 5,
@@ -77,7 +79,12 @@ def describe_inference(
     """The description that `export_model` writes."""
     return InferenceYml(
         Global=GlobalSection(
-            model_name=model_name, image_shape=image_shape, sha256=sha256, onednn=onednn, int8=int8
+            model_name=model_name,
+            image_shape=image_shape,
+            sha256=sha256,
+            checkpoint=checkpoint,
+            onednn=onednn,
+            int8=int8,
         ),
         PreProcess=PreProcessSection(transform_ops=list(transform_ops)),
         PostProcess=PostProcessSection(Topk=TopkSection(topk=topk, label_list=list(classes) or None)),

@@ -49,11 +49,13 @@ def export_onnx(
     image_shape: tuple[int, int, int],
     target: str | None = None,
     quantized: bool = True,
+    checkpoint: str | None = None,
 ) -> OnnxModel:
     """Write the model as ONNX for batches of any size: quantized (QDQ), or with `quantized=False` in fp32.
 
     Batch norm is folded. The file is checked, run in ONNX Runtime and compared with the model before it is
-    put in place. The model itself stays as it is, also in the middle of training.
+    put in place. The model itself stays as it is, also in the middle of training. `checkpoint` is the SHA-256
+    of the file that the model is from, which is kept in the ONNX file.
 
     made = export_onnx(net, "inference.onnx", model_name="resnet18", image_shape=(3, 224, 224))
     print(f"{made.fp32_size / made.size:.1f} times smaller")
@@ -76,7 +78,7 @@ def export_onnx(
             with without_quantizers(model):
                 expected = expected_logits(model, images, model_name)
     program = trace(model, image_shape, model_name)
-    written, notes = _build(program, layers, resolved, model_name)
+    written, notes = _build(program, layers, resolved, model_name, checkpoint)
     fp32 = written
     if quantized:
         fp32, _ = _build(program, deployed_layers(model, quantized=False), None, model_name)
@@ -88,7 +90,11 @@ def export_onnx(
 
 
 def _build(
-    program: Any, layers: dict[str, DeployedLayer], target: Target | None, model_name: str
+    program: Any,
+    layers: dict[str, DeployedLayer],
+    target: Target | None,
+    model_name: str,
+    checkpoint: str | None = None,
 ) -> tuple[onnx.ModelProto, list[str]]:
     graph = read_program(program)
     attach_layers(graph, layers)
@@ -98,7 +104,7 @@ def _build(
         weights = [layer.weight for layer in layers.values() if isinstance(layer.weight, QuantizedConstant)]
         form = describe_form(target, weights, [layer.input for layer in layers.values() if layer.input])
     _name_tensors(graph)
-    description = _description(graph, layers, done, target, form)
+    description = _description(graph, layers, done, target, form) | {"checkpoint": checkpoint}
     return to_onnx(graph, model_name, description), [form, *notes, *done.notes]
 
 

@@ -50,6 +50,7 @@ def export_paddle_int8(
     image_shape: tuple[int, int, int],
     transform_ops: Sequence[TransformOp],
     classes: Sequence[str],
+    checkpoint: str | None = None,
 ) -> Int8Export:
     """Write `inference.pdmodel`, `.pdiparams` (weights in int8) and `.yml` for oneDNN on a CPU with VNNI.
 
@@ -81,6 +82,7 @@ def export_paddle_int8(
             image_shape=image_shape,
             transform_ops=transform_ops,
             classes=classes,
+            checkpoint=checkpoint,
             int8=True,
         )
         _compare(draft, images, logits, model_name)

@@ -10,6 +10,8 @@ from typing import Any
 from paddle import nn
 
 from lowbit.deploy.export import export_model
+from lowbit.deploy.inference_yml import read_inference_yml
+from lowbit.deploy.model_files import sha256
 from lowbit.deploy.onnx import export_onnx
 from lowbit.deploy.onnx.layers import without_quantizers
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
@@ -38,16 +40,17 @@ def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], targ
     """Export into the folder what the engines need and what is not there as it should be; what was done."""
     notes = []
     formats = {FORMATS[key] for key in engines}
-    if "Paddle" in formats and (why := _stale(folder / "inference.json", trained.source)):
+    digest = sha256(trained.source)
+    if "Paddle" in formats and (why := _stale(folder / "inference.json", trained.source, digest)):
         _export_paddle(export_model, trained, folder)
         notes.append(f"exported to {folder} for Paddle Inference: {why}")
     int8 = folder / INT8_FOLDER
-    if "Paddle int8" in formats and (why := _stale(int8 / "inference.pdmodel", trained.source)):
+    if "Paddle int8" in formats and (why := _stale(int8 / "inference.pdmodel", trained.source, digest)):
         _export_paddle(export_paddle_int8, trained, int8)
         notes.append(f"exported to {int8} for Paddle Inference in int8: {why}")
     if "ONNX" in formats:
         file = folder / ONNX_FILE
-        why = _stale(file, trained.source) or _for_another_target(file, target)
+        why = _stale(file, trained.source, digest) or _for_another_target(file, target)
         if why:
             made = _export_onnx(trained, file, target, quantized=trained.is_quantized)
             notes.append(f"exported to {file}: {why}")
@@ -66,11 +69,18 @@ def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path
     return folder
 
 
-def _stale(file: Path, source: Path) -> str | None:
-    """Why a file has to be made; None where it is newer than the checkpoint."""
+def _stale(file: Path, source: Path, digest: str) -> str | None:
+    """Why a file has to be made; None where it was exported from this very checkpoint."""
     if not file.is_file():
         return "it was not there"
-    return f"it was older than {source.name}" if file.stat().st_mtime < source.stat().st_mtime else None
+    if file.name == ONNX_FILE:
+        found = OnnxGraph(file).checkpoint
+    else:
+        yml = file.with_suffix(".yml")
+        found = read_inference_yml(yml).Global.checkpoint if yml.is_file() else None
+    if found is None:
+        return "it did not say which checkpoint it is of"
+    return None if found == digest else f"it was of another checkpoint than {source.name}"
 
 
 def _for_another_target(file: Path, target: str | None) -> str | None:
@@ -88,6 +98,7 @@ def _export_paddle(export: Callable[..., object], trained: ToExport, folder: Pat
         image_shape=trained.image_shape,
         transform_ops=trained.transform_ops,
         classes=trained.classes,
+        checkpoint=sha256(trained.source),
     )
 
 
@@ -99,4 +110,5 @@ def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized
         image_shape=trained.image_shape,
         target=target,
         quantized=quantized,
+        checkpoint=sha256(trained.source),
     )

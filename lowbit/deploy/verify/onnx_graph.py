@@ -30,6 +30,7 @@ class OnnxGraph:
         described = json.loads(properties["lowbit"])
         calls = described["layers"]
         self.target: str | None = described["target"]
+        self.checkpoint: str | None = described.get("checkpoint")  # the SHA-256 of what was exported
         # A layer that is called several times has an entry per call, "conv:1".
         self.inputs = {call: tensors["input"] for call, tensors in calls.items() if "input" in tensors}
         self._layer_of = {tensors["output"]: call.partition(":")[0] for call, tensors in calls.items()}

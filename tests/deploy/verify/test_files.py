@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs
+from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs, export_model, export_onnx
 from lowbit.deploy.onnx.layers import without_quantizers
 from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
 from lowbit.deploy.verify.files import ToExport
@@ -38,14 +38,25 @@ def test_what_is_missing_is_made_once(trained, tmp_path):
     assert (folder / "inference.onnx").stat().st_mtime_ns == kept.st_mtime_ns
 
 
-def test_what_is_older_than_the_checkpoint_is_made_again(trained, tmp_path):
+def test_what_is_of_another_checkpoint_is_made_again(trained, tmp_path):
     folder = tmp_path / "export"
     export_missing(trained, folder, ENGINES, None)
-    assert export_missing(trained, folder, ENGINES, None) == []
     later = (folder / "inference.onnx").stat().st_mtime + 10
-    os.utime(trained.source, (later, later))
+    os.utime(trained.source, (later, later))  # copied, say: times tell nothing
+    assert export_missing(trained, folder, ENGINES, None) == []
+    trained.source.write_text("a better one")
+    os.utime(trained.source, (1, 1))
     notes = export_missing(trained, folder, ENGINES, None)
-    assert sum("it was older than best.lowbit" in note for note in notes) == 2
+    assert sum("it was of another checkpoint than best.lowbit" in note for note in notes) == 2
+    assert export_missing(trained, folder, ENGINES, None) == []
+
+
+def test_what_does_not_say_where_it_is_from_is_made_again(trained, tmp_path):
+    folder, about = tmp_path / "export", {"model_name": "small", "image_shape": SHAPE}
+    export_model(trained.model, folder, **about, transform_ops=[], classes=list("abcd"))
+    export_onnx(trained.model, folder / "inference.onnx", **about)
+    notes = export_missing(trained, folder, ENGINES, None)
+    assert sum("it did not say which checkpoint it is of" in note for note in notes) == 2
 
 
 def test_another_target_is_made_again(trained, tmp_path):
