@@ -69,7 +69,10 @@ def _matrix(product: str, a: Operand, b: Operand) -> Tensor | None:
         dy, x = _rows(a, rows), _rows(b, rows)
         geometry = _geometry(rows, x.data.shape[1], dy.data.shape[1])
         result = _convolution(geometry, product, dy, x)
-        return None if result is None else result.reshape(result.shape[:2]).transpose([1, 0])
+        if result is None:
+            return None
+        # Not a view: paddle.DataParallel adds up gradients as they lie in memory, whatever their strides.
+        return result.reshape(result.shape[:2]).transpose([1, 0]).contiguous()
     inputs, outputs = b.data.shape
     result = _convolution(_geometry(rows, inputs, outputs), product, _rows(a, rows), _turned(b))
     return None if result is None else result.reshape([*leading, -1])
