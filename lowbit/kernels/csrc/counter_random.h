@@ -1,5 +1,7 @@
 // The random numbers of lowbit/numerics/counter_random.py, which says how they are made and is their slow twin.
 #pragma once
+#include <initializer_list>
+
 #include "loops.h"
 #include "operands.h"
 

@@ -1,7 +1,5 @@
 // From fp32 values to small integers and back.
 #pragma once
-#include <initializer_list>
-
 #include "axes.h"
 #include "bodies.h"
 #include "counter_random.h"
@@ -9,9 +7,9 @@
 
 namespace lowbit {
 
-constexpr int kVector = 64;          // elements at a time: their integers fill the widest register
-constexpr int kFew = 1 << 20;        // as many in a loop, so that counting them takes 32 bits
-constexpr float kUnit = 0x1p24f;     // random numbers are multiples of 1 / kUnit
+constexpr int kVector = 64;       // elements at a time: their integers fill the widest register
+constexpr int kFew = 1 << 20;     // as many in a loop, so that counting them takes 32 bits
+constexpr float kUnit = 0x1p24f;  // random numbers are multiples of 1 / kUnit
 
 // Whether fraction + k / kUnit reaches 1, as 1 or 0. Whole numbers decide: what is cut off cannot change it.
 LOWBIT_INLINE int32_t goes_up(float fraction, uint32_t k) {

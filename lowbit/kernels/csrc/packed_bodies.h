@@ -32,7 +32,8 @@ LOWBIT_INLINE void unpack_nibbles(const uint8_t* packed, uint8_t* q, int64_t cou
 
 constexpr int kFlags = 1024;
 
-// Ors flags, a byte each of 0 or 1, into bits that begin at a byte's first; a multiple of 8 of them.
+// Ors flags, a byte each of 0 or 1, into bits that begin at a byte's first; a multiple of 8 of them. Ors, since a byte
+// may hold bits of two stretches: threads would have to part the tensor at multiples of 8 elements.
 LOWBIT_INLINE void put_bits(const uint8_t* flags, uint8_t* bits, int count) {
     for (int i = 0; i < count; i += 8) {
         uint64_t eight;
