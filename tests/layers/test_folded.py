@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -27,10 +23,9 @@ from lowbit.models import build_model
 from lowbit.numerics import BF16
 from lowbit.recipe import make_recipe
 from lowbit.training.autocast import rounding
-
-sys.path.insert(0, str(Path(__file__).parent))
-import folded_ranks as ranks
-from folded_twin import Twin
+from tests.layers import folded_ranks as ranks
+from tests.layers.folded_twin import Twin
+from tests.two_ranks import run_on_two_ranks
 
 FOLD = {"batch_norm": {"fold": "training"}}
 
@@ -303,21 +298,8 @@ def test_synchronized_batch_norms_and_mixed_precision():
 
 
 def test_two_processes_agree(tmp_path):
-    script = Path(ranks.__file__)
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "PYTEST_"))
-    }
-    environment["PYTHONPATH"] = str(script.parents[2])
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo"]
-    command += ["--log_dir", str(tmp_path / "log"), str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    logs = "\n".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
-    assert done.returncode == 0, done.stdout + done.stderr + logs
-
+    first, second = run_on_two_ranks(ranks.__file__, tmp_path)
     whole = ranks.run(synced=True, rows=slice(None), world=1)
-    first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in (0, 1))
     local = []
     for key in first:
         if key.startswith("local") and key.endswith(("_mean", "_variance")) and ".frozen." not in key:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -21,6 +17,7 @@ from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.settings import Pact
 from tests.layers import quantizer_ranks as ranks
+from tests.two_ranks import run_on_two_ranks
 
 STATEFUL = [
     {"scaling": "moving_average"},
@@ -200,19 +197,7 @@ def test_exports_in_plain_operators_with_the_same_answers(tmp_path):
 
 
 def test_all_ranks_agree_and_observe_what_one_process_does(tmp_path):
-    script = Path(ranks.__file__)
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "PYTEST_"))
-    }
-    environment["PYTHONPATH"] = str(script.parents[2])
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo"]
-    command += ["--log_dir", str(tmp_path / "log"), str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    logs = "\n".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
-    assert done.returncode == 0, done.stdout + done.stderr + logs
-    first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in (0, 1))
+    first, second = run_on_two_ranks(ranks.__file__, tmp_path)
     whole = ranks.run(slice(None), world=1)
     assert first.keys() == second.keys() == whole.keys()
     for key, value in first.items():

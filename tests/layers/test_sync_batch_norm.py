@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
@@ -13,27 +8,13 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.layers import convert_sync_batch_norm
 from lowbit.layers.sync_batch_norm import SyncBatchNorm2D
-
-sys.path.insert(0, str(Path(__file__).parent))
-import sync_batch_norm_ranks as ranks
+from tests.layers import sync_batch_norm_ranks as ranks
+from tests.two_ranks import run_on_two_ranks
 
 
 def test_two_processes_equal_one_with_the_whole_batch(tmp_path):
-    script = Path(ranks.__file__)
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "PYTEST_"))
-    }
-    environment["PYTHONPATH"] = str(script.parents[2])
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo"]
-    command += ["--log_dir", str(tmp_path / "log"), str(script), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
-    logs = "\n".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
-    assert done.returncode == 0, done.stdout + done.stderr + logs
-
+    first, second = run_on_two_ranks(ranks.__file__, tmp_path)
     whole = ranks.run(ranks.make_model(), slice(None), world=1)
-    first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in (0, 1))
     assert first.keys() == second.keys() == whole.keys()
     for key, expected in whole.items():
         if key.startswith("y "):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from lowbit.config import Config, validate
+from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +77,16 @@ def weights_hash(checkpoint: Path) -> str:
 @pytest.fixture
 def config(tmp_path) -> Config:
     return tiny_config(tmp_path / "run")
+
+
+@pytest.fixture
+def one_step(monkeypatch):
+    """Every run is told to stop after one step, as by Ctrl-C or a scheduler."""
+
+    class OneStep(loop.TrainingStep):
+        def __call__(self, batch, learning_rate):
+            result = super().__call__(batch, learning_rate)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return result
+
+    monkeypatch.setattr(loop, "TrainingStep", OneStep)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import numpy as np
 import paddle
@@ -15,7 +13,8 @@ from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
 from tests.training.conftest import start_run, tiny_values, weights_hash
 from tests.training.test_quantization import LSQ
-from tests.training.test_resume import LAUNCH_TWO, finish
+from tests.training.test_resume import finish
+from tests.two_ranks import LAUNCH_TWO
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +118,7 @@ def calm(fp32, tmp_path_factory):
     return train(config(tmp_path_factory.mktemp("calm") / "run", fp32))
 
 
-def test_stopping_at_every_step_and_resuming_changes_no_bit(fp32, calm, tmp_path, monkeypatch):
-    class OneStep(loop.TrainingStep):
-        def __call__(self, batch, learning_rate):
-            result = super().__call__(batch, learning_rate)
-            os.kill(os.getpid(), signal.SIGTERM)
-            return result
-
-    monkeypatch.setattr(loop, "TrainingStep", OneStep)
+def test_stopping_at_every_step_and_resuming_changes_no_bit(fp32, calm, tmp_path, one_step):
     for _ in range(11):
         with pytest.raises(KeyboardInterrupt):
             train(config(tmp_path, fp32, checkpoints="auto"))

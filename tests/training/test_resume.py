@@ -11,8 +11,7 @@ import pytest
 
 from lowbit.training.checkpoint import read_checkpoint
 from tests.training.conftest import start_run, tiny_values, weights_hash
-
-LAUNCH_TWO = ("-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo")
+from tests.two_ranks import LAUNCH_TWO
 
 
 def finish(process, *, code: int = 0) -> str:
