@@ -13,6 +13,7 @@ import typer
 from lowbit.cli import (
     bench,
     calibrate,
+    compare,
     data,
     demo,
     doctor,
@@ -21,6 +22,7 @@ from lowbit.cli import (
     infer,
     plan,
     quantize,
+    report,
     tipc,
     train,
     verify,
@@ -43,6 +45,8 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

@@ -51,7 +51,7 @@ class GlobalSection(Section):
     fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of the products of low-precision training
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
-    health_interval: Count = 100  # low-precision training: measure operands once in so many steps
+    health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
     checkpoint_dir: str = "checkpoints"  # inside output_dir
 
     @field_validator("checkpoint_dir")

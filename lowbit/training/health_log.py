@@ -1,4 +1,8 @@
-"""The health of a low-precision run: sampled while it trains, written once an epoch, sick layers named."""
+"""The health of a quantized run, written once an epoch, sick layers named.
+
+In low-precision training operands are sampled while it trains; of any quantized layer the weight and the
+scales are looked at as the epoch leaves them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,18 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
+from paddle import nn
+
 from lowbit.layers.watch import Sight, watching
+from lowbit.layers.weights_at_rest import kept_scales, layers_by_name, weight_health
 from lowbit.training.session import Session
 
+_WEIGHT = "forward.weight"
 _DROWNED = 0.0  # dB: the error is as large as the gradient itself
 
 
 class HealthLog:
-    """Means over the samples of an epoch, per layer and operand."""
+    """Means over the samples of an epoch, per layer and operand, and what the weights are after it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -37,12 +45,25 @@ class HealthLog:
                         self._sums[layer, operand][name].append(value)
 
     def record(self) -> dict[str, Any]:
-        """`{layer: {operand: {sqnr: …}}}`, rounded to what is worth keeping; empty without a sample."""
+        """`{layer: {operand: {sqnr: …, scale: …}}}`, rounded to what is worth keeping; empty where there is
+        nothing quantized, or nobody wants to know."""
         layers: dict[str, Any] = {}
         for (layer, operand), values in self._sums.items():
             means = {name: round(sum(seen) / len(seen), 5) for name, seen in values.items()}
             layers.setdefault(layer, {})[operand] = means
+        if self._interval and self._session.recipe is not None:
+            for name, layer in layers_by_name(self._session.model).items():
+                self._add_at_rest(layers, name, layer)
         return layers
+
+    def _add_at_rest(self, layers: dict[str, Any], name: str, layer: nn.Layer) -> None:
+        if (name, _WEIGHT) not in self._sums and (health := weight_health(layer)) is not None:
+            found = {key: value for key, value in asdict(health).items() if value is not None}
+            rounded = {key: round(value, 5) for key, value in found.items() if math.isfinite(value)}
+            layers.setdefault(name, {})[_WEIGHT] = rounded
+        for operand, scale in kept_scales(layer).items():
+            if math.isfinite(scale):
+                layers.setdefault(name, {}).setdefault(operand, {})["scale"] = float(f"{scale:.5g}")
 
     def warnings(self) -> list[str]:
         """A line for every layer whose gradient is drowned by its own quantization."""

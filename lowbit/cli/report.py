@@ -1,0 +1,31 @@
+"""`lowbit report`: one or more runs become one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, to be overlaid.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="The page; left out: report.html in the last run."),
+    ] = None,
+) -> None:
+    """Write a self-contained HTML report: curves, layers, plan, verification, sizes, environment.
+
+    **Examples**
+
+    - `lowbit report runs/w4a4` writes `runs/w4a4/report.html`
+    - `lowbit report runs/fp32 runs/w8a8 runs/w4a4 --output compare.html` overlays three runs
+    """
+    from lowbit.report import write_report
+
+    page = output or runs[-1] / "report.html"
+    for line in write_report(runs, page):
+        print(line, file=sys.stderr)
+    print(f"Report: {page} ({page.stat().st_size / 1e6:.2f} MB)")

@@ -1,0 +1,128 @@
+"""The report: one HTML file that needs no network, made of runs' folders."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lowbit.report import sections
+from lowbit.report.elements import chart, choice, json_block, paragraph, section
+from lowbit.report.run_files import Run, open_runs
+from lowbit.report.series import curves, layer_series
+from lowbit.report.weights import weight_histograms
+from lowbit.training.files import write_atomically
+from lowbit.version import __version__
+
+# Nothing may be loaded or sent: what the page shows is in the page.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_LAYER_CHARTS = (
+    ("glance", "All layers", "SQNR in dB, last epoch; choose a point to see its layer"),
+    ("sqnr", "SQNR", "dB, by epoch"),
+    ("scale", "Scale", "mean step of the grid, by epoch"),
+    ("lost", "Lost values", "fraction clipped or rounded to 0, by epoch"),
+    ("gain", "Gain of the gradients", "1: nothing is lost on average"),
+    ("weights", "Weights", ""),
+    ("inputs", "Inputs", "as `lowbit analyze` saw them, in steps of the grid"),
+)
+
+
+def write_report(paths: list[Path], output: Path) -> list[str]:
+    """Writes the report of the runs and returns lines that the user should see.
+
+    write_report([Path("runs/fp32"), Path("runs/w4a4")], Path("runs/w4a4/report.html"))
+    """
+    runs = open_runs(paths)
+    looked = [weight_histograms(run.path) for run in runs]
+    text = make_page(runs, [found for found, _ in looked])
+    write_atomically(output, lambda file: file.write_text(text, "utf-8"))
+    return [f"{run.name}: {line}" for run, (found, line) in zip(runs, looked, strict=True) if not found]
+
+
+def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
+    """The page's text; `histograms` are the weights' by layer, one dictionary for each run."""
+    data = {
+        "runs": [run.name for run in runs],
+        "curves": curves(runs),
+        "layers": [_layers(run, found) for run, found in zip(runs, histograms, strict=True)],
+    }
+    parts = [
+        sections.summary(runs),
+        _curves(data["curves"]),
+        _layer_section(runs, data["layers"]),
+        sections.gradients(runs),
+        sections.sensitivities(runs),
+        sections.verified(runs),
+        sections.sizes(runs),
+        sections.plans(runs),
+        sections.environment(runs),
+        sections.commands(runs),
+    ]
+    names = ", ".join(run.name for run in runs)
+    made = time.strftime("%Y-%m-%d %H:%M")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(names)} · lowbit report</title>"
+        f"<style>{_asset('uPlot.min.css')}{_asset('page.css')}</style></head>\n<body>"
+        f'<a class="skip" href="#summary">Skip to the figures</a><header><h1>{escape(names)}</h1>'
+        f"<p>lowbit {__version__} report, {made}</p>{_navigation(parts)}</header>\n<main>"
+        "<noscript><p>The charts need JavaScript; tables and text do not.</p></noscript>"
+        f"{chr(10).join(part for part in parts if part)}</main>\n"
+        f"{json_block('data', data)}\n<!--{_asset('uPlot.LICENSE')}-->\n"
+        f"<script>{_asset('uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+def _curves(found: list[dict[str, Any]]) -> str:
+    if not found:
+        return section("curves", "Curves", paragraph("Nothing was trained or evaluated in these runs yet."))
+    charts = "".join(chart(one["id"], one["title"], one["unit"]) for one in found)
+    return section("curves", "Curves", f'<div class="charts">{charts}</div>')
+
+
+def _layers(run: Run, histograms: dict[str, Any]) -> dict[str, Any]:
+    """All that is drawn of a run's layers, in the order of its plan or of its checkpoint."""
+    found = layer_series(run)
+    inputs = {
+        one["name"]: one["input_histogram"]
+        for analysis in (run.analysis or {}).get("analyses", {}).values()
+        for one in analysis["ranking"]
+        if one.get("input_histogram")
+    }
+    names = [layer["name"] for layer in run.plan] if run.plan else list(histograms)
+    return {
+        "epochs": found["epochs"],
+        "names": names,
+        "operands": [found["layers"].get(name, {}) for name in names],
+        "weights": [histograms.get(name) for name in names],
+        "inputs": [inputs.get(name) for name in names],
+    }
+
+
+def _layer_section(runs: list[Run], layers: list[dict[str, Any]]) -> str:
+    if not any(one["names"] for one in layers):
+        return ""
+    charts = "".join(chart(*described) for described in _LAYER_CHARTS)
+    first = next(number for number, one in enumerate(layers) if one["names"])
+    chosen = choice("run", "Run", [run.name for run in runs]) + choice(
+        "layer", "Layer", layers[first]["names"]
+    )
+    return section(
+        "layers", "Layers", f'<form class="choices">{chosen}</form><div class="charts">{charts}</div>'
+    )
+
+
+def _navigation(parts: list[str]) -> str:
+    """Links to the sections that there are."""
+    found = [part.split('"', 2)[1] for part in parts if part]
+    links = "".join(f'<li><a href="#{key}">{escape(key.capitalize())}</a></li>' for key in found)
+    return f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
+
+
+def _asset(name: str) -> str:
+    return (files("lowbit.report") / "assets" / name).read_text("utf-8").strip()

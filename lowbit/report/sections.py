@@ -1,0 +1,248 @@
+"""The sections of a report that are plain tables and text: they can be read without the page's script."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from lowbit.report.elements import bars, code, details, heading, paragraph, section, table
+from lowbit.report.figures import figures
+from lowbit.report.run_files import Run
+from lowbit.report.words import NOTHING, decibels, number, percent, size
+
+_SICKEST = 8  # rows of gradients that are shown at once
+
+
+def summary(runs: list[Run]) -> str:
+    """The figures of all runs, side by side."""
+    columns = [figures(run) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, NOTHING) for column in columns)] for name in names]
+    shown = [row for row in rows if any(cell != NOTHING for cell in row[1:])]
+    return section(
+        "summary", "Summary", table("The runs in figures", ["", *(run.name for run in runs)], shown)
+    )
+
+
+def plans(runs: list[Run]) -> str:
+    """What is quantized in each layer."""
+    planned = [run for run in runs if run.plan]
+    if not planned:
+        return ""
+    content = []
+    for run in planned:
+        assert run.plan
+        quantized = sum(layer["quantized"] for layer in run.plan)
+        title = f"{run.name}: {quantized} of {len(run.plan)} layers are quantized ({run.precision})"
+        content.append(details(title, _plan_table(run.name, run.plan)))
+    return section("plan", "Plan", *content)
+
+
+def _plan_table(name: str, layers: list[dict[str, Any]]) -> str:
+    rows = []
+    for layer in layers:
+        plan = layer["plan"]
+        integers = [product for product, reason in layer["why_not_in_integers"].items() if reason is None]
+        rows.append(
+            [
+                layer["name"],
+                layer["type"],
+                "×".join(map(str, layer["shape"])),  # noqa: RUF001 (the sign of multiplication)
+                *(_spec(plan["forward"], operand) for operand in ("input", "weight")),
+                *(_spec(plan[product], "grad_output") for product in ("grad_input", "grad_weight")),
+                ", ".join(integers) or "none",
+                layer["note"],
+            ]
+        )
+    head = ["layer", "type", "weight", "forward input", "forward weight"]
+    head += ["gradient in grad_input", "gradient in grad_weight", "can run in integers", "note"]
+    empty = [index for index in range(len(head)) if all(not row[index] for row in rows)]
+    kept = [index for index in range(len(head)) if index not in empty]
+    rows = [[row[index] for index in kept] for row in rows]
+    return table(f"The plan of {name}", [head[index] for index in kept], rows, left=len(head))
+
+
+def _spec(product: dict[str, Any] | None, operand: str) -> str:
+    if product is None:
+        return ""
+    words = product[operand]
+    if words["grid"] in ("full", "bf16", "fp16"):
+        return words["grid"]
+    usual = {
+        "observer": "minmax",
+        "scaling": "dynamic",
+        "rounding": "nearest",
+        "clip": "none",
+        "samples": "1",
+    }
+    more = [words[key] for key, word in usual.items() if words.get(key, word) != word and key != "samples"]
+    return " ".join([words["grid"], words["granularity"], *more])
+
+
+def gradients(runs: list[Run]) -> str:
+    """The last epoch's health of every quantized gradient, the sickest first."""
+    content = []
+    for run in runs:
+        records = run.of_kind("health")
+        rows = [
+            (numbers.get("sqnr"), name, operand.split(".")[0], numbers)
+            for name, operands in (records[-1]["layers"] if records else {}).items()
+            for operand, numbers in operands.items()
+            if operand.endswith("grad_output")
+        ]
+        if not rows:
+            continue
+        rows.sort(key=lambda row: float("inf") if row[0] is None else row[0])
+        cells = [
+            [
+                *(
+                    name,
+                    product,
+                    decibels(sqnr),
+                    number(found.get("gain"), 3),
+                    percent(found.get("underflowed")),
+                ),
+                *(percent(found.get("clipped")), number(found.get("bias"), 2)),
+                number(found.get("variance_ratio"), 3),
+            ]
+            for sqnr, name, product, found in rows
+        ]
+        head = ["layer", "product", "SQNR", "gain", "became 0", "clipped", "bias", "variance ratio"]
+        caption = f"{run.name}: gradients in epoch {records[-1]['epoch'] + 1}, lowest SQNR first"
+        content.append(table(caption, head, cells[:_SICKEST], left=2))
+        if rest := cells[_SICKEST:]:
+            others = table(f"{run.name}: the other gradients", head, rest, left=2)
+            content.append(details(f"{len(rest)} more of {run.name}", others))
+    if not content:
+        return ""
+    note = "At 0 dB the error is as large as the gradient; gain 1 means that nothing is lost on average."
+    return section("gradients", "Health of the gradients", paragraph(note, "note"), *content)
+
+
+def verified(runs: list[Run]) -> str:
+    """What each engine makes of the exported model."""
+    content = []
+    for run in runs:
+        if run.verify is None:
+            continue
+        found = run.verify
+        content.append(heading(run.name))
+        verdict = "passed" if found["passed"] else "failed"
+        limit = (
+            f"{found['images']} images, at least {percent(found['limit'])} must get the trained model's class"
+        )
+        content.append(paragraph(f"Verification {verdict}: {limit}.", "good" if found["passed"] else "bad"))
+        answers = [("fp32, before quantization", found["fp32"]), ("trained model", found["model"])]
+        answers += [("integer reference", found["integer_reference"])]
+        answers += [(engine["name"], engine) for engine in found["engines"]]
+        rows = [
+            [
+                *(name, percent(one["top1"]), percent(one["top5"]), percent(one["agreement"])),
+                *(number(one["max_difference"], 3), number(1000 * one["seconds"] / one["images"], 3)),
+            ]
+            for name, one in answers
+            if one is not None
+        ]
+        head = ["", "top-1", "top-5", "same class", "largest difference", "ms per image"]
+        content.append(table(f"{run.name}: answers of the engines", head, rows))
+        rows = [
+            [
+                *(engine["name"], str(one["threads"]), str(one["batch_size"]), number(one["fp32_ms"], 3)),
+                *(number(one["quantized_ms"], 3), f"{one['ratio']:.2f}x", one["verdict"]),
+            ]
+            for engine in found["engines"]
+            for one in engine["latency"]
+        ]
+        head = ["", "threads", "batch", "fp32 ms", "quantized ms", "ratio", "so"]
+        if rows:
+            content.append(table(f"{run.name}: latency, fp32 and quantized in turns", head, rows))
+        guilty = [f"{one['name']}: {', '.join(one['guilty'])}" for one in found["engines"] if one["guilty"]]
+        if guilty:
+            content.append(paragraph(f"First layers that depart: {'; '.join(guilty)}", "bad"))
+    return section("verify", "Verified in engines", *content) if content else ""
+
+
+def sizes(runs: list[Run]) -> str:
+    """Bars of what the weights and the exported files take."""
+    rows: list[tuple[str, float, str]] = []
+    for run in runs:
+        if run.weight_bytes is not None:
+            rows.append((f"{run.name}: weights in fp32", run.full_weight_bytes, size(run.full_weight_bytes)))
+            rows.append((f"{run.name}: weights as planned", run.weight_bytes, size(run.weight_bytes)))
+        for one in (run.verify or {}).get("sizes", ()):
+            if one["fp32"] is not None:
+                rows.append((f"{run.name}: {one['format']} file, fp32", one["fp32"], size(one["fp32"])))
+            rows.append((f"{run.name}: {one['format']} file", one["exported"], size(one["exported"])))
+    return section("sizes", "Sizes", bars("Sizes of weights and files", rows)) if rows else ""
+
+
+def sensitivities(runs: list[Run]) -> str:
+    """What `lowbit analyze` found out, where it has looked at the run."""
+    content = []
+    for run in runs:
+        for found in (run.analysis or {}).get("analyses", {}).values():
+            rows = [
+                [
+                    *(one["name"], one["bits"], number(one["only_loss"]), number(one["without_loss"])),
+                    *(percent(one["only_top1"]), decibels(one["weight_sqnr"]), decibels(one["input_sqnr"])),
+                ]
+                for one in found["ranking"]
+            ]
+            head = ["layer", "bits", "loss more, only it", "loss less, all but it", "top-1, only it"]
+            head += ["SQNR of weight", "SQNR of input"]
+            content.append(table(f"{run.name}: {found['title']}", head, rows, left=2))
+    note = "The most sensitive first: by the loss that quantizing it alone adds to the model in fp32."
+    return section("sensitivity", "Sensitive layers", paragraph(note, "note"), *content) if content else ""
+
+
+def environment(runs: list[Run]) -> str:
+    """What the runs were made with; only the first column where all are the same."""
+    records = [{"lowbit": run.record.get("lowbit", "")} | run.record.get("environment", {}) for run in runs]
+    started = [{"started": run.record.get("started", "")} for run in runs]
+    keys = dict.fromkeys(key for record in records for key in record)
+    if all(record == records[0] for record in records):
+        head, rows = ["", "every run"], [[key, records[0][key]] for key in keys]
+    else:
+        head = ["", *(run.name for run in runs)]
+        rows = [[key, *(record.get(key, NOTHING) for record in records)] for key in keys]
+    when = [[run.name, one["started"]] for run, one in zip(runs, started, strict=True)]
+    return section(
+        *(
+            "environment",
+            "Environment",
+            table("Software, processor and settings", head, rows, left=len(head)),
+        ),
+        table("Started", ["run", "time"], when, left=2),
+    )
+
+
+def commands(runs: list[Run]) -> str:
+    """How to make the same again."""
+    content = []
+    for run in runs:
+        content += [heading(run.name), code(reproduce(run))]
+    note = (
+        "The first line is how the run was started; the second gives the same from the config that it kept."
+    )
+    return section("reproduce", "Reproduce", paragraph(note, "note"), *content)
+
+
+def reproduce(run: Run) -> list[str]:
+    """The commands of a run, in their order."""
+    folder = shlex.quote(str(run.path))
+    started = run.record.get("command")
+    lines = [shlex.join(_called(started))] if started else []
+    if run.of_kind("train"):  # a run that only calibrated is made by its first line alone
+        lines.append(f"lowbit train -c {folder}/config.yaml --output-dir {folder}-again")
+    if (run.path / "export").is_dir():
+        lines.append(f"lowbit export {folder}")
+    if run.verify is not None:
+        lines.append(f"lowbit verify {folder} --images {run.verify['images']}")
+    return lines
+
+
+def _called(command: list[str]) -> list[str]:
+    program, *rest = command
+    if program == "__main__.py":
+        return ["python", "-m", "lowbit", *rest]
+    return ["python", program, *rest] if program.endswith(".py") else command

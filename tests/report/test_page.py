@@ -1,0 +1,160 @@
+"""The report in a real browser, and what its text promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lowbit.report import make_page, open_runs, write_report
+from tests.report.fake_run import histograms, write_run
+
+CURVES = ("loss", "top1", "lr", "speed")
+LAYER_CHARTS = ("glance", "sqnr", "scale", "lost", "gain", "weights")
+PHONE, DESK = 390, 1280
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens a page in a scheme and width; every console message and error is collected in `said`."""
+    contexts = []
+
+    def open_it(file: Path, *, scheme: str = "light", width: int = DESK):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.said = []
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.on("request", lambda request: page.said.append(request.url))
+        page.goto(file.resolve().as_uri())
+        assert page.said.pop(0) == page.url  # what was asked for, and nothing after it
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def see_all(page) -> None:
+    """Brings every chart into view, where it is drawn."""
+    for figure in page.locator("figure.chart:visible").all():
+        figure.scroll_into_view_if_needed()
+        figure.locator("canvas").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_everything_is_drawn_and_nothing_complains(open_page, two_runs, scheme, width):
+    page = open_page(two_runs, scheme=scheme, width=width)
+    see_all(page)
+    for key in (*CURVES, *LAYER_CHARTS):
+        assert page.locator(f"#chart-{key} canvas").count() == 1, key
+    assert not page.locator("#chart-inputs").is_visible()  # nobody has analyzed these runs
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.said == []
+
+
+def test_colours_follow_the_reader_also_later(open_page, two_runs):
+    page = open_page(two_runs)
+
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    def drawn():
+        return page.evaluate("document.querySelector('#chart-loss canvas').toDataURL()")
+
+    page.locator("#chart-loss canvas").wait_for()
+    light, picture = background(), drawn()
+    page.emulate_media(color_scheme="dark")
+    page.locator("#chart-loss canvas").wait_for()
+    assert background() != light
+    assert drawn() != picture
+    assert page.said == []
+
+
+def test_headings_captions_and_names(open_page, two_runs):
+    page = open_page(two_runs)
+    assert page.locator("h1").count() == 1
+    assert page.locator("main section").count() == page.locator("main h2").count() >= 8
+    assert page.locator("table:not(.u-legend)").count() == page.locator("table caption").count() > 5
+    assert page.locator("html").get_attribute("lang") == "en"
+    links = page.locator("nav a").all()
+    assert all(page.locator(link.get_attribute("href")).count() == 1 for link in links)
+    assert len(links) == page.locator("main section").count()
+
+
+def test_charts_can_be_read_by_keyboard_and_as_tables(open_page, two_runs):
+    page = open_page(two_runs)
+    page.locator("#chart-top1 canvas").wait_for()
+    page.locator("#chart-top1 .plot").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    values = page.locator("#chart-top1 .u-value").all_text_contents()
+    assert values[0] == "2"  # the second epoch
+    page.locator("#chart-top1 summary").press("Enter")
+    page.locator("#chart-top1 details tbody tr").first.wait_for()
+    assert page.locator("#chart-top1 details tbody tr").count() == 6
+    toggle = page.locator("#chart-top1 .u-series th[role=button]").first
+    toggle.press("Enter")
+    assert "u-off" in page.locator("#chart-top1 .u-series").nth(1).get_attribute("class")
+
+
+def test_a_layer_is_chosen_by_list_or_by_point(open_page, two_runs):
+    page = open_page(two_runs)
+    see_all(page)
+
+    def drawn():
+        page.locator("#chart-sqnr canvas").wait_for()
+        return page.evaluate("document.querySelector('#chart-sqnr canvas').toDataURL()")
+
+    first = drawn()
+    page.locator("#layer").select_option("2")
+    page.wait_for_timeout(300)  # drawn anew when the browser has looked what is in view
+    assert drawn() != first
+    page.locator("#chart-glance .plot").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    assert page.locator("#layer").input_value() == "0"
+    assert page.said == []
+
+
+def test_a_large_run_is_small_enough_and_opens(open_page, tmp_path):
+    runs = open_runs([write_run(tmp_path / "large", layers=100, epochs=200)])
+    file = tmp_path / "report.html"
+    file.write_text(make_page(runs, [histograms(100)]), "utf-8")
+    assert file.stat().st_size <= 5_000_000
+    page = open_page(file)
+    page.locator("#chart-loss canvas").wait_for()
+    assert page.locator("#layer option").count() == 100
+
+
+def test_names_cannot_break_the_page(tmp_path, open_page):
+    folder = write_run(tmp_path / "<b>&'\"", layers=1)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan[0]["name"] = "</script><script>alert(1)</script>"
+    (folder / "plan.json").write_text(json.dumps(plan))
+    file = tmp_path / "report.html"
+    file.write_text(make_page(open_runs([folder]), [{}]), "utf-8")
+    page = open_page(file)
+    page.locator("#chart-loss canvas").wait_for()
+    assert page.locator("h1").text_content() == "<b>&'\""
+    assert page.locator("#layer option").first.text_content() == plan[0]["name"]
+    assert page.said == []
+
+
+def test_the_file_names_no_other(two_runs):
+    text = two_runs.read_text("utf-8")
+    outside = re.findall(r"""(?:src|href)=["']?(?!#)([^"'\s>]+)""", text.split("<script>")[0])
+    assert outside == []
+    assert "connect-src" not in text and "default-src 'none'" in text
+    assert "Leon Sorokin" in text  # the licence of the charts goes with them
+
+
+def test_a_run_without_checkpoints_is_reported_and_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", verified=False)
+    lines = write_report([folder], folder / "report.html")
+    assert lines == [f"run: no histograms of the weights: {folder} has no checkpoint"]
+    assert 'id="verify"' not in (folder / "report.html").read_text("utf-8")

@@ -1,0 +1,45 @@
+"""Sections of tables and text."""
+
+from __future__ import annotations
+
+import re
+
+from lowbit.report import open_run, sections
+from tests.report.fake_run import write_run
+
+
+def test_commands_are_those_of_the_run(tmp_path):
+    run = open_run(write_run(tmp_path / "my run"))
+    assert sections.reproduce(run) == [
+        "lowbit train -c 'my config.yaml'",
+        f"lowbit train -c '{run.path}'/config.yaml --output-dir '{run.path}'-again",
+        f"lowbit verify '{run.path}' --images 200",
+    ]
+    run.record["command"][0] = "train.py"
+    assert sections.reproduce(run)[0].startswith("python train.py ")
+    run.record["command"][0] = "__main__.py"
+    assert sections.reproduce(run)[0].startswith("python -m lowbit ")
+
+
+def test_the_sickest_gradient_comes_first(tmp_path):
+    run = open_run(write_run(tmp_path / "run", layers=12))
+    run.of_kind("health")[-1]["layers"]["layers.7.conv"]["grad_input.grad_output"]["sqnr"] = -3.0
+    text = sections.gradients([run])
+    assert re.findall(r'<th scope="row">(.*?)</th>', text)[0] == "layers.7.conv"
+    assert "16 more of run" in text
+    assert text.count("grad_weight") + text.count("grad_input") == 24
+
+
+def test_what_there_is_not_has_no_section(tmp_path):
+    folder = write_run(tmp_path / "run", verified=False)
+    (folder / "plan.json").unlink()
+    run = open_run(folder)
+    assert sections.verified([run]) == sections.plans([run]) == sections.sizes([run]) == ""
+    assert sections.sensitivities([run]) == ""
+
+
+def test_the_plan_says_how_each_operand_is_quantized(tmp_path):
+    text = sections.plans([open_run(write_run(tmp_path / "run"))])
+    assert text.count("int4 NHW stochastic") == 6
+    assert text.count("forward, grad_input<") == 3
+    assert ">note<" not in text  # a column without a word is left out
