@@ -27,7 +27,8 @@ class Scripts:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """One test. `extra` goes behind the training command; the rest fills its page and the support table."""
+    """One test. `extra` goes behind the training command, `evaluation` behind that of evaluation; the rest
+    fills its page and the support table."""
 
     config: str
     page: str
@@ -38,6 +39,7 @@ class Chain:
     exported: str = "`inference.json`, `inference.pdiparams`, `inference.yml` (Paddle Inference)"
     change: str
     extra: str = ""
+    evaluation: str = ""
     replaces_training: str | None = None
     gpus: str = _CARDS
 
@@ -89,8 +91,10 @@ CHAINS = {
         about="Trains with 4-bit weights, inputs and gradients, and exports the model with its 4-bit weights "
         "and inputs.",
         exported="`inference.*`, quantized as in training",
-        change=f"{_EPOCHS} `-c` on line 14 names the recipe; others are in `recipes/`.",
-        extra="-c recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml",
+        change=f"{_EPOCHS} `--recipe` on line 14 names the recipe; others are in `recipes/`. `-c` names the "
+        "config, whose images have 64 pixels a side, and so line 17; for whole data give your model's.",
+        extra="-c configs/lite.yaml --recipe recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml",
+        evaluation="--resize-size=72 --crop-size=64",
         replaces_training="tools/train_qt.py",
     ),
     "fleet": Chain(
@@ -164,7 +168,7 @@ def config_text(scripts: Scripts, name: str) -> str:
         f"{chain.trainer}:{training_command(scripts, chain)}",
         "##",
         _title("eval_params"),
-        f"eval:{scripts.evaluate}",
+        f"eval:{scripts.evaluate} {chain.evaluation}".strip(),
         "##",
         _title("infer_params"),
         *_export_lines(scripts, name, folder),

@@ -32,4 +32,4 @@ def test_no_two_chains_share_a_folder():
 def test_training_commands():
     assert training_command(SCRIPTS, CHAINS["pact"]) == "train.py --net=a --pact_quant"
     low = training_command(SCRIPTS, CHAINS["qt"])
-    assert low.startswith("tools/train_qt.py --net=a -c recipes/qt_W4_mse")
+    assert low.startswith("tools/train_qt.py --net=a -c configs/lite.yaml --recipe recipes/qt_W4")

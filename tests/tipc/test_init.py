@@ -43,8 +43,7 @@ def test_what_is_shipped_is_what_init_writes(tmp_path):
 def test_scripts_and_recipes_that_configs_name_exist():
     for config in SHIPPED.glob("configs/*/*.txt"):
         for name in re.findall(r"[\w/]+\.(?:py|yaml)\b", config.read_text("utf-8")):
-            if name != "tools/train_qt.py":  # comes with low-precision training
-                assert (ROOT / name).is_file(), f"{config}: {name}"
+            assert (ROOT / name).is_file(), f"{config}: {name}"
 
 
 @pytest.mark.parametrize("page", sorted(SHIPPED.glob("**/*.md")), ids=lambda path: path.name)
