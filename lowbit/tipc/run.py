@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import lowbit
 from lowbit.errors import LowbitError
 from lowbit.tipc.display import Display
 from lowbit.tipc.judge import Judge
@@ -19,7 +21,7 @@ from lowbit.tipc.left_files import find_weights
 from lowbit.tipc.process import Outcome, run_program
 from lowbit.tipc.result import ChainResult, Check, Status, StepResult
 from lowbit.tipc.result_files import append_status, status_line, write_result
-from lowbit.tipc.step import ChainPlan, Step, StepKind
+from lowbit.tipc.step import ChainPlan, Environment, Step, StepKind
 from lowbit.training.interruption import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it
@@ -127,7 +129,7 @@ class _Runner:
             # What an earlier run on lite data left is worth nothing, and of some models takes gigabytes.
             shutil.rmtree(self._plan.root / step.folder, ignore_errors=True)
         before = self._judge.look(step)
-        outcome = self._program(step.arguments, step.log, step, self._timeout())
+        outcome = self._program(step.arguments, step.log, step.environment, self._timeout())
         checks: list[Check] = []
         reason = self._trouble(step, outcome)
         if reason is None:
@@ -149,14 +151,21 @@ class _Runner:
     def _run_check(self, step: Step, arguments: Sequence[str]) -> Outcome:
         self._display.line("comparing the exported model with the trained one")
         log = f"{step.log.removesuffix('.log')}_check.log"
-        return self._program(arguments, log, step, _CHECK_SECONDS)
+        # A repository may have folders that are called like packages: ours are not to be looked for there.
+        paths = filter(None, (os.environ.get("PYTHONPATH"), str(Path(lowbit.__file__).parents[1])))
+        variables = {**step.environment, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        left = self._time_left()
+        timeout = _CHECK_SECONDS if left is None else min(_CHECK_SECONDS, left)
+        return self._program(arguments, log, variables, timeout)
 
-    def _program(self, arguments: Sequence[str], log: str, step: Step, timeout: float | None) -> Outcome:
+    def _program(
+        self, arguments: Sequence[str], log: str, environment: Environment, timeout: float | None
+    ) -> Outcome:
         return run_program(
             arguments,
             folder=self._plan.root,
             log=self._plan.root / log,
-            environment=step.environment,
+            environment=environment,
             timeout=timeout,
             on_line=self._display.line,
             is_interrupted=lambda: self._interruption.asked,
