@@ -54,7 +54,7 @@ def test_what_is_written_is_complete_and_says_no_more_of_rules_than_they_said():
     written = yaml.safe_load(dump_recipe(Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])))
     assert written == {
         "rules": [{"forward": {"weight": {"grid": "int8"}}}],
-        "calibration": {"steps": 0},
+        "calibration": {"steps": 0, "correct_bias": False},
         "batch_norm": {"fold": "export", "freeze_after": None},
         "pact": {"initial": "data", "learning_rate": 1.0, "weight_decay": 0.0001},
     }
