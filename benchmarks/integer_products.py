@@ -38,6 +38,10 @@ LAYERS = {
     "1x1 512-128@28": (512, 128, 28, 1, 1),
     "3x3 16@32": (16, 16, 32, 3, 1),
     "linear 512-1000": (512, 1000, 1, 1, 1),
+    "depthwise 3x3 96@56": (96, 96, 56, 3, 1),
+    "depthwise 3x3/2 96@56": (96, 96, 56, 3, 2),
+    "depthwise 5x5 240@14": (240, 240, 14, 5, 1),
+    "depthwise 5x5 576@7": (576, 576, 7, 5, 1),
 }
 # name: bounds of the activations, of the gradients and of the weights
 BITS = {
@@ -60,7 +64,7 @@ def geometry_of(layer: str, batch: int) -> Geometry:
         stride=(stride, stride),
         padding=(kernel // 2,) * 4,
         dilation=(1, 1),
-        groups=1,
+        groups=channels if layer.startswith("depthwise") else 1,
     )
 
 
@@ -70,7 +74,7 @@ class Layer:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         self.rng = np.random.default_rng(0)
-        weight = (geometry.outputs, geometry.input[1], *geometry.kernel)
+        weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
         self.shapes = {"x": geometry.input, "dy": geometry.output, "w": weight}
         self.kept: list[np.ndarray] = []  # alive, since only their addresses go on
 

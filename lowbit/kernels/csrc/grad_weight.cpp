@@ -9,7 +9,8 @@ namespace lowbit::weight {
 
 namespace {
 
-constexpr int64_t kRectangleBytes = 128 * 1024;  // of sums: they stay in the second cache
+// Of sums, and of values: they stay in the second cache; in the first where they are scaled with every sample.
+constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
 
 // What is summed over, as runs of words: dy's lie one after the other, x's row after row.
 struct Walk {
@@ -17,7 +18,7 @@ struct Walk {
     int64_t x_set, x_row;  // bytes
 
     Walk(const WeightPlan& plan)
-        : sets(plan.by_sample ? 1 : plan.sets), rows(plan.out_h), words(plan.words), x_set(plan.set_bytes),
+        : sets(plan.by_sample ? 1 : plan.sets), rows(plan.set_rows), words(plan.words), x_set(plan.set_bytes),
           x_row(plan.g.stride_h * plan.row_bytes) {
         if (rows == 1) {  // then sets are as good as rows
             rows = sets;
@@ -172,7 +173,8 @@ class Product {
 void grad_weight(const WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw, int64_t* sums) {
     Product product(plan, weight_loops(plan.set), dy, x);
     product.pack();
-    const int64_t most = kRectangleBytes / (plan.taps * plan.tile_panels * kPanel * int64_t(sizeof(int32_t)));
+    const int64_t bytes = plan.by_sample ? kSampleBytes : kRectangleBytes;
+    const int64_t most = bytes / (plan.taps * plan.tile_panels * kPanel * int64_t(sizeof(int32_t)));
     const int64_t channels = piece(plan.group_channels, most > plan.tile_channels ? most : plan.tile_channels);
     for (int64_t group = 0; group < plan.g.groups; ++group) {
         for (int64_t panel = 0; panel < plan.panels; panel += plan.tile_panels) {

@@ -1,10 +1,11 @@
 // Packing for the weight's gradient: what grad_weight_plan.h describes.
-// Inlined into functions that are compiled for one instruction set each; see grad_weight.cpp.
+// Inlined into functions that are compiled for one instruction set each; see grad_weight_loops.cpp.
 #pragma once
 #include "grad_weight_plan.h"
 #include "loops.h"
 
 #include <cstring>
+#include <vector>
 
 namespace lowbit::weight {
 
@@ -17,20 +18,20 @@ LOWBIT_INLINE T packed(uint8_t byte, int32_t shift) {
     return kSigned ? T(int8_t(byte)) : T(byte);
 }
 
-// to[i * images + image] = from[image][i * stride]
-template <class T, bool kSigned, int kImages>
+// to[i * lanes + lane] = from[lane][i * stride]; one lane where the word's integers are pixels.
+template <class T, bool kSigned, int kLanes>
 LOWBIT_INLINE void interleave(T* __restrict to, const uint8_t* const* from, int64_t count, int64_t stride,
                               int32_t shift) {
     const uint8_t* a = from[0];
-    const uint8_t* b = from[kImages > 1 ? 1 : 0];
-    const uint8_t* c = from[kImages > 2 ? 2 : 0];
-    const uint8_t* d = from[kImages > 2 ? 3 : 0];
+    const uint8_t* b = from[kLanes > 1 ? 1 : 0];
+    const uint8_t* c = from[kLanes > 2 ? 2 : 0];
+    const uint8_t* d = from[kLanes > 2 ? 3 : 0];
     const auto all = [=](int64_t step) LOWBIT_INLINE_LAMBDA {
         for (int64_t i = 0; i < count; ++i) {
-            to[i * kImages] = packed<T, kSigned>(a[i * step], shift);
-            if (kImages > 1) to[i * kImages + 1] = packed<T, kSigned>(b[i * step], shift);
-            if (kImages > 2) to[i * kImages + 2] = packed<T, kSigned>(c[i * step], shift);
-            if (kImages > 2) to[i * kImages + 3] = packed<T, kSigned>(d[i * step], shift);
+            to[i * kLanes] = packed<T, kSigned>(a[i * step], shift);
+            if (kLanes > 1) to[i * kLanes + 1] = packed<T, kSigned>(b[i * step], shift);
+            if (kLanes > 2) to[i * kLanes + 2] = packed<T, kSigned>(c[i * step], shift);
+            if (kLanes > 2) to[i * kLanes + 3] = packed<T, kSigned>(d[i * step], shift);
         }
     };
     if (stride == 1) {
@@ -40,43 +41,119 @@ LOWBIT_INLINE void interleave(T* __restrict to, const uint8_t* const* from, int6
     }
 }
 
-template <class T, bool kSigned, int kImages>
+// The rows of a channel are packed from the first to the last, kChunk bytes at a time: what is written behind the
+// end of one is written again with the next, and behind the last one there is room for it.
+
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+typedef uint8_t Bytes8 __attribute__((vector_size(8)));
+typedef uint32_t Ints8 __attribute__((vector_size(32)));
+
+// Eight bytes, each with three zeros behind it.
+LOWBIT_INLINE void widen(const uint8_t* from, Ints8& to) {
+    Bytes8 bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    to = __builtin_convertvector(bytes, Ints8);
+}
+
+// The pixels of one chunk: 32 of bytes in one lane, 8 in four, 16 of 16 bits in one, 8 in two.
+template <class T, bool kSigned, int kLanes>
+LOWBIT_INLINE void pack_chunk(T* to, const uint8_t* const* from, int64_t at, int32_t shift) {
+    if (sizeof(T) == 1) {
+        Bytes32 bytes;
+        if (kLanes == 1) {
+            memcpy(&bytes, from[0] + at, sizeof bytes);
+        } else {
+            Ints8 a, b, c, d;
+            widen(from[0] + at, a);
+            widen(from[kLanes > 1 ? 1 : 0] + at, b);
+            widen(from[kLanes > 2 ? 2 : 0] + at, c);
+            widen(from[kLanes > 2 ? 3 : 0] + at, d);
+            a |= b << 8 | c << 16 | d << 24;
+            memcpy(&bytes, &a, sizeof bytes);
+        }
+        bytes += uint8_t(shift);
+        memcpy(to, &bytes, sizeof bytes);
+        return;
+    }
+    int16_t values[kChunk / 2];
+    for (int64_t i = 0; i < kChunk / 2 / kLanes; ++i) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+            values[i * kLanes + lane] = packed<int16_t, kSigned>(from[lane][at + i], 0);
+        }
+    }
+    memcpy(to, values, sizeof values);
+}
+
+LOWBIT_INLINE void fill(uint8_t* to, int64_t bytes, int32_t zero) {
+    Bytes32 zeros = {};
+    zeros += uint8_t(zero);
+    for (int64_t i = 0; i < bytes; i += kChunk) memcpy(to + i, &zeros, sizeof zeros);
+}
+
+// The columns with one rest: [first, last) of them lie in the image.
+struct Span {
+    int64_t first, last;
+    bool used;
+
+    Span(const WeightPlan& plan, int64_t phase) : used(plan.uses_phase(phase)) {
+        const int64_t before = plan.g.pad_left - phase, end = plan.g.width + before;
+        first = before > 0 ? (before + plan.g.stride_w - 1) / plan.g.stride_w : 0;
+        last = end > 0 ? (end + plan.g.stride_w - 1) / plan.g.stride_w : 0;
+        if (last > plan.columns()) last = plan.columns();
+        if (first > last) first = last;
+    }
+};
+
+template <class T, bool kSigned, int kLanes>
 LOWBIT_INLINE void pack_x_as(const WeightPlan& plan, const uint8_t* x, uint8_t* out) {
+    constexpr int64_t kPixel = kLanes * sizeof(T), kPixels = kChunk / kPixel;
     const lowbit_geometry& g = plan.g;
-    const int64_t plane = g.height * g.width, columns = plan.columns();
+    const int64_t step = g.stride_w;
+    const bool by_images = plan.lanes_are == Lanes::images;
+    const uint8_t* end = x + g.batch * g.channels * g.height * g.width;
+    const std::vector<uint8_t> zeros(size_t(g.width + kChunk));
+    std::vector<Span> spans;
+    for (int64_t phase = 0; phase < step; ++phase) spans.emplace_back(plan, phase);
+    std::vector<char> used;
+    for (int64_t row = 0; row < plan.rows; ++row) used.push_back(plan.uses_row(row));
     for (int64_t c = 0; c < g.channels; ++c) {
         for (int64_t set = 0; set < plan.sets; ++set) {
-            const uint8_t* from[kImages];
-            for (int64_t image = 0; image < kImages; ++image) {
-                const int64_t n = set * kImages + image;
-                from[image] = x + ((n < g.batch ? n : 0) * g.channels + c) * plane;
-            }
             for (int64_t row = 0; row < plan.rows; ++row) {
-                if (!plan.uses_row(row)) continue;
-                const int64_t h = row - g.pad_top;
-                for (int64_t phase = 0; phase < g.stride_w; ++phase) {
-                    if (!plan.uses_phase(phase)) continue;
-                    T* to = reinterpret_cast<T*>(out + c * plan.channel_bytes + set * plan.set_bytes +
-                                                 row * plan.row_bytes + phase * plan.phase_bytes);
-                    // Columns [first, last) of this rest lie in the image.
-                    int64_t first = 0, last = 0;
-                    if (h >= 0 && h < g.height) {
-                        const int64_t before = g.pad_left - phase;
-                        first = before > 0 ? (before + g.stride_w - 1) / g.stride_w : 0;
-                        const int64_t end = g.width + before;  // of the image, in columns of the padded row
-                        last = end > 0 ? (end + g.stride_w - 1) / g.stride_w : 0;
-                        if (last > columns) last = columns;
-                        if (first > last) first = last;
+                const uint8_t* from[kLanes];
+                bool any = false;
+                for (int64_t lane = 0; lane < kLanes; ++lane) {
+                    const int64_t n = by_images ? set * kLanes + lane : set;
+                    const int64_t h = row - g.pad_top + (by_images ? 0 : lane * plan.set_rows * g.stride_h);
+                    const bool there = n < g.batch && h >= 0 && h < g.height;
+                    from[lane] = there ? x + ((n * g.channels + c) * g.height + h) * g.width : zeros.data();
+                    any |= there;
+                }
+                for (int64_t phase = 0; phase < step; ++phase) {
+                    const Span span = spans[phase];
+                    if (!used[row] || !span.used) continue;
+                    uint8_t* to = out + c * plan.channel_bytes + set * plan.set_bytes + row * plan.row_bytes +
+                                  phase * plan.phase_bytes;
+                    if (!any || span.first == span.last) {
+                        fill(to, plan.phase_bytes, plan.zero);
+                        continue;
                     }
-                    for (int64_t i = 0; i < first * kImages; ++i) to[i] = T(plan.zero);
-                    if (first < last) {
-                        const uint8_t* start[kImages];
-                        const int64_t offset = h * g.width + first * g.stride_w + phase - g.pad_left;
-                        for (int image = 0; image < kImages; ++image) start[image] = from[image] + offset;
-                        interleave<T, kSigned, kImages>(to + first * kImages, start, last - first, g.stride_w,
-                                                       plan.zero);
+                    const uint8_t* start[kLanes];
+                    const int64_t count = span.last - span.first;
+                    bool room = step == 1;  // to read whole chunks
+                    for (int lane = 0; lane < kLanes; ++lane) {
+                        start[lane] = from[lane] + span.first * step + phase - g.pad_left;
+                        room &= from[lane] == zeros.data() || end - start[lane] >= count + kPixels;
                     }
-                    for (int64_t i = last * kImages; i < columns * kImages; ++i) to[i] = T(plan.zero);
+                    T* pixels = reinterpret_cast<T*>(to + span.first * kPixel);
+                    fill(to, span.first * kPixel, plan.zero);
+                    if (room) {
+                        for (int64_t i = 0; i < count; i += kPixels) {
+                            pack_chunk<T, kSigned, kLanes>(pixels + i * kLanes, start, i, plan.zero);
+                        }
+                    } else {
+                        interleave<T, kSigned, kLanes>(pixels, start, count, step, plan.zero);
+                    }
+                    fill(to + span.last * kPixel, plan.phase_bytes - span.last * kPixel, plan.zero);
                 }
             }
         }
@@ -90,42 +167,51 @@ LOWBIT_INLINE void side_by_side(const uint8_t* const* rows, int64_t count, uint8
     }
 }
 
-template <class T, bool kSigned, int kImages>
+template <class T, bool kSigned, int kLanes>
 LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, uint8_t* out) {
-    constexpr int64_t kWhole = kWord / sizeof(T);  // integers in a word; kImages is 1 where they are pixels
+    constexpr int64_t kWhole = kWord / sizeof(T);  // integers in a word
     const lowbit_geometry& g = plan.g;
-    const int64_t plane = plan.out_h * plan.out_w;
-    // Rows that end with a word follow each other as one.
-    const bool one = kImages > 1 || plan.out_w % kWhole == 0;
-    const int64_t lines = one ? 1 : plan.out_h, length = one ? plane : plan.out_w;
-    constexpr int64_t kPixels = kPart * kWhole / kImages;  // of one part
+    const bool by_images = plan.lanes_are == Lanes::images;
+    // Rows that end with a word and with an image follow each other as one.
+    const bool one = by_images || (kLanes == 1 && plan.out_w % kWhole == 0);
+    const int64_t lines = one ? 1 : plan.set_rows, length = one ? plan.out_h * plan.out_w : plan.out_w;
+    constexpr int64_t kPixels = kPart * kWhole / kLanes;  // of one part
     alignas(64) uint8_t words[kPanel][kPart * kWord];
-    uint8_t zeros[kPixels] = {};
+    const uint8_t zeros[kPixels] = {};
+    const uint8_t* rows[kPanel];
+    for (int64_t o = 0; o < kPanel; ++o) rows[o] = words[o];
     for (int64_t panel = 0; panel < g.groups * plan.panels; ++panel) {
         const int64_t first = panel % plan.panels * kPanel;  // output of the group
+        const int64_t output = panel / plan.panels * plan.group_outputs + first;
         for (int64_t set = 0; set < plan.sets; ++set) {
+            int64_t filled = 0;  // words of each row
             for (int64_t line = 0; line < lines; ++line) {
                 for (int64_t start = 0; start < length; start += kPixels) {
                     const int64_t count = length - start < kPixels ? length - start : kPixels;
-                    const int64_t filled = (count * kImages + kWhole - 1) / kWhole;
-                    const uint8_t* rows[kPanel];
-                    for (int64_t o = 0; o < kPanel; ++o) {
-                        T* to = reinterpret_cast<T*>(words[o]);
-                        const uint8_t* from[kImages];
-                        for (int64_t image = 0; image < kImages; ++image) {
-                            const int64_t n = set * kImages + image;
-                            const int64_t output = panel / plan.panels * plan.group_outputs + first + o;
-                            const bool there = n < g.batch && first + o < plan.group_outputs;
-                            from[image] = there ? dy + (n * g.outputs + output) * plane + line * length + start : zeros;
-                        }
-                        interleave<T, kSigned, kImages>(to, from, count, 1, 0);
-                        for (int64_t i = count * kImages; i < filled * kWhole; ++i) to[i] = 0;
-                        rows[o] = words[o];
+                    const int64_t more = (count * kLanes + kWhole - 1) / kWhole;
+                    if (filled + more > kPart) {
+                        side_by_side(rows, filled, out);
+                        out += filled * kPanel * kWord;
+                        filled = 0;
                     }
-                    side_by_side(rows, filled, out);
-                    out += filled * kPanel * kWord;
+                    for (int64_t o = 0; o < kPanel; ++o) {
+                        T* to = reinterpret_cast<T*>(words[o] + filled * kWord);
+                        const uint8_t* from[kLanes];
+                        for (int64_t lane = 0; lane < kLanes; ++lane) {
+                            const int64_t n = by_images ? set * kLanes + lane : set;
+                            const int64_t row = by_images ? 0 : line + lane * plan.set_rows;
+                            const bool there = n < g.batch && row < plan.out_h && first + o < plan.group_outputs;
+                            const int64_t at = ((n * g.outputs + output + o) * plan.out_h + row) * plan.out_w + start;
+                            from[lane] = there ? dy + at : zeros;
+                        }
+                        interleave<T, kSigned, kLanes>(to, from, count, 1, 0);
+                        for (int64_t i = count * kLanes; i < more * kWhole; ++i) to[i] = 0;
+                    }
+                    filled += more;
                 }
             }
+            side_by_side(rows, filled, out);
+            out += filled * kPanel * kWord;
         }
     }
 }
@@ -133,12 +219,12 @@ LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, uint8_t
 // Calls f with the type, the sign and the lanes that the plan has.
 #define LOWBIT_WITH_LAYOUT(FUNCTION, PLAN, IS_SIGNED, ...)                      \
     if ((PLAN).lanes == 4) {                                                    \
-        if ((PLAN).by_images) {                                                 \
+        if ((PLAN).lanes_are != Lanes::pixels) {                                                 \
             FUNCTION<uint8_t, false, 4>(PLAN, __VA_ARGS__);                     \
         } else {                                                                \
             FUNCTION<uint8_t, false, 1>(PLAN, __VA_ARGS__);                     \
         }                                                                       \
-    } else if ((PLAN).by_images) {                                              \
+    } else if ((PLAN).lanes_are != Lanes::pixels) {                                              \
         if (IS_SIGNED) {                                                        \
             FUNCTION<int16_t, true, 2>(PLAN, __VA_ARGS__);                      \
         } else {                                                                \

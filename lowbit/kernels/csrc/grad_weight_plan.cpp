@@ -58,23 +58,29 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     tile_channels = widest_tile(route, set);
     tile_panels = route == Route::vnni && set == InstructionSet::avx512vnni ? 2 : 1;
 
-    // The lanes are what fills up fewer words with nothing; pixels, when it is the same: they pack faster.
-    const int64_t words_by_pixels = g.batch * up(out_w, lanes), words_by_images = up(g.batch, lanes) * out_w;
-    by_images = !by_sample && words_by_images < words_by_pixels;
-    sets = by_images ? up(g.batch, lanes) : g.batch;
-    words = by_images ? out_w : up(out_w, lanes);
+    // The lanes are what fills up fewer words with nothing. Where that is the same: images or strips, since with
+    // several taps the words of pixels do not lie at words' places; with one tap they do, and pack faster.
+    const int64_t by_images = up(g.batch, lanes) * out_h * out_w, by_strips = g.batch * up(out_h, lanes) * out_w;
+    const int64_t by_pixels = g.batch * out_h * up(out_w, lanes) - (taps == 1 ? 1 : 0);
+    if (!by_sample && by_images <= by_strips && by_images <= by_pixels) {
+        lanes_are = Lanes::images;
+    } else {
+        lanes_are = by_strips <= by_pixels ? Lanes::strips : Lanes::pixels;
+    }
+    sets = lanes_are == Lanes::images ? up(g.batch, lanes) : g.batch;
+    set_rows = lanes_are == Lanes::strips ? up(out_h, lanes) : out_h;
+    words = lanes_are == Lanes::pixels ? up(out_w, lanes) : out_w;
 
-    pixel = by_images ? kWord : kWord / lanes;
+    pixel = lanes_are == Lanes::pixels ? kWord / lanes : kWord;
     const int64_t reach = (g.kernel_w - 1) * g.dilation_w / g.stride_w;  // columns of a rest beyond a pixel's own
     phase_bytes = words * kWord + reach * pixel;
     row_bytes = g.stride_w * phase_bytes;
-    rows = (out_h - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
+    rows = (set_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
     set_bytes = rows * row_bytes;
-    channel_bytes = sets * set_bytes;
-    // The channels of a tile are read side by side: at this distance they would share the same lines of the cache.
-    if (channel_bytes % 1024 == 0) channel_bytes += 64;
+    // Room for the last chunk, which also keeps the channels of a tile apart in the cache.
+    channel_bytes = sets * set_bytes + kChunk;
     panels = up(group_outputs, kPanel);
-    panel_bytes = sets * out_h * words * kPanel * kWord;
+    panel_bytes = sets * set_rows * words * kPanel * kWord;
 }
 
 bool WeightPlan::uses_row(int64_t row) const {

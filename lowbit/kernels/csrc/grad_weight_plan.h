@@ -3,9 +3,9 @@
 // dw[o, c, tap] is a sum over images and pixels: dy's channel o times what the tap sees of x's channel c. Both
 // operands are packed into words of 4 bytes, so that one instruction multiplies a word of one channel of x with
 // the words of 8 or 16 channels of dy and adds up inside the word. A word is 4 integers of 8 bits, or 2 of 16
-// where products of bytes could leave what AVX2's vpmaddubsw can hold. They are the same pixel of 4 (2) images,
-// or 4 (2) neighbouring pixels of one image; a tap shifts x by whole words in the first case and by the bytes of
-// one pixel in the second, so it never breaks one.
+// where products of bytes could leave what AVX2's vpmaddubsw can hold. They are the same pixel of 4 (2) images;
+// or the same pixel of the 4 (2) strips of rows that one image is cut into; or 4 (2) neighbouring pixels. A tap
+// shifts x by whole words in the first two cases and by the bytes of one pixel in the last, so it never breaks one.
 //
 //   x   [channels][sets of images][rows][columns' rests modulo the stride][columns of that rest]
 //   dy  [16 outputs of a group][sets of images][rows][words of a row][16]
@@ -20,6 +20,7 @@ namespace lowbit::weight {
 
 constexpr int64_t kPanel = 16;        // outputs side by side
 constexpr int64_t kWord = 4;          // bytes
+constexpr int64_t kChunk = 32;        // bytes that packing writes in one go
 constexpr int64_t kBlockWords = 128;  // summed in one go: 8 KB of dy, which stay in the first cache
 
 // How words are multiplied.
@@ -29,6 +30,9 @@ enum class Route {
     bytes,   // bytes, the sums of a word to 32 bits at once
     vnni,    // bytes, sums of 32 bits by one instruction
 };
+
+// What the integers of a word are.
+enum class Lanes { images, strips, pixels };
 
 // One rectangle of sums: a few channels of x by the outputs of one panel or two, for one tap, over some rows.
 struct WeightTile {
@@ -57,13 +61,14 @@ struct WeightPlan {
     int64_t limit;   // words until a sum of 32 bits could overflow
     int32_t zero;    // how a zero of x is packed: not as 0 where x was shifted to be unsigned
     int64_t lanes;   // integers in a word
-    bool by_images;  // the lanes are images
-    int64_t sets;    // of that many images, or of one image
+    Lanes lanes_are;
+    int64_t sets;      // of that many images, or of one image
+    int64_t set_rows;  // rows of dy in a set: an image's, or a strip's
 
     int64_t pixel;        // bytes from one pixel of x to the next
     int64_t phase_bytes;  // the columns of one rest
     int64_t row_bytes, set_bytes, channel_bytes;
-    int64_t rows;                        // of x, with what lies outside of the image
+    int64_t rows;                        // of x in a set, with what lies outside of the image
     int64_t words;                       // of a row of dy
     int64_t panels, panel_bytes;         // of dy; a group's
     int64_t tile_channels, tile_panels;  // the largest tile that there is

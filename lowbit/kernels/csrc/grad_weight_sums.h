@@ -1,6 +1,6 @@
 // From exact sums to the weight's gradient. A tile's sums lie as [channels][taps][outputs], `width` outputs: here
 // they get their scales, and then the weight's own order.
-// Inlined into functions that are compiled for one instruction set each; see grad_weight.cpp.
+// Inlined into functions that are compiled for one instruction set each; see grad_weight_loops.cpp.
 #pragma once
 #include "grad_weight_plan.h"
 #include "loops.h"
