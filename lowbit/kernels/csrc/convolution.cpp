@@ -56,7 +56,8 @@ Phase phase_of(int64_t phase, int64_t size, int64_t kernel, int64_t stride, int6
 
 Convolution forward_of(const lowbit_geometry& g) {
     Convolution convolution{g.batch, g.groups, g.kernel_h * g.kernel_w, input_of(g), output_of(g), 0, 0, 0, 0, {}};
-    Part part{{},           convolution.result.height, convolution.result.width, g.stride_h, g.stride_w, 0, 0, 1, 1};
+    const Image& result = convolution.result;
+    Part part{{}, result.height, result.width, g.stride_h, g.stride_w, 0, 0, 1, 1};
     for (int64_t row = 0; row < g.kernel_h; row++) {
         for (int64_t column = 0; column < g.kernel_w; column++) {
             part.taps.push_back({row * g.dilation_h - g.pad_top, column * g.dilation_w - g.pad_left,

@@ -15,7 +15,7 @@ int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, con
         }
         const int64_t outputs = geometry->outputs / geometry->groups;
         lowbit::conv::run(lowbit::conv::forward_of(*geometry),
-                    {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
+                          {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
     } catch (const std::bad_alloc&) {
         return -1;
     }
@@ -31,7 +31,7 @@ int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy,
         }
         const bool by_tap = dy->of_pixel != 0 && !sums;  // sums are over all taps
         lowbit::conv::run(lowbit::conv::grad_input_of(*geometry, by_tap),
-                    {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
+                          {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
     } catch (const std::bad_alloc&) {
         return -1;
     }

@@ -52,8 +52,9 @@ void Weights::pack_panel(const uint8_t* first, const uint8_t* end, int64_t panel
     interleave_rows(reinterpret_cast<const uint32_t*>(rows), row / 4,
                     reinterpret_cast<uint32_t*>(panels_ + panel * layout_.panel_bytes));
     for (int64_t i = 0; i < kPanel * taps; i++) {
-        int64_t& correction = corrections_[(i % taps * layout_.panels + panel) * kPanel + i / taps];
-        correction = layout_.offset ? -layout_.offset * sum_of_bytes(rows + i * layout_.channels, layout_.channels) : 0;
+        // Without an offset, which words never have, there is nothing to take back.
+        const int64_t sum = layout_.offset ? sum_of_bytes(rows + i * layout_.channels, layout_.channels) : 0;
+        corrections_[(i % taps * layout_.panels + panel) * kPanel + i / taps] = -layout_.offset * sum;
     }
 }
 
