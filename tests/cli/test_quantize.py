@@ -15,8 +15,11 @@ def arguments(config_file, trained, tmp_path):
     return ["-c", config_file, "--pretrained", weights, "--output-dir", tmp_path / "ptq", "--steps", 2]
 
 
-def test_the_recipe_is_that_of_the_file():
-    assert make_recipe(ptq_recipe()) == load_recipe(ROOT / "recipes/ptq_w8a8.yaml")
+def test_the_recipe_is_that_of_the_file_but_for_the_observer():
+    own, other = make_recipe(ptq_recipe()), make_recipe(ptq_recipe("kl"))
+    assert own == load_recipe(ROOT / "recipes/ptq_w8a8.yaml")
+    assert other.rules[0].forward.input.observer == "kl"
+    assert other.rules[0].forward.weight == own.rules[0].forward.weight
 
 
 @pytest.mark.parametrize("algo", ["minmax", "mse", "percentile(99.9)", "kl", "hist"])
