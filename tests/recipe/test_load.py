@@ -43,7 +43,7 @@ _PART = r"([WAG])(\d)_(minmax|mse)_(det|sto)"
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in RECIPES if file.stem.startswith("qt_")], ids=lambda f: f.stem
+    "file", [file for file in RECIPES if file.stem.startswith("qt_W")], ids=lambda f: f.stem
 )
 def test_names_of_low_precision_recipes_say_what_is_in_them(file):
     parts = {letter: rest for letter, *rest in re.findall(_PART, file.stem)}
@@ -59,6 +59,15 @@ def test_names_of_low_precision_recipes_say_what_is_in_them(file):
                 sign="auto" if operand == "input" else "fixed",
             )
             assert spec == expected
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_our_own_low_precision_recipes_run_in_integers(bits):
+    file = next(file for file in RECIPES if file.stem == f"qt_w{bits}a{bits}g{bits}")
+    plan = load_recipe(file).plans(build_model("resnet20", 10))["layer2.1.conv1"]
+    specs = [spec for product in plan.products() for spec in operands_of(product).values()]
+    assert {spec.grid.bits for spec in specs} == {bits}
+    assert set(plan.runs_in_integers().values()) == {None}
 
 
 @pytest.mark.parametrize("bits", [2, 4])
