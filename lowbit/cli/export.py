@@ -46,11 +46,18 @@ def export(
     config: ConfigFile = None,
     override: Overrides = None,
     pretrained: Weights = None,
+    data_path: Annotated[
+        Path | None,
+        typer.Option(
+            help="Training images to fix scales on that the model chooses in every call; left out: Train's."
+        ),
+    ] = None,
 ) -> None:
     """Export a trained model to Paddle Inference and to ONNX (for ONNX Runtime, OpenVINO, TensorRT).
 
     Paddle: inference.json, inference.pdiparams and inference.yml. ONNX: inference.onnx, with the integers
-    of a quantized model, and the same inference.yml.
+    of a quantized model, and the same inference.yml. Scales that the model chooses anew in every call are
+    fixed first, on training images.
 
     **Examples**
 
@@ -59,8 +66,10 @@ def export(
     - `lowbit export runs/w8a8 --format onnx --target avx2`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
+    from lowbit.training.deployable import deployable
+
     formats = check_formats(format_, target)
-    trained = open_model(checkpoint, config, override, pretrained)
+    trained = deployable(open_model(checkpoint, config, override, pretrained), data_path=data_path)
     settings = trained.config
     if output is None:
         run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None

@@ -70,6 +70,7 @@ def verify(
     )
     from lowbit.deploy.verify import verify as measure
     from lowbit.training.checkpoint import find_fp32
+    from lowbit.training.deployable import deployable
     from lowbit.training.display import PlainDisplay, open_display
     from lowbit.training.files import write_atomically
     from lowbit.training.trained_model import open_checkpoint
@@ -83,10 +84,11 @@ def verify(
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, None, None, None)
     loader = _open_images(trained, data_path, images)
-    files, folder = _to_export(trained), run / "export"
-    kept = find_fp32(trained.source)
     display = PlainDisplay(silent=True) if as_json else open_display()
     with display, tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
+        trained = deployable(trained, tell=display.message)
+        files, folder = _to_export(trained), run / "export"
+        kept = find_fp32(trained.source)
         display.message(f"{trained.source}: {len(loader.dataset)} images")
         for note in export_missing(files, folder, keys, target):
             display.message(note)

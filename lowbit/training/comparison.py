@@ -1,4 +1,4 @@
-"""The quantized model's accuracy beside that of the fp32 model it comes from."""
+"""A model's accuracy beside that of the one it comes from: the quantized beside fp32, for one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ def difference(fp32: dict[str, float], quantized: dict[str, float]) -> dict[str,
     return {name: quantized[name] - value for name, value in fp32.items()}
 
 
-def comparison_table(fp32: dict[str, float], quantized: dict[str, float]) -> str:
+def comparison_table(
+    fp32: dict[str, float],
+    quantized: dict[str, float],
+    *,
+    titles: tuple[str, str] = ("fp32", "quantized"),
+) -> str:
     """Three rows: accuracies in percent, their difference in points.
 
     >>> print(comparison_table({"loss": 1.0, "top1": 0.75}, {"loss": 1.25, "top1": 0.5}))
@@ -23,7 +28,7 @@ def comparison_table(fp32: dict[str, float], quantized: dict[str, float]) -> str
     """
     names = [*(name for name in fp32 if name.startswith("top")), "loss"]
     change = difference(fp32, quantized)
-    rows = (("fp32", fp32, ""), ("quantized", quantized, ""), ("difference", change, "+"))
+    rows = ((titles[0], fp32, ""), (titles[1], quantized, ""), ("difference", change, "+"))
     lines = [" " * 10 + "".join(f"{name.replace('top', 'top-'):>9}" for name in names)]
     for title, figures, sign in rows:
         cells = [_cell(name, figures[name], sign) for name in names]

@@ -118,3 +118,26 @@ def test_int8_of_a_model_that_is_not_quantized(run, trained):
 
 def test_an_unknown_format(run, trained):
     assert 'no format "onx"' in run("lowbit", "export", trained, "--format", "onx").error
+
+
+def test_scales_chosen_in_every_call_are_fixed_before_export(run, low_precision, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(low_precision, folder)
+    result = run("lowbit", "export", folder)
+    assert result.code == 0, result
+    assert "2 layers choose the scales of their inputs anew in every call" in result.out
+    assert "as trained" in result.out and "best_deployed.lowbit to" in result.out
+    assert {"inference.json", "inference.onnx"} <= {file.name for file in (folder / "export").iterdir()}
+    again = run("lowbit", "export", folder)
+    assert again.code == 0 and "anew in every call" not in again.out
+    assert run("lowbit", "verify", folder, "--engines=paddle,onnxruntime", "--no-latency").code == 0
+
+
+def test_without_training_images_scales_cannot_be_fixed(run, low_precision, lite, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(low_precision, folder)
+    gone = ("-o", f"DataLoader.Train.dataset.path={tmp_path / 'gone'}")
+    message = run("lowbit", "export", folder, *gone).error
+    assert "gone" in message and "lowbit export --data-path IMAGES" in message
+    result = run("lowbit", "export", folder, *gone, "--data-path", lite, "--format", "onnx")
+    assert result.code == 0, result

@@ -42,6 +42,7 @@ def export_model(
     """
     from lowbit.cli.export import export_trained
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+    from lowbit.training.deployable import deployable
     from lowbit.training.trained_model import open_weights
 
     if pretrained is None:
@@ -59,6 +60,8 @@ def export_model(
         "Infer": {"transforms": [*resize_and_crop, NormalizeImage()]},
     }
     trained = open_weights(validate(values, {}, "export_model.py"), pretrained)
+    if format_ == "onnx":  # which can only hold scales that are known; a Paddle program computes as trained
+        trained = deployable(trained)
     ops, shape = trained.preprocessing, (3, side, side)
     if img_size is not None:
         ops = [*resize_and_crop, *(op for op in ops if isinstance(op, NormalizeImage))]

@@ -69,3 +69,15 @@ def test_mistakes(run, trained, tmp_path, monkeypatch, options, message):
         message in run("export_model.py", *(option.replace("WEIGHTS", weights) for option in options)).error
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_scales_in_every_call_does_so_in_paddle_and_not_in_onnx(run, low_precision, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(low_precision, folder)
+    weights = folder / "checkpoints" / "best.pdparams"
+    options = (MODEL, f"--pretrained={weights}", f"--save-inference-dir={tmp_path / 'served'}")
+    result = run("export_model.py", *options)
+    assert result.code == 0 and "anew in every call" not in result.out, result
+    result = run("export_model.py", *options, "--format=onnx")
+    assert result.code == 0 and "2 layers choose the scales of their inputs anew" in result.out, result
+    assert (tmp_path / "served/inference.onnx").is_file()

@@ -1,0 +1,92 @@
+"""Input scales that evaluation chooses in every call become fixed ones: what int8 engines can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
+from lowbit.layers.eval_mode import eval_mode
+from lowbit.layers.prepare import preparation_of
+from lowbit.layers.quantized import is_quantized
+from lowbit.layers.quantizer import Quantizer
+from lowbit.recipe import Recipe
+from lowbit.recipe.rules import Rule
+from lowbit.recipe.settings import Calibration
+
+_FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
+_NEAREST = {"rounding": "nearest", "samples": "1"}
+
+
+def dynamic_inputs(model: nn.Layer) -> list[str]:
+    """The quantized layers whose input has no scale that is known before the images are.
+
+    >>> recipe = make_recipe({"activation_quantize_type": "abs_max"})
+    >>> dynamic_inputs(prepare(nn.Sequential(nn.Linear(4, 2)), recipe))
+    ['0']
+    """
+    return [
+        name
+        for name, layer in model.named_sublayers(include_self=True)
+        if is_quantized(layer)
+        and isinstance(quantizer := layer.input_quantizer, Quantizer)
+        and quantizer.gives_integers
+        and not quantizer.spec.keeps_scales
+    ]
+
+
+def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
+    """The recipe of what is deployed of a prepared model: `forward` alone, with the inputs' scales fixed.
+
+    One per tensor, the mean over `steps` batches of what the layer's own observer finds. Rounded to nearest,
+    as evaluation does.
+    """
+    prepared = preparation_of(model)
+    rules = [
+        Rule(match=rule.match, skip=rule.skip, forward=rule.forward)
+        for rule in prepared.recipe.rules
+        if rule.skip or rule.forward
+    ]
+    for operand in ("input", "weight"):
+        drawn = [
+            assigned.layer.name
+            for assigned in prepared.layers
+            if getattr(assigned.plan.forward, operand).rounding == "stochastic"
+        ]
+        if drawn:
+            rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
+    rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
+    return prepared.recipe.model_copy(update={"rules": rules, "calibration": Calibration(steps=steps)})
+
+
+def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor]) -> int:
+    """Let `fixed`, prepared with `fixed_recipe`, have the model's weights, and scales from the batches.
+
+    They are chosen from what the model's layers get while it computes as in evaluation, quantized. Returns
+    the number of batches.
+    """
+    wanted = fixed.state_dict()
+    fixed.set_state_dict({name: value for name, value in model.state_dict().items() if name in wanted})
+    old, new, count = dict(model.named_sublayers()), dict(fixed.named_sublayers()), 0
+    quantizers = {name: new[name].input_quantizer for name in dynamic_inputs(model)}
+    with eval_mode(model), ExitStack() as undo:
+        for name, quantizer in quantizers.items():
+            quantizer.start_calibration()
+            undo.callback(quantizer.end_calibration)
+            undo.callback(old[name].register_forward_pre_hook(_shows(quantizer)).remove)
+        for images in batches:
+            model(images)
+            count += 1
+    if not count:
+        raise LowbitError("there are no images to fix the inputs' scales on")
+    fixed.eval()
+    return count
+
+
+def _shows(quantizer: Quantizer):
+    def look(_layer: nn.Layer, inputs: tuple[Tensor, ...]) -> None:
+        quantizer(inputs[0])
+
+    return look
