@@ -58,7 +58,8 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
         if drawn:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
     rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
-    return prepared.recipe.model_copy(update={"rules": rules, "calibration": Calibration(steps=steps)})
+    calibration = Calibration(**prepared.recipe.calibration.model_dump() | {"steps": steps})
+    return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration})
 
 
 def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor]) -> int:

@@ -112,3 +112,12 @@ def test_another_word_is_an_error():
     message = r'not tested as "weight"; did you mean "weights"'
     with pytest.raises(LowbitError, match=message), as_tested(build_tiny(), "weight"):
         pass
+
+
+def test_in_full_it_is_the_model_before_to_the_last_bit():
+    model = build_tiny()
+    with as_tested(model, "full"):
+        before = model(images()).numpy()
+    prepare(model, make_recipe({"weight_bits": 2, "activation_quantize_type": "abs_max"}))
+    with as_tested(model, "full"):
+        np.testing.assert_array_equal(model(images()).numpy(), before)

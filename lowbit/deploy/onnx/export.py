@@ -17,14 +17,14 @@ from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
 from lowbit.deploy.expected import check_image_shape, expected_logits
 from lowbit.deploy.onnx.fold import fold
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
-from lowbit.deploy.onnx.layers import DeployedLayer, attach_layers, deployed_layers, without_quantizers
+from lowbit.deploy.onnx.layers import DeployedLayer, attach_layers, deployed_layers
 from lowbit.deploy.onnx.quantize import Quantized, quantize
 from lowbit.deploy.onnx.read_program import read_program
 from lowbit.deploy.onnx.target import Target, describe_form, resolve_target
 from lowbit.deploy.onnx.trace import trace
 from lowbit.deploy.onnx.write import to_onnx
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
+from lowbit.layers import eval_mode, tested_as
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
@@ -75,7 +75,7 @@ def export_onnx(
         if quantized:
             expected = expected_logits(model, images, model_name)
         else:
-            with without_quantizers(model):
+            with tested_as(model, "full"):
                 expected = expected_logits(model, images, model_name)
     program = trace(model, image_shape, model_name)
     written, notes = _build(program, layers, resolved, model_name, checkpoint)

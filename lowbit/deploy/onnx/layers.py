@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import paddle
-from paddle import Tensor, nn
+from paddle import nn
 
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
 from lowbit.deploy.onnx.trace import layer_names
@@ -44,23 +42,6 @@ def attach_layers(graph: Graph, layers: dict[str, DeployedLayer]) -> None:
         node.inputs[1] = graph.constant(layer.weight, f"{name}.weight")
         if layer.bias is not None:
             node.inputs.append(graph.constant(layer.bias, f"{name}.bias"))
-
-
-@contextmanager
-def without_quantizers(model: nn.Layer) -> Iterator[None]:
-    """Within it the model computes as the fp32 file does: the same layers with nothing quantized."""
-    with ExitStack() as undo:
-        for layer in filter(is_quantized, layer_names(model).values()):
-            object.__setattr__(layer, "forward", _plain_forward(layer))
-            undo.callback(object.__delattr__, layer, "forward")
-        yield
-
-
-def _plain_forward(layer: nn.Layer):
-    def forward(x: Tensor, *geometry) -> Tensor:
-        return layer.product(x, *layer.effective_weight_and_bias(), *geometry)
-
-    return forward
 
 
 def _deployed(layer: nn.Layer) -> DeployedLayer:

@@ -13,11 +13,10 @@ from lowbit.deploy.export import export_model
 from lowbit.deploy.inference_yml import read_inference_yml
 from lowbit.deploy.model_files import sha256
 from lowbit.deploy.onnx import export_onnx
-from lowbit.deploy.onnx.layers import without_quantizers
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
-from lowbit.layers import has_quantized_layers
+from lowbit.layers import has_quantized_layers, tested_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path
     """The same network with nothing quantized, to compare sizes and speed with; the folder."""
     formats = {FORMATS[key] for key in engines}
     if formats & {"Paddle", "Paddle int8"}:
-        with without_quantizers(trained.model):
+        with tested_as(trained.model, "full"):
             _export_paddle(export_model, trained, folder)
     if "ONNX" in formats:
         _export_onnx(trained, folder / ONNX_FILE, None, quantized=False)

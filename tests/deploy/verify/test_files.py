@@ -5,9 +5,9 @@ import os
 import pytest
 
 from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs, export_model, export_onnx
-from lowbit.deploy.onnx.layers import without_quantizers
 from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
 from lowbit.deploy.verify.files import ToExport
+from lowbit.layers import tested_as as as_tested
 from tests.deploy.verify.small_net import SHAPE, images, small_net
 
 ENGINES = ["paddle", "onnxruntime", "openvino"]
@@ -74,7 +74,7 @@ def test_the_fp32_files_compute_the_network_without_quantizers(trained, tmp_path
     x = images(4)
     quantized = PaddleEngine(_exported(trained, tmp_path / "export"))
     for engine in (PaddleEngine(folder), OnnxRuntimeEngine(folder / "inference.onnx")):
-        with without_quantizers(trained.model):
+        with as_tested(trained.model, "full"):
             assert compare_outputs(trained.model, engine, x).within(1e-4), engine.name
         assert not compare_outputs(trained.model, engine, x).within(1e-4), "not as quantized"
     assert compare_outputs(trained.model, quantized, x).within(1e-4), "and is as it was"
