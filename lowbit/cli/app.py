@@ -11,6 +11,7 @@ from collections.abc import Callable
 import typer
 
 from lowbit.cli import (
+    analyze,
     bench,
     calibrate,
     compare,
@@ -45,6 +46,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
+app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)

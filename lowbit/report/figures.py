@@ -41,5 +41,5 @@ def _verified(run: Run) -> dict[str, str]:
         found[f"same class, {engine['engine']}"] = percent(engine["agreement"])
         for latency in engine["latency"]:
             words = f"speed-up, {engine['engine']}, batch {latency['batch_size']}"
-            found[words] = f"{number(latency['ratio'], 3)}x"
+            found[words] = f"{latency['ratio']:.2f}x"
     return found

@@ -90,7 +90,7 @@ def _layers(run: Run, histograms: dict[str, Any]) -> dict[str, Any]:
     found = layer_series(run)
     inputs = {
         one["name"]: one["input_histogram"]
-        for analysis in (run.analysis or {}).get("analyses", {}).values()
+        for analysis in run.analyses()
         for one in analysis["ranking"]
         if one.get("input_histogram")
     }

@@ -45,6 +45,11 @@ class Run:
         """The records of one kind, in their order."""
         return [one for one in self.metrics if one["kind"] == kind]
 
+    def analyses(self) -> list[dict[str, Any]]:
+        """What `lowbit analyze` has found out, as far as it has finished."""
+        found = (self.analysis or {}).get("analyses", {}).values()
+        return [one for one in found if "ranking" in one]
+
     @property
     def model_name(self) -> str:
         """The network's name."""

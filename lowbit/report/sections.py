@@ -180,7 +180,7 @@ def sensitivities(runs: list[Run]) -> str:
     """What `lowbit analyze` found out, where it has looked at the run."""
     content = []
     for run in runs:
-        for found in (run.analysis or {}).get("analyses", {}).values():
+        for found in run.analyses():
             rows = [
                 [
                     *(one["name"], one["bits"], number(one["only_loss"]), number(one["without_loss"])),
@@ -191,7 +191,7 @@ def sensitivities(runs: list[Run]) -> str:
             head = ["layer", "bits", "loss more, only it", "loss less, all but it", "top-1, only it"]
             head += ["SQNR of weight", "SQNR of input"]
             content.append(table(f"{run.name}: {found['title']}", head, rows, left=2))
-    note = "The most sensitive first: by the loss that quantizing it alone adds to the model in fp32."
+    note = "What costs most first: by the loss that a layer adds when it alone is quantized."
     return section("sensitivity", "Sensitive layers", paragraph(note, "note"), *content) if content else ""
 
 

@@ -25,11 +25,14 @@ def size(count: int | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
+    """With so many digits, or, where a number has more before the point, all of those.
+
+    >>> number(0.123456), number(5852.3, 3)
+    ('0.1235', '5852')
     """
-    >>> number(0.123456)
-    '0.1235'
-    """
-    return NOTHING if value is None else f"{value:.{digits}g}"
+    if value is None:
+        return NOTHING
+    return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def decibels(value: float | None) -> str:

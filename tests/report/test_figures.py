@@ -17,7 +17,7 @@ def test_figures_are_those_of_the_log_and_of_verify(tmp_path):
     assert found["verified"] == "passed"
     assert found["same class, onnxruntime"] == "99.50 %"
     assert found["exported, ONNX"] == "150.0 KB"
-    assert found["speed-up, onnxruntime, batch 1"] == "2x"
+    assert found["speed-up, onnxruntime, batch 1"] == "2.00x"
 
 
 def test_what_there_is_not_is_a_dash(tmp_path):

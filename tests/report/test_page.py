@@ -106,14 +106,10 @@ def test_a_layer_is_chosen_by_list_or_by_point(open_page, two_runs):
     page = open_page(two_runs)
     see_all(page)
 
-    def drawn():
-        page.locator("#chart-sqnr canvas").wait_for()
-        return page.evaluate("document.querySelector('#chart-sqnr canvas').toDataURL()")
-
-    first = drawn()
+    picture = "document.querySelector('#chart-sqnr canvas')?.toDataURL()"
+    first = page.evaluate(picture)
     page.locator("#layer").select_option("2")
-    page.wait_for_timeout(300)  # drawn anew when the browser has looked what is in view
-    assert drawn() != first
+    page.wait_for_function(f"first => {picture} && {picture} !== first", arg=first)
     page.locator("#chart-glance .plot").focus()
     page.keyboard.press("Home")
     page.keyboard.press("Enter")

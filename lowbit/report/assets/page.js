@@ -66,7 +66,7 @@
   // A line at each level of the grid, or, where they are too close, at its ends; and one at the chosen layer.
   function drawLines(plot, { grid, mark }) {
     const at = (x) => plot.valToPos(x, "x", true);
-    if (mark !== undefined) drawLine(plot, at(mark), "accent", 0.6);
+    if (mark) drawLine(plot, at(mark()), "accent", 0.6);
     if (!grid) return;
     const { lowest, highest } = grid;
     const close = (at(lowest + 1) - at(lowest)) / devicePixelRatio < LEAST_GAP;
@@ -193,6 +193,7 @@
 
   const runChoice = document.getElementById("run");
   const layerChoice = document.getElementById("layer");
+  const glance = document.getElementById("chart-glance");
   const chosen = () => data.layers[Number(runChoice.value)];
   const operandsOfLayer = () => chosen().operands[Number(layerChoice.value)] || {};
   const operandColour = (operand) => `c${Math.max(OPERANDS.indexOf(operand), 0)}`;
@@ -219,7 +220,7 @@
     }).filter((one) => one.x.length);
     if (!series.length) return null;
     const pick = (index) => { layerChoice.value = String(index); layerChanged(); };
-    return { xLabel: "layer", xWords: (index) => names[index] ?? "", series, pick, dots: true, mark: Number(layerChoice.value) };
+    return { xLabel: "layer", xWords: (index) => names[index] ?? "", series, pick, dots: true, mark: () => Number(layerChoice.value) };
   }
 
   function histogram(which) {
@@ -241,7 +242,6 @@
   }
 
   const LAYER_CHARTS = {
-    glance: atAGlance,
     sqnr: () => overEpochs({ sqnr: "" }),
     scale: () => overEpochs({ scale: "" }),
     lost: () => overEpochs({ underflowed: "became 0", clipped: "clipped" }),
@@ -252,19 +252,26 @@
 
   function layerChanged() {
     for (const id of Object.keys(LAYER_CHARTS)) show(document.getElementById(`chart-${id}`));
+    charts.get(glance).plot?.redraw(); // the line at the chosen layer
   }
 
   function runChanged() {
     layerChoice.replaceChildren(...chosen().names.map((name, index) => make("option", name, { value: index })));
+    show(glance);
     layerChanged();
   }
 
   if (runChoice) {
-    const first = data.layers.findIndex((one) => one.operands.some((operands) => Object.keys(operands).length));
-    runChoice.value = String(first >= 0 ? first : data.layers.findIndex((one) => one.names.length));
+    // First the run that has most to show: curves of its layers, else a grid, else weights at all.
+    const ways = [
+      (run) => run.operands.some((operands) => Object.keys(operands).length),
+      (run) => run.weights.some((weights) => weights?.lowest !== undefined),
+      (run) => run.names.length,
+    ];
+    runChoice.value = String(ways.map((way) => data.layers.findIndex(way)).find((index) => index >= 0));
     runChoice.addEventListener("change", runChanged);
     layerChoice.addEventListener("change", layerChanged);
-    for (const [id, describe] of Object.entries(LAYER_CHARTS)) add(id, describe);
+    for (const [id, describe] of Object.entries({ glance: atAGlance, ...LAYER_CHARTS })) add(id, describe);
     runChanged();
   }
 

@@ -1,0 +1,86 @@
+"""The loss of a model with one layer quantized, or all but one, summed up batch after batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from lowbit.data import Batch
+from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
+from lowbit.layers.replay import recording, replaying
+from lowbit.layers.weights_at_rest import layers_by_name
+
+_BROKEN = 1e6  # the loss of an image where it is NaN or Inf: more than anything, and still a number
+
+
+@dataclass
+class Sum:
+    """Over images: the cross entropy, and how many got their class."""
+
+    loss: float = 0.0
+    hits: int = 0
+
+
+@dataclass
+class Sums:
+    """What has been added up so far; `only` has one layer quantized, `without` all but one."""
+
+    batches: int = 0
+    images: int = 0
+    full: Sum = field(default_factory=Sum)
+    quantized: Sum = field(default_factory=Sum)
+    only: dict[str, Sum] = field(default_factory=dict)
+    without: dict[str, Sum] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """As plain values, for JSON; `Sums.of` reads them again."""
+        return asdict(self)
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> Sums:
+        """
+        >>> Sums.of(Sums(images=3).values()).images
+        3
+        """
+        by_layer = {
+            key: {name: Sum(**one) for name, one in values[key].items()} for key in ("only", "without")
+        }
+        whole = {key: Sum(**values[key]) for key in ("full", "quantized")}
+        return Sums(batches=values["batches"], images=values["images"], **whole, **by_layer)
+
+
+def add_batch(model: nn.Layer, batch: Batch, sums: Sums, advance: Callable[[], None] = lambda: None) -> None:
+    """Runs a batch through the model as it is, in full, and twice for every quantized layer.
+
+    Layers in front of the one that is switched give what they gave in the run of all, and are not computed
+    again. `advance` is called after every run.
+    """
+    layers, names = layers_by_name(model), list(quantized_layers(model))
+    images, labels = paddle.to_tensor(batch.images), np.asarray(batch.labels)
+
+    def run(into: Sum) -> None:
+        logits = model(images).astype("float32")
+        loss = F.cross_entropy(logits, paddle.to_tensor(labels), reduction="sum")
+        into.loss += float(loss) if math.isfinite(float(loss)) else _BROKEN * len(labels)
+        into.hits += int((logits.numpy().argmax(axis=1) == labels).sum())
+        advance()
+
+    with quantizing_only(model, ()), recording(layers) as seen:
+        run(sums.full)
+    for name in names:
+        with quantizing_only(model, {name}), replaying(layers, seen, until=name):
+            run(sums.only.setdefault(name, Sum()))
+    with quantizing_only(model, names), recording(layers) as seen:
+        run(sums.quantized)
+    for name in names:
+        with quantizing_only(model, set(names) - {name}), replaying(layers, seen, until=name):
+            run(sums.without.setdefault(name, Sum()))
+    sums.batches += 1
+    sums.images += len(labels)

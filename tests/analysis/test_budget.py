@@ -1,0 +1,76 @@
+"""Bits under a budget."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits
+from lowbit.errors import LowbitError
+
+LAYERS = st.lists(
+    st.tuples(st.integers(1, 1000), st.integers(2, 8), st.floats(-0.1, 10)), min_size=1, max_size=6
+).map(lambda rows: [LayerCost(str(index), *row) for index, row in enumerate(rows)])
+
+
+def _bits_of(layers: list[LayerCost], chosen: dict[str, int]) -> int:
+    return sum(layer.count * chosen[layer.name] for layer in layers)
+
+
+@given(layers=LAYERS, average=st.floats(2, 9))
+def test_it_fits_and_no_further_bit_would(layers, average):
+    chosen = propose_bits(layers, Budget(bits=average))
+    weights = sum(layer.count for layer in layers)
+    left = int(average * weights) - _bits_of(layers, chosen)
+    assert left >= 0
+    assert all(2 <= bits <= 8 for bits in chosen.values())
+    assert all(layer.count > left for layer in layers if chosen[layer.name] < 8)
+
+
+@given(loss=st.tuples(st.floats(1e-3, 10), st.floats(1e-3, 10)), average=st.floats(2, 8))
+def test_of_two_layers_as_large_the_one_that_costs_more_has_no_fewer_bits(loss, average):
+    layers = [LayerCost("a", 100, 4, loss[0]), LayerCost("b", 100, 4, loss[1])]
+    chosen = propose_bits(layers, Budget(bits=average))
+    assert (
+        (chosen["a"] >= chosen["b"])
+        if loss[0] > loss[1]
+        else (chosen["a"] <= chosen["b"] or loss[0] == loss[1])
+    )
+
+
+def test_with_layers_of_one_size_nothing_is_better():
+    layers = [LayerCost("a", 10, 4, 1.0), LayerCost("b", 10, 4, 0.1), LayerCost("c", 10, 4, 0.003)]
+
+    def loss(chosen):
+        return sum(
+            layer.loss * 4.0 ** (layer.bits - bits) for layer, bits in zip(layers, chosen, strict=True)
+        )
+
+    found = propose_bits(layers, Budget(bits=4))
+    every = [chosen for chosen in itertools.product(range(2, 9), repeat=3) if sum(chosen) <= 12]
+    assert loss(found.values()) == min(map(loss, every))
+
+
+def test_a_size_counts_what_is_not_quantized():
+    layers = [LayerCost("a", 800, 4, 1.0)]
+    assert propose_bits(layers, Budget(size=500)) == {"a": 5}
+    assert propose_bits(layers, Budget(size=500), fixed_bits=8 * 100) == {"a": 4}
+    with pytest.raises(LowbitError, match="at least 2bits, or 300B"):
+        propose_bits(layers, Budget(size=250), fixed_bits=8 * 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [("4.5bits", Budget(bits=4.5)), ("4 bit", Budget(bits=4)), ("1.5MB", Budget(size=1_500_000))],
+)
+def test_budgets_are_read(text, budget):
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "4.5", "bits", "-1bits", "4 apples"])
+def test_what_is_no_budget_is_an_error(text):
+    with pytest.raises(LowbitError, match=r"4\.5bits"):
+        parse_budget(text)

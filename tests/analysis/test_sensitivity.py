@@ -1,0 +1,45 @@
+"""Sums over batches, against the slow way: every model run in full, nothing replayed."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from paddle.nn import functional as F
+
+from lowbit.analysis.sensitivity import Sums, add_batch
+from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
+
+
+def _slow(model, batches, names) -> tuple[float, int]:
+    loss, hits = 0.0, 0
+    for batch in batches:
+        with quantizing_only(model, names):
+            logits = model(paddle.to_tensor(batch.images))
+        loss += float(F.cross_entropy(logits, paddle.to_tensor(batch.labels), reduction="sum"))
+        hits += int((logits.numpy().argmax(axis=1) == batch.labels).sum())
+    return loss, hits
+
+
+def test_sums_are_those_of_running_every_model(model, loader):
+    sums, steps = Sums(), []
+    for batch in loader.batches:
+        add_batch(model, batch, sums, lambda: steps.append(1))
+    names = list(quantized_layers(model))
+    assert len(steps) == 3 * (2 * len(names) + 2)
+    cases = {"full": ((), sums.full), "quantized": (names, sums.quantized)}
+    cases |= {f"only {name}": ({name}, sums.only[name]) for name in names}
+    cases |= {f"without {name}": (set(names) - {name}, sums.without[name]) for name in names}
+    for case, (quantized, found) in cases.items():
+        loss, hits = _slow(model, loader.batches, quantized)
+        assert found.loss == pytest.approx(loss, rel=1e-6), case
+        assert found.hits == hits, case
+    assert len({round(found.loss, 4) for _, found in cases.values()}) > len(names)
+
+
+def test_a_loss_that_is_no_number_is_the_worst_of_all(model, loader):
+    model.late.weight_quantizer.step.value.set_value(model.late.weight_quantizer.step.value * np.nan)
+    sums = Sums()
+    add_batch(model, loader.batches[0], sums)
+    assert max(sums.only, key=lambda name: sums.only[name].loss) == "late"
+    assert Sums.of(sums.values()) == sums
