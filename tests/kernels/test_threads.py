@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -36,13 +38,20 @@ def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
     )
     products.grad_input(geometry, gradient, weights, dx.ctypes.data)
     products.forward(geometry, data, weights, y.ctypes.data)
-    return [dx, y]
+    dw = np.empty((2, *weight), np.float32)
+    by_sample, shared = (
+        Operand(integers=dy.ctypes.data, lowest=-8, highest=7, scale=scale.ctypes.data, of_n=n)
+        for n in (1, 0)
+    )
+    products.grad_weight(geometry, by_sample, data, dw[0].ctypes.data)
+    products.grad_weight(geometry, shared, replace(data, of_n=0), dw[1].ctypes.data)
+    return [dx, y, dw]
 
 
 @pytest.mark.parametrize("by_pixel", [True, False])
 @pytest.mark.parametrize(
     ("batch", "outputs", "side", "stride", "groups"),
-    [(9, 40, 8, 1, 1), (2, 100, 9, 2, 2), (1, 7, 30, 2, 1), (40, 3, 2, 1, 1)],
+    [(9, 40, 8, 1, 1), (2, 100, 9, 2, 2), (1, 7, 30, 2, 1), (40, 3, 2, 1, 1), (5, 24, 9, 2, 12)],
 )
 def test_the_number_of_threads_changes_nothing(threads, batch, outputs, side, stride, groups, by_pixel):
     geometry = Geometry(

@@ -5,6 +5,7 @@
 #include "depthwise_planes.h"
 #include "instruction_set.h"
 #include "room.h"
+#include "threads.h"
 
 namespace lowbit {
 
@@ -17,17 +18,17 @@ using namespace depthwise;
 
 void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x, const lowbit_operand& w,
                        const float* bias, float* y, int64_t* sums) {
-    thread_local Room plane_room, sum_room;
     const Shape s(geometry);
     const Loops& loops = loops_for(instruction_set());
     const InputPlanes planes(s);
     const int64_t most = images_of(planes.size(), s.g.batch), budget = budget_of(x, w, INT16_MAX);
-    int16_t* plane = plane_room.of<int16_t>(planes.room(most));
-    int32_t* found = sum_room.of<int32_t>(whole_steps(most * planes.size()));
-    std::vector<int64_t> offsets(s.taps);
-    std::vector<int16_t> weights(s.taps);
     const Target target = {s.h.result, planes.columns, s.h.result, s.w.result, 0, 0, 1, 1};
-    for (int64_t c = 0; c < s.g.channels; ++c) {
+    parallel_for(s.g.channels, [&](int64_t c) {
+        thread_local Room plane_room, sum_room;
+        int16_t* plane = plane_room.of<int16_t>(planes.room(most));
+        int32_t* found = sum_room.of<int32_t>(whole_steps(most * planes.size()));
+        std::vector<int64_t> offsets(s.taps);
+        std::vector<int16_t> weights(s.taps);
         for (int64_t n = 0; n < s.g.batch; n += most) {
             const int64_t images = s.g.batch - n < most ? s.g.batch - n : most;
             planes.pack(loops, x, n, images, c, plane);
@@ -47,29 +48,31 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
                 }
             }
         }
-    }
+    });
 }
 
 // The gradient of the pixels that meet the same taps, of which there are stride * stride kinds: each is a
 // correlation with a plane of dy, which has the zeros of before the first tap in front.
 void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& w,
                           float* dx, int64_t* sums) {
-    thread_local Room plane_room, sum_room, scale_room, value_room;
+    constexpr int64_t kChannels = 8;  // that use the same scales by pixel
     const Shape s(geometry);
     const Loops& loops = loops_for(instruction_set());
     const GradientPlanes planes(s);
     const bool by_pixel = !sums && dy.of_pixel != 0;
     const int64_t most = by_pixel ? 1 : images_of(planes.size(), s.g.batch), budget = budget_of(dy, w, INT16_MAX);
-    const int64_t one = most * planes.size();
-    int16_t* plane = plane_room.of<int16_t>(s.multiplier * one + planes.slack());
-    int32_t* found = sum_room.of<int32_t>(whole_steps(one));
-    float* values = value_room.of<float>(by_pixel ? one : 1);
-    float* scales = scale_room.of<float>(by_pixel ? one + planes.slack() : 1);
-    Taps taps;
-    for (int64_t n = 0; n < s.g.batch; n += most) {
+    const int64_t one = most * planes.size(), bundles = (s.g.channels + kChannels - 1) / kChannels;
+    parallel_for((s.g.batch + most - 1) / most * bundles, [&](int64_t item) {
+        thread_local Room plane_room, sum_room, scale_room, value_room;
+        int16_t* plane = plane_room.of<int16_t>(s.multiplier * one + planes.slack());
+        int32_t* found = sum_room.of<int32_t>(whole_steps(one));
+        float* values = value_room.of<float>(by_pixel ? one : 1);
+        float* scales = scale_room.of<float>(by_pixel ? one + planes.slack() : 1);
+        Taps taps;
+        const int64_t n = item / bundles * most, start = item % bundles * kChannels;
         const int64_t images = s.g.batch - n < most ? s.g.batch - n : most, count = images * planes.size();
         if (by_pixel) planes.spread(dy, n, scales);
-        for (int64_t c = 0; c < s.g.channels; ++c) {
+        for (int64_t c = start; c < s.g.channels && c < start + kChannels; ++c) {
             planes.pack(loops, dy, n, images, c, plane);
             for (int64_t i = 0; i < s.h.stride; ++i) {
                 for (int64_t j = 0; j < s.w.stride; ++j) {
@@ -108,26 +111,24 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
                 }
             }
         }
-    }
+    });
 }
 
 void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x,
                            float* dw, int64_t* sums) {
-    thread_local Room x_room, dy_room, total_room;
     const Shape s(geometry);
     const Loops& loops = loops_for(instruction_set());
     const InputPlanes planes(s);
     const bool by_sample = !sums && (dy.of_n != 0 || x.of_n != 0);
     const int64_t most = by_sample ? 1 : images_of(planes.size(), s.g.batch);
     const int64_t limit = budget_of(dy, x, INT32_MAX);
-    int16_t* plane = x_room.of<int16_t>(planes.room(most));
-    int16_t* gradient = dy_room.of<int16_t>(most * planes.size());
-    int64_t* totals = total_room.of<int64_t>(s.multiplier * s.taps);
-    std::vector<int64_t> offsets(s.taps);
     const View view = {s.h.result, s.w.result, 0, 0, 1, 1, planes.rows, planes.columns};
-    for (int64_t c = 0; c < s.g.channels; ++c) {
+    parallel_for(s.g.channels, [&](int64_t c) {
+        thread_local Room x_room, dy_room;
+        int16_t* plane = x_room.of<int16_t>(planes.room(most));
+        int16_t* gradient = dy_room.of<int16_t>(most * planes.size());
+        std::vector<int64_t> offsets(s.taps), totals(s.multiplier * s.taps);
         const int64_t first = c * s.multiplier;  // output
-        for (int64_t i = 0; i < s.multiplier * s.taps; ++i) totals[i] = 0;
         for (int64_t n = 0; n < s.g.batch; n += most) {
             const int64_t images = s.g.batch - n < most ? s.g.batch - n : most, count = images * planes.size();
             planes.pack(loops, x, n, images, c, plane);
@@ -157,7 +158,7 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
                 dw[at] = float(totals[i]) * (dy.scale[at / s.taps * dy.of_c] * x.scale[c * x.of_c]);
             }
         }
-    }
+    });
 }
 
 }  // namespace lowbit

@@ -4,6 +4,7 @@
 #include "grad_weight_loops.h"
 #include "grad_weight_tiles.h"
 #include "room.h"
+#include "threads.h"
 
 namespace lowbit::weight {
 
@@ -11,6 +12,7 @@ namespace {
 
 // Of sums, and of values: they stay in the second cache; in the first where they are scaled with every sample.
 constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
+constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
 
 // What is summed over, as runs of words: dy's lie one after the other, x's row after row.
 struct Walk {
@@ -53,8 +55,13 @@ class Product {
         packed_x_ = x_memory.of<uint8_t>(plan_.x_bytes());
         packed_dy_ = dy_memory.of<uint8_t>(plan_.dy_bytes());
         dy_sums_ = shift_memory.of<int64_t>((plan_.by_sample ? plan_.g.batch : 1) * plan_.g.outputs);
-        loops_.pack_x(plan_, static_cast<const uint8_t*>(x_.integers), packed_x_);
-        loops_.pack_dy(plan_, static_cast<const uint8_t*>(dy_.integers), packed_dy_);
+        parallel_for(plan_.g.channels, [&](int64_t c) {
+            loops_.pack_x(plan_, static_cast<const uint8_t*>(x_.integers), c, packed_x_ + c * plan_.channel_bytes);
+        });
+        parallel_for(plan_.g.groups * plan_.panels, [&](int64_t panel) {
+            uint8_t* to = packed_dy_ + panel * plan_.panel_bytes;
+            loops_.pack_dy(plan_, static_cast<const uint8_t*>(dy_.integers), panel, to);
+        });
         if (plan_.zero) loops_.sum_dy(plan_, static_cast<const uint8_t*>(dy_.integers), dy_sums_);
     }
 
@@ -175,17 +182,19 @@ void grad_weight(const WeightPlan& plan, const lowbit_operand& dy, const lowbit_
     product.pack();
     const int64_t bytes = plan.by_sample ? kSampleBytes : kRectangleBytes;
     const int64_t most = bytes / (plan.taps * plan.tile_panels * kPanel * int64_t(sizeof(int32_t)));
-    const int64_t channels = piece(plan.group_channels, most > plan.tile_channels ? most : plan.tile_channels);
-    for (int64_t group = 0; group < plan.g.groups; ++group) {
-        for (int64_t panel = 0; panel < plan.panels; panel += plan.tile_panels) {
-            for (int64_t channel = 0; channel < plan.group_channels; channel += channels) {
-                Rectangle r = {group, channel, channels, panel, plan.tile_panels};
-                if (r.channels > plan.group_channels - channel) r.channels = plan.group_channels - channel;
-                if (r.panels > plan.panels - panel) r.panels = plan.panels - panel;
-                product.work_out(r, dw, sums);
-            }
-        }
-    }
+    const int64_t bundles = (plan.panels + plan.tile_panels - 1) / plan.tile_panels;
+    const int64_t wanted = lowbit_threads() > 1 ? kItemsPerThread * lowbit_threads() : 1;
+    const int64_t shared = plan.group_channels * plan.g.groups * bundles / wanted;
+    const int64_t limit = most < shared ? most : shared;
+    const int64_t channels = piece(plan.group_channels, limit > plan.tile_channels ? limit : plan.tile_channels);
+    const int64_t pieces = (plan.group_channels + channels - 1) / channels;
+    parallel_for(plan.g.groups * bundles * pieces, [&](int64_t item) {
+        const int64_t channel = item % pieces * channels, panel = item / pieces % bundles * plan.tile_panels;
+        Rectangle r = {item / pieces / bundles, channel, channels, panel, plan.tile_panels};
+        if (r.channels > plan.group_channels - channel) r.channels = plan.group_channels - channel;
+        if (r.panels > plan.panels - panel) r.panels = plan.panels - panel;
+        product.work_out(r, dw, sums);
+    });
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 namespace lowbit::weight {
 
 struct WeightLoops {
-    void (*pack_x)(const WeightPlan& plan, const uint8_t* x, uint8_t* out);
-    void (*pack_dy)(const WeightPlan& plan, const uint8_t* dy, uint8_t* out);
+    void (*pack_x)(const WeightPlan& plan, const uint8_t* x, int64_t channel, uint8_t* out);
+    void (*pack_dy)(const WeightPlan& plan, const uint8_t* dy, int64_t panel, uint8_t* out);
     void (*sum_dy)(const WeightPlan& plan, const uint8_t* dy, int64_t* sums);
     void (*empty)(int32_t* narrow, int64_t* wide, const int64_t* shift, int64_t rows, int64_t width);
     void (*scale_narrow)(int32_t* sums, const int64_t* shift, const float* scale_dy, const float* scale_x,

@@ -5,7 +5,6 @@
 #include "loops.h"
 
 #include <cstring>
-#include <vector>
 
 namespace lowbit::weight {
 
@@ -90,71 +89,50 @@ LOWBIT_INLINE void fill(uint8_t* to, int64_t bytes, int32_t zero) {
     for (int64_t i = 0; i < bytes; i += kChunk) memcpy(to + i, &zeros, sizeof zeros);
 }
 
-// The columns with one rest: [first, last) of them lie in the image.
-struct Span {
-    int64_t first, last;
-    bool used;
-
-    Span(const WeightPlan& plan, int64_t phase) : used(plan.uses_phase(phase)) {
-        const int64_t before = plan.g.pad_left - phase, end = plan.g.width + before;
-        first = before > 0 ? (before + plan.g.stride_w - 1) / plan.g.stride_w : 0;
-        last = end > 0 ? (end + plan.g.stride_w - 1) / plan.g.stride_w : 0;
-        if (last > plan.columns()) last = plan.columns();
-        if (first > last) first = last;
-    }
-};
-
 template <class T, bool kSigned, int kLanes>
-LOWBIT_INLINE void pack_x_as(const WeightPlan& plan, const uint8_t* x, uint8_t* out) {
+LOWBIT_INLINE void pack_x_as(const WeightPlan& plan, const uint8_t* x, int64_t c, uint8_t* out) {
     constexpr int64_t kPixel = kLanes * sizeof(T), kPixels = kChunk / kPixel;
     const lowbit_geometry& g = plan.g;
     const int64_t step = g.stride_w;
     const bool by_images = plan.lanes_are == Lanes::images;
     const uint8_t* end = x + g.batch * g.channels * g.height * g.width;
-    const std::vector<uint8_t> zeros(size_t(g.width + kChunk));
-    std::vector<Span> spans;
-    for (int64_t phase = 0; phase < step; ++phase) spans.emplace_back(plan, phase);
-    std::vector<char> used;
-    for (int64_t row = 0; row < plan.rows; ++row) used.push_back(plan.uses_row(row));
-    for (int64_t c = 0; c < g.channels; ++c) {
-        for (int64_t set = 0; set < plan.sets; ++set) {
-            for (int64_t row = 0; row < plan.rows; ++row) {
-                const uint8_t* from[kLanes];
-                bool any = false;
-                for (int64_t lane = 0; lane < kLanes; ++lane) {
-                    const int64_t n = by_images ? set * kLanes + lane : set;
-                    const int64_t h = row - g.pad_top + (by_images ? 0 : lane * plan.set_rows * g.stride_h);
-                    const bool there = n < g.batch && h >= 0 && h < g.height;
-                    from[lane] = there ? x + ((n * g.channels + c) * g.height + h) * g.width : zeros.data();
-                    any |= there;
+    const uint8_t* zeros = plan.zeros.data();
+    for (int64_t set = 0; set < plan.sets; ++set) {
+        for (int64_t row = 0; row < plan.rows; ++row) {
+            const uint8_t* from[kLanes];
+            bool any = false;
+            for (int64_t lane = 0; lane < kLanes; ++lane) {
+                const int64_t n = by_images ? set * kLanes + lane : set;
+                const int64_t h = row - g.pad_top + (by_images ? 0 : lane * plan.set_rows * g.stride_h);
+                const bool there = n < g.batch && h >= 0 && h < g.height;
+                from[lane] = there ? x + ((n * g.channels + c) * g.height + h) * g.width : zeros;
+                any |= there;
+            }
+            for (int64_t phase = 0; phase < step; ++phase) {
+                const Span& span = plan.spans[phase];
+                if (!plan.used_rows[row] || !span.used) continue;
+                uint8_t* to = out + set * plan.set_bytes + row * plan.row_bytes + phase * plan.phase_bytes;
+                if (!any || span.first == span.last) {
+                    fill(to, plan.phase_bytes, plan.zero);
+                    continue;
                 }
-                for (int64_t phase = 0; phase < step; ++phase) {
-                    const Span span = spans[phase];
-                    if (!used[row] || !span.used) continue;
-                    uint8_t* to = out + c * plan.channel_bytes + set * plan.set_bytes + row * plan.row_bytes +
-                                  phase * plan.phase_bytes;
-                    if (!any || span.first == span.last) {
-                        fill(to, plan.phase_bytes, plan.zero);
-                        continue;
-                    }
-                    const uint8_t* start[kLanes];
-                    const int64_t count = span.last - span.first;
-                    bool room = step == 1;  // to read whole chunks
-                    for (int lane = 0; lane < kLanes; ++lane) {
-                        start[lane] = from[lane] + span.first * step + phase - g.pad_left;
-                        room &= from[lane] == zeros.data() || end - start[lane] >= count + kPixels;
-                    }
-                    T* pixels = reinterpret_cast<T*>(to + span.first * kPixel);
-                    fill(to, span.first * kPixel, plan.zero);
-                    if (room) {
-                        for (int64_t i = 0; i < count; i += kPixels) {
-                            pack_chunk<T, kSigned, kLanes>(pixels + i * kLanes, start, i, plan.zero);
-                        }
-                    } else {
-                        interleave<T, kSigned, kLanes>(pixels, start, count, step, plan.zero);
-                    }
-                    fill(to + span.last * kPixel, plan.phase_bytes - span.last * kPixel, plan.zero);
+                const uint8_t* start[kLanes];
+                const int64_t count = span.last - span.first;
+                bool room = step == 1;  // to read whole chunks
+                for (int lane = 0; lane < kLanes; ++lane) {
+                    start[lane] = from[lane] + span.first * step + phase - g.pad_left;
+                    room &= from[lane] == zeros || end - start[lane] >= count + kPixels;
                 }
+                T* pixels = reinterpret_cast<T*>(to + span.first * kPixel);
+                fill(to, span.first * kPixel, plan.zero);
+                if (room) {
+                    for (int64_t i = 0; i < count; i += kPixels) {
+                        pack_chunk<T, kSigned, kLanes>(pixels + i * kLanes, start, i, plan.zero);
+                    }
+                } else {
+                    interleave<T, kSigned, kLanes>(pixels, start, count, step, plan.zero);
+                }
+                fill(to + span.last * kPixel, plan.phase_bytes - span.last * kPixel, plan.zero);
             }
         }
     }
@@ -168,7 +146,7 @@ LOWBIT_INLINE void side_by_side(const uint8_t* const* rows, int64_t count, uint8
 }
 
 template <class T, bool kSigned, int kLanes>
-LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, uint8_t* out) {
+LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, int64_t panel, uint8_t* out) {
     constexpr int64_t kWhole = kWord / sizeof(T);  // integers in a word
     const lowbit_geometry& g = plan.g;
     const bool by_images = plan.lanes_are == Lanes::images;
@@ -180,39 +158,37 @@ LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, uint8_t
     const uint8_t zeros[kPixels] = {};
     const uint8_t* rows[kPanel];
     for (int64_t o = 0; o < kPanel; ++o) rows[o] = words[o];
-    for (int64_t panel = 0; panel < g.groups * plan.panels; ++panel) {
-        const int64_t first = panel % plan.panels * kPanel;  // output of the group
-        const int64_t output = panel / plan.panels * plan.group_outputs + first;
-        for (int64_t set = 0; set < plan.sets; ++set) {
-            int64_t filled = 0;  // words of each row
-            for (int64_t line = 0; line < lines; ++line) {
-                for (int64_t start = 0; start < length; start += kPixels) {
-                    const int64_t count = length - start < kPixels ? length - start : kPixels;
-                    const int64_t more = (count * kLanes + kWhole - 1) / kWhole;
-                    if (filled + more > kPart) {
-                        side_by_side(rows, filled, out);
-                        out += filled * kPanel * kWord;
-                        filled = 0;
-                    }
-                    for (int64_t o = 0; o < kPanel; ++o) {
-                        T* to = reinterpret_cast<T*>(words[o] + filled * kWord);
-                        const uint8_t* from[kLanes];
-                        for (int64_t lane = 0; lane < kLanes; ++lane) {
-                            const int64_t n = by_images ? set * kLanes + lane : set;
-                            const int64_t row = by_images ? 0 : line + lane * plan.set_rows;
-                            const bool there = n < g.batch && row < plan.out_h && first + o < plan.group_outputs;
-                            const int64_t at = ((n * g.outputs + output + o) * plan.out_h + row) * plan.out_w + start;
-                            from[lane] = there ? dy + at : zeros;
-                        }
-                        interleave<T, kSigned, kLanes>(to, from, count, 1, 0);
-                        for (int64_t i = count * kLanes; i < more * kWhole; ++i) to[i] = 0;
-                    }
-                    filled += more;
+    const int64_t first = panel % plan.panels * kPanel;  // output of the group
+    const int64_t output = panel / plan.panels * plan.group_outputs + first;
+    for (int64_t set = 0; set < plan.sets; ++set) {
+        int64_t filled = 0;  // words of each row
+        for (int64_t line = 0; line < lines; ++line) {
+            for (int64_t start = 0; start < length; start += kPixels) {
+                const int64_t count = length - start < kPixels ? length - start : kPixels;
+                const int64_t more = (count * kLanes + kWhole - 1) / kWhole;
+                if (filled + more > kPart) {
+                    side_by_side(rows, filled, out);
+                    out += filled * kPanel * kWord;
+                    filled = 0;
                 }
+                for (int64_t o = 0; o < kPanel; ++o) {
+                    T* to = reinterpret_cast<T*>(words[o] + filled * kWord);
+                    const uint8_t* from[kLanes];
+                    for (int64_t lane = 0; lane < kLanes; ++lane) {
+                        const int64_t n = by_images ? set * kLanes + lane : set;
+                        const int64_t row = by_images ? 0 : line + lane * plan.set_rows;
+                        const bool there = n < g.batch && row < plan.out_h && first + o < plan.group_outputs;
+                        const int64_t at = ((n * g.outputs + output + o) * plan.out_h + row) * plan.out_w + start;
+                        from[lane] = there ? dy + at : zeros;
+                    }
+                    interleave<T, kSigned, kLanes>(to, from, count, 1, 0);
+                    for (int64_t i = count * kLanes; i < more * kWhole; ++i) to[i] = 0;
+                }
+                filled += more;
             }
-            side_by_side(rows, filled, out);
-            out += filled * kPanel * kWord;
         }
+        side_by_side(rows, filled, out);
+        out += filled * kPanel * kWord;
     }
 }
 
@@ -236,12 +212,14 @@ LOWBIT_INLINE void pack_dy_as(const WeightPlan& plan, const uint8_t* dy, uint8_t
         FUNCTION<int16_t, false, 1>(PLAN, __VA_ARGS__);                         \
     }
 
-LOWBIT_INLINE void pack_x(const WeightPlan& plan, const uint8_t* x, uint8_t* out) {
-    LOWBIT_WITH_LAYOUT(pack_x_as, plan, plan.x_signed, x, out)
+// One channel of x.
+LOWBIT_INLINE void pack_x(const WeightPlan& plan, const uint8_t* x, int64_t channel, uint8_t* out) {
+    LOWBIT_WITH_LAYOUT(pack_x_as, plan, plan.x_signed, x, channel, out)
 }
 
-LOWBIT_INLINE void pack_dy(const WeightPlan& plan, const uint8_t* dy, uint8_t* out) {
-    LOWBIT_WITH_LAYOUT(pack_dy_as, plan, plan.dy_signed, dy, out)
+// One panel of dy, counted through all groups.
+LOWBIT_INLINE void pack_dy(const WeightPlan& plan, const uint8_t* dy, int64_t panel, uint8_t* out) {
+    LOWBIT_WITH_LAYOUT(pack_dy_as, plan, plan.dy_signed, dy, panel, out)
 }
 
 }  // namespace lowbit::weight

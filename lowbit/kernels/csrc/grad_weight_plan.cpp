@@ -22,6 +22,14 @@ lowbit_geometry in_one_row(lowbit_geometry g) {
     return g;
 }
 
+Span span(const WeightPlan& plan, int64_t phase) {
+    const int64_t stride = plan.g.stride_w, before = plan.g.pad_left - phase, end = plan.g.width + before;
+    int64_t first = before > 0 ? up(before, stride) : 0, last = end > 0 ? up(end, stride) : 0;
+    if (last > plan.columns()) last = plan.columns();
+    if (first > last) first = last;
+    return {first, last, false};
+}
+
 }  // namespace
 
 WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x)
@@ -81,21 +89,14 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     channel_bytes = sets * set_bytes + kChunk;
     panels = up(group_outputs, kPanel);
     panel_bytes = sets * set_rows * words * kPanel * kWord;
-}
 
-bool WeightPlan::uses_row(int64_t row) const {
+    zeros.resize(g.width + kChunk);
+    used_rows.resize(rows);
     for (int64_t k = 0; k < g.kernel_h; ++k) {
-        const int64_t first = row - k * g.dilation_h;
-        if (first >= 0 && first % g.stride_h == 0) return true;
+        for (int64_t row = k * g.dilation_h; row < rows; row += g.stride_h) used_rows[row] = true;
     }
-    return false;
-}
-
-bool WeightPlan::uses_phase(int64_t phase) const {
-    for (int64_t k = 0; k < g.kernel_w; ++k) {
-        if (k * g.dilation_w % g.stride_w == phase) return true;
-    }
-    return false;
+    for (int64_t phase = 0; phase < g.stride_w; ++phase) spans.push_back(span(*this, phase));
+    for (int64_t k = 0; k < g.kernel_w; ++k) spans[k * g.dilation_w % g.stride_w].used = true;
 }
 
 int64_t WeightPlan::tap_offset(int64_t tap) const {

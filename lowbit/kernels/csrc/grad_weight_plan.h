@@ -16,6 +16,8 @@
 #include "instruction_set.h"
 #include "products.h"
 
+#include <vector>
+
 namespace lowbit::weight {
 
 constexpr int64_t kPanel = 16;        // outputs side by side
@@ -48,6 +50,12 @@ struct WeightTile {
 
 using TileFunction = void (*)(const WeightTile&);
 
+// The columns of one rest: whether a tap sees them, and [first, last) that lie in the image.
+struct Span {
+    int64_t first, last;
+    bool used;
+};
+
 struct WeightPlan {
     lowbit_geometry g;  // a 1x1 kernel that sees every pixel as it is: with all pixels in one row
     int64_t out_h, out_w;
@@ -73,10 +81,12 @@ struct WeightPlan {
     int64_t panels, panel_bytes;         // of dy; a group's
     int64_t tile_channels, tile_panels;  // the largest tile that there is
 
+    std::vector<Span> spans;      // of x
+    std::vector<char> used_rows;  // of x: whether a tap sees them
+    std::vector<uint8_t> zeros;   // a row of the image, and a chunk
+
     WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x);
 
-    bool uses_row(int64_t row) const;
-    bool uses_phase(int64_t phase) const;
     int64_t tap_offset(int64_t tap) const;  // bytes, into a set of x
     int64_t columns() const { return phase_bytes / pixel; }
     int64_t x_bytes() const { return g.channels * channel_bytes; }
