@@ -91,9 +91,11 @@ CHAINS = {
         about="Trains with 4-bit weights, inputs and gradients, and exports the model with its 4-bit weights "
         "and inputs.",
         exported="`inference.*`, quantized as in training",
-        change=f"{_EPOCHS} `--recipe` on line 14 names the recipe; others are in `recipes/`. `-c` names the "
-        "config, whose images have 64 pixels a side, and so line 17; for whole data give your model's.",
-        extra="-c configs/lite.yaml --recipe recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml",
+        change=f"{_EPOCHS} `--recipe` there names the recipe. Others are in `recipes/`; those with `mse` "
+        "search their scales for every image, also in the exported model, which is large and slow to open. "
+        "`-c` names the config, whose images have 64 pixels a side, as on line 17; for whole data give your "
+        "model's.",
+        extra="-c configs/lite.yaml --recipe recipes/qt_W4_minmax_det__A4_minmax_det__G4_minmax_sto.yaml",
         evaluation="--resize-size=72 --crop-size=64",
         replaces_training="tools/train_qt.py",
     ),
