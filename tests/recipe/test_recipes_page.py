@@ -31,8 +31,9 @@ def _rows(title: str) -> dict[str, list[str]]:
 
 
 def test_its_recipes_are_valid():
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    low_precision = (ROOT / "docs/low_precision.md").read_text("utf-8")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + low_precision, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
     for block in blocks:
         assert make_recipe(yaml.safe_load(block)).plans(build_model("resnet20", 10))
 
