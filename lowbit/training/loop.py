@@ -104,6 +104,7 @@ def _train_epochs(
             log.write("train", progress.step, epoch=epoch, **trained)
             if layers := health.record():
                 log.write("health", progress.step, epoch=epoch, layers=layers)
+            log.draw_weights(progress.step, session.model)
         for line in health.warnings():
             display.message(line)
 

@@ -1,14 +1,21 @@
-"""metrics.jsonl, one JSON object a line, and VisualDL's curves when they are wanted."""
+"""metrics.jsonl, one JSON object a line, and VisualDL's curves and histograms when they are wanted."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from paddle import nn
+
 from lowbit.errors import LowbitError
+from lowbit.layers.weights_at_rest import layers_by_name
 from lowbit.training.files import write_atomically
+
+_BUCKETS = 50
 
 
 class MetricsLog:
@@ -27,7 +34,10 @@ class MetricsLog:
         self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """One record: what it is (`train`, `eval`, `baseline`), when, and its values."""
+        """One record: what it is (`train`, `eval`, `baseline`, `health`), when, and its values.
+
+        For VisualDL, numbers inside of values have tags like `health/layers/conv1/forward.weight/sqnr`.
+        """
         record = {name: None if _is_broken(value) else value for name, value in values.items()}
         line = json.dumps({"kind": kind, "step": step, **record}, allow_nan=False)
         try:
@@ -36,14 +46,35 @@ class MetricsLog:
         except OSError as error:
             raise LowbitError(f"cannot write {self._path}: {error.strerror}") from error
         if self._curves:
-            for name, value in values.items():
-                if isinstance(value, float):
-                    self._curves.add_scalar(tag=f"{kind}/{name}", step=step, value=value)
+            for tag, value in _scalars(kind, values):
+                self._curves.add_scalar(tag=tag, step=step, value=value)
+
+    def draw_weights(self, step: int, model: nn.Layer) -> None:
+        """For VisualDL, the histogram of every layer's weight under `weights/<layer>`."""
+        if not self._curves:
+            return
+        for name, layer in layers_by_name(model).items():
+            values = layer.weight.astype("float32").numpy()
+            if np.isfinite(values).all():  # otherwise there is no histogram, and the loss shows it
+                self._curves.add_histogram(tag=f"weights/{name}", values=values, step=step, buckets=_BUCKETS)
 
     def close(self) -> None:
         """Flushes everything to the files."""
         if self._curves:
             self._curves.close()
+
+
+def _scalars(tag: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers of nested values with their tags.
+
+    >>> list(_scalars("train", {"loss": 0.5, "epoch": 3}))
+    [('train/loss', 0.5)]
+    """
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _scalars(f"{tag}/{name}", one)
+    elif isinstance(value, float):
+        yield tag, value
 
 
 def _is_broken(value: Any) -> bool:

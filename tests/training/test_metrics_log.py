@@ -7,6 +7,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.training.metrics_log import MetricsLog
+from tests.tiny_net import build_tiny
 
 
 def steps(folder):
@@ -40,11 +41,40 @@ def test_a_line_cut_by_a_crash_is_dropped(tmp_path):
     assert steps(tmp_path) == [10, 20]
 
 
-def test_visualdl_gets_the_scalars(tmp_path):
-    pytest.importorskip("visualdl")
-    write(tmp_path, 1, 2, visualdl=True)
-    (file,) = (tmp_path / "vdl").iterdir()
-    assert b"train/loss" in file.read_bytes()
+def read_curves(folder):
+    """VisualDL's own reader on the one file of a log, and its tags, which it calls by file, with % for /."""
+    (file,) = (folder / "vdl").iterdir()
+    reader = pytest.importorskip("visualdl").LogReader(file_path=str(file))
+    tags = {name.rsplit("/", 1)[1].replace("%", "/"): kind for name, kind in reader.tags().items()}
+    del tags["meta_data_tag"]
+    return reader, tags
+
+
+def test_visualdl_gets_the_scalars_also_those_of_layers(tmp_path):
+    log = MetricsLog(tmp_path, resumed_step=None, visualdl=True)
+    log.write("train", 1, loss=0.5, epoch=0)
+    health = {"layer1.conv": {"forward.weight": {"sqnr": 20.0, "clipped": 0.1}}}
+    log.write("health", 1, epoch=0, layers=health)
+    log.close()
+    curves, found = read_curves(tmp_path)
+    weight = "health/layers/layer1.conv/forward.weight"
+    tags = ["train/loss", f"{weight}/sqnr", f"{weight}/clipped"]
+    assert found == dict.fromkeys(tags, "scalar")
+    assert [(one.id, one.value) for one in curves.get_data("scalar", tags[1])] == [(1, 20.0)]
+
+
+def test_visualdl_gets_the_weights(tmp_path):
+    log = MetricsLog(tmp_path, resumed_step=None, visualdl=True)
+    model = build_tiny()
+    log.draw_weights(1, model)
+    model.conv.weight.set_value(model.conv.weight * float("nan"))
+    log.draw_weights(2, model)
+    log.close()
+    curves, found = read_curves(tmp_path)
+    assert found == {"weights/conv": "histogram", "weights/head": "histogram"}
+    assert len(curves.get_data("histogram", "weights/conv")) == 1  # NaN has no histogram
+    first, _ = curves.get_data("histogram", "weights/head")
+    assert sum(first.histogram.hist) == 8 * 16 * 4
 
 
 def test_without_visualdl_the_curves_are_left_out_unless_insisted_on(tmp_path, monkeypatch):
