@@ -37,8 +37,8 @@ class Draws(nn.Layer):
             seed=self.seed,
             step=int(self.step.item()),
             layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
-            # A rank's part of a batch draws as that part of the whole would.
-            first=size * dist.get_rank() if dist.is_initialized() and operand != "forward.weight" else 0,
+            # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
+            first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),
         )
 
 
