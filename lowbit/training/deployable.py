@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import paddle
 
-from lowbit.config import override_config
+from lowbit.config import validate
 from lowbit.data.spread import SpreadDataset
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
@@ -17,6 +18,7 @@ from lowbit.layers.fixed_inputs import dynamic_inputs, fix_inputs, fixed_recipe
 from lowbit.layers.prepare import prepare
 from lowbit.machine import environment_record
 from lowbit.models import build_model
+from lowbit.recipe import Recipe
 from lowbit.training.checkpoint import SUFFIX, Checkpoint, Progress, save_checkpoint
 from lowbit.training.comparison import comparison_table
 from lowbit.training.evaluate import evaluate
@@ -54,7 +56,7 @@ def deployable(
         settings.Arch.name, len(trained.classes), trusted=trained.trusted, **settings.Arch.kwargs
     )
     prepare(model, recipe, example_images(settings.Global.image_shape))
-    images = _images(trained, data_path, len(layers))
+    images = _images(trained, recipe, data_path, len(layers))
     with fast_convolutions(wanted=settings.Global.fast_convolutions):
         batches = fix_inputs(trained.model, model, islice(images, _BATCHES))
         tell(
@@ -68,13 +70,16 @@ def deployable(
     return found
 
 
-def _images(trained: TrainedModel, data_path: Path | None, layers: int):
-    """Batches of training images, prepared as in evaluation."""
-    config = override_config(
-        trained.config, [f"Global.pretrained_model={trained.source}", "Recipe={weight_bits: 8}"]
-    )
+def _images(
+    trained: TrainedModel, recipe: Recipe, data_path: Path | None, layers: int
+) -> Iterator[paddle.Tensor]:
+    """Batches of training images, prepared as in evaluation: those of a run that calibrates the recipe."""
+    values = trained.config.model_dump(mode="json")
+    values |= {"Recipe": recipe_values(recipe), "Slim": None, "Distillation": None}
+    values["Global"] |= {"pretrained_model": str(trained.source), "reset_classifier": False}
+    config = validate(values, {}, str(trained.source))
     try:
-        split = calibration_config(config, data_path=data_path, steps=_BATCHES).DataLoader.Train
+        split = calibration_config(config, data_path=data_path).DataLoader.Train
         dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     except LowbitError as error:
         raise LowbitError(
@@ -111,7 +116,7 @@ def _tell_accuracy(trained: TrainedModel, found: TrainedModel, tell: Callable[[s
     tell(comparison_table(before, after, titles=("as trained", "deployed")))
 
 
-def _checkpoint(found: TrainedModel, recipe: dict) -> Checkpoint:
+def _checkpoint(found: TrainedModel, recipe: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         model={name: tensor.numpy() for name, tensor in found.model.state_dict().items()},
         optimizer={},
