@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -36,8 +36,7 @@ class OperandView:
             found["clipped"] = self.health.clipped
         if self.histogram is not None and self.histogram.levels is not None:
             found["dead"] = self.histogram.dead_levels
-            found["histogram"] = asdict(self.histogram)
-            del found["histogram"]["levels"]
+            found["histogram"] = self.histogram.values()
         return found
 
 

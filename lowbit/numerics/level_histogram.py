@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,19 @@ class LevelHistogram:
     def dead_levels(self) -> int | None:
         """How many levels of the grid no value falls on."""
         return None if self.levels is None else self.levels.count(0)
+
+    def values(self) -> dict[str, Any]:
+        """As plain values for JSON, rounded to what can be seen: `dead` levels in the place of all counts.
+
+        >>> list(value_histogram(np.array([0.0, 1.0])).values())
+        ['start', 'width', 'counts']
+        """
+        found: dict[str, Any] = {"start": _rounded(self.start), "width": _rounded(self.width)}
+        found["counts"] = self.counts
+        if self.levels is not None:
+            found |= {"lowest": self.lowest, "highest": self.highest, "dead": self.dead_levels}
+            found["clipped"] = _rounded(self.clipped)
+        return found
 
 
 def level_histogram(steps: np.ndarray, lowest: int, highest: int, *, bins: int = BINS) -> LevelHistogram:
@@ -68,6 +82,10 @@ def value_histogram(values: np.ndarray, *, bins: int = BINS) -> LevelHistogram:
     if low == high:
         low, high = low - 0.5, high + 0.5
     return LevelHistogram(start=low, width=(high - low) / bins, counts=_counts(values, low, high, bins))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

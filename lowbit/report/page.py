@@ -25,7 +25,7 @@ _LAYER_CHARTS = (
     ("lost", "Lost values", "fraction clipped or rounded to 0, by epoch"),
     ("gain", "Gain of the gradients", "1: nothing is lost on average"),
     ("weights", "Weights", ""),
-    ("inputs", "Inputs", "as `lowbit analyze` saw them, in steps of the grid"),
+    ("inputs", "Inputs", "as lowbit analyze saw them"),
 )
 
 
@@ -38,7 +38,7 @@ def write_report(paths: list[Path], output: Path) -> list[str]:
     looked = [weight_histograms(run.path) for run in runs]
     text = make_page(runs, [found for found, _ in looked])
     write_atomically(output, lambda file: file.write_text(text, "utf-8"))
-    return [f"{run.name}: {line}" for run, (found, line) in zip(runs, looked, strict=True) if not found]
+    return [f"{run.name}: {line}" for run, (_, line) in zip(runs, looked, strict=True) if line]
 
 
 def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:

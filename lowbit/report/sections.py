@@ -183,12 +183,12 @@ def sensitivities(runs: list[Run]) -> str:
         for found in run.analyses():
             rows = [
                 [
-                    *(one["name"], one["bits"], number(one["only_loss"]), number(one["without_loss"])),
+                    *(one["name"], one["bits"], f"{one['only_loss']:+.4f}", f"{-one['without_loss']:+.4f}"),
                     *(percent(one["only_top1"]), decibels(one["weight_sqnr"]), decibels(one["input_sqnr"])),
                 ]
                 for one in found["ranking"]
             ]
-            head = ["layer", "bits", "loss more, only it", "loss less, all but it", "top-1, only it"]
+            head = ["layer", "bits", "loss, only it", "loss, all but it", "top-1, only it"]
             head += ["SQNR of weight", "SQNR of input"]
             content.append(table(f"{run.name}: {found['title']}", head, rows, left=2))
     note = "What costs most first: by the loss that a layer adds when it alone is quantized."

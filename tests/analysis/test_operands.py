@@ -23,7 +23,8 @@ def test_inputs_are_those_of_the_model_in_full(model, loader):
     sqnr = 10 * np.log10((batch.images**2).sum() / ((on_grid - batch.images) ** 2).sum())
     assert found["first"].health.sqnr == pytest.approx(sqnr, abs=0.01)
     assert sum(found["first"].histogram.levels) == batch.images.size
-    assert found["first"].values()["dead"] == found["first"].histogram.levels.count(0)
+    values = found["first"].values()
+    assert values["dead"] == values["histogram"]["dead"] == found["first"].histogram.levels.count(0)
     assert list(view_weights(model)) == list(found)
 
 

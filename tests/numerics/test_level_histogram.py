@@ -43,3 +43,10 @@ def test_values_on_no_grid_and_values_that_are_none():
     assert sum(found.counts) == 2
     assert found.dead_levels is None
     assert sum(value_histogram(np.array([])).counts) == 0
+
+
+def test_plain_values_say_how_many_levels_are_dead_and_not_which():
+    values = level_histogram(np.array([0.0, 1.0 / 3, 5.0]), -2, 1).values()
+    assert (values["lowest"], values["highest"], values["dead"], values["clipped"]) == (-2, 1, 2, 0.33333)
+    assert "levels" not in values and sum(values["counts"]) == 3
+    assert set(value_histogram(np.array([1.0])).values()) == {"start", "width", "counts"}

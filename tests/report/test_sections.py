@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from lowbit.report import open_run, sections
@@ -43,3 +44,18 @@ def test_the_plan_says_how_each_operand_is_quantized(tmp_path):
     assert text.count("int4 NHW stochastic") == 6
     assert text.count("forward, grad_input<") == 3
     assert ">note<" not in text  # a column without a word is left out
+
+
+def test_what_analyze_found_is_shown_when_it_is_finished(tmp_path):
+    folder = write_run(tmp_path / "run")
+    row = {"name": "conv", "bits": "W4A4", "only_loss": 0.5, "without_loss": 0.25, "only_top1": 0.75}
+    row |= {"weight_sqnr": 18.0, "input_sqnr": None, "input_histogram": None}
+    analyses = {
+        "a": {"title": "best on 8 images", "ranking": [row]},
+        "b": {"title": "half of it", "sums": {}},
+    }
+    (folder / "analysis.json").write_text(json.dumps({"format": 1, "analyses": analyses}))
+    text = sections.sensitivities([open_run(folder)])
+    assert "best on 8 images" in text and "half of it" not in text
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", text)[-7:]
+    assert cells == ["conv", "W4A4", "+0.5000", "-0.2500", "75.00 %", "18.0 dB", "–"]  # noqa: RUF001
