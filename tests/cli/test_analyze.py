@@ -20,8 +20,8 @@ def recipe(tmp_path):
     return file
 
 
-def test_an_fp32_run_with_a_recipe_and_a_budget(run, trained, recipe, tmp_path):
-    folder = tmp_path / "run"
+def test_an_fp32_run_with_a_recipe_and_a_budget(run, trained, recipe, config_file, tmp_path):
+    folder = tmp_path / "analyzed"
     shutil.copytree(trained, folder)
     found = run("lowbit", "analyze", folder, "--recipe", recipe, "--images", 8, "--budget", "3bits")
     assert found.code == 0 and "conv" in found.out and "proposed" in found.out
@@ -29,6 +29,7 @@ def test_an_fp32_run_with_a_recipe_and_a_budget(run, trained, recipe, tmp_path):
     counts = {"conv": 8 * 3 * 9, "head": 8 * 16 * 4}
     bits = {name: proposed[name].forward.weight.grid.bits for name in counts}
     assert sum(counts[name] * bits[name] for name in counts) <= 3 * sum(counts.values())
+    assert run("lowbit", "train", "-c", config_file, "--recipe", folder / "recipe_3bits.yaml").code == 0
     again = run("lowbit", "analyze", folder, "--recipe", recipe, "--images", 8, "--json")
     assert json.loads(again.out)["proposed"] is None
     assert {row["name"] for row in json.loads(again.out)["ranking"]} == {"conv", "head"}
