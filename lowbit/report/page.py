@@ -44,7 +44,6 @@ def write_report(paths: list[Path], output: Path) -> list[str]:
 def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
     """The page's text; `histograms` are the weights' by layer, one dictionary for each run."""
     data = {
-        "runs": [run.name for run in runs],
         "curves": curves(runs),
         "layers": [_layers(run, found) for run, found in zip(runs, histograms, strict=True)],
     }

@@ -31,7 +31,6 @@ def plans(runs: list[Run]) -> str:
         return ""
     content = []
     for run in planned:
-        assert run.plan
         quantized = sum(layer["quantized"] for layer in run.plan)
         title = f"{run.name}: {quantized} of {len(run.plan)} layers are quantized ({run.precision})"
         content.append(details(title, _plan_table(run.name, run.plan)))
@@ -68,14 +67,8 @@ def _spec(product: dict[str, Any] | None, operand: str) -> str:
     words = product[operand]
     if words["grid"] in ("full", "bf16", "fp16"):
         return words["grid"]
-    usual = {
-        "observer": "minmax",
-        "scaling": "dynamic",
-        "rounding": "nearest",
-        "clip": "none",
-        "samples": "1",
-    }
-    more = [words[key] for key, word in usual.items() if words.get(key, word) != word and key != "samples"]
+    usual = {"observer": "minmax", "scaling": "dynamic", "rounding": "nearest", "clip": "none"}
+    more = [words[key] for key, word in usual.items() if words[key] != word]
     return " ".join([words["grid"], words["granularity"], *more])
 
 

@@ -13,7 +13,7 @@ _DIGITS = 4
 _QUANTITIES = ("sqnr", "scale", "clipped", "underflowed")
 _OF_GRADIENTS = (*_QUANTITIES, "gain")
 
-# id, title, what the numbers are, and the records: (kind, key, whose) with "" for the only one of its chart
+# id, title, what the numbers are, and which records they are from: kind and key
 CURVES: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("loss", "Loss", "cross entropy, or what is trained", (("train", "loss"), ("eval", "loss"))),
     ("top1", "Top-1 accuracy", "fraction of the images", (("train", "top1"), ("eval", "top1"))),
