@@ -10,7 +10,8 @@
 namespace lowbit {
 
 bool is_depthwise(const lowbit_geometry& g) {
-    const bool fits = g.outputs / g.groups * g.kernel_h * g.kernel_w <= INT32_MAX / (255 * 255);
+    const int64_t multiplier = g.outputs / g.groups, products = multiplier * g.kernel_h * g.kernel_w;
+    const bool fits = products <= INT32_MAX / (255 * 255) && multiplier <= (1 << 24) / (255 * 255);
     return g.groups > 1 && g.groups == g.channels && fits;
 }
 
@@ -26,7 +27,7 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
     parallel_for(s.g.channels, [&](int64_t c) {
         thread_local Room plane_room, sum_room;
         int16_t* plane = plane_room.of<int16_t>(planes.room(most));
-        int32_t* found = sum_room.of<int32_t>(whole_steps(most * planes.size()));
+        int32_t* found = sum_room.of<int32_t>(result_room(most * planes.size()));
         std::vector<int64_t> offsets(s.taps);
         std::vector<int16_t> weights(s.taps);
         for (int64_t n = 0; n < s.g.batch; n += most) {
@@ -60,38 +61,44 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
     const Loops& loops = loops_for(instruction_set());
     const GradientPlanes planes(s);
     const bool by_pixel = !sums && dy.of_pixel != 0;
-    const int64_t most = by_pixel ? 1 : images_of(planes.size(), s.g.batch), budget = budget_of(dy, w, INT16_MAX);
+    const int64_t most = images_of(planes.size(), s.g.batch), budget = budget_of(dy, w, INT16_MAX);
     const int64_t one = most * planes.size(), bundles = (s.g.channels + kChannels - 1) / kChannels;
     parallel_for((s.g.batch + most - 1) / most * bundles, [&](int64_t item) {
-        thread_local Room plane_room, sum_room, scale_room, value_room;
+        thread_local Room plane_room, sum_room, scale_room, value_room, float_room;
         int16_t* plane = plane_room.of<int16_t>(s.multiplier * one + planes.slack());
-        int32_t* found = sum_room.of<int32_t>(whole_steps(one));
-        float* values = value_room.of<float>(by_pixel ? one : 1);
+        int32_t* found = sum_room.of<int32_t>(result_room(one));
+        float* floats = float_room.of<float>(by_pixel ? s.multiplier * one + planes.slack() : 1);
+        float* values = value_room.of<float>(by_pixel ? result_room(one) : 1);
         float* scales = scale_room.of<float>(by_pixel ? one + planes.slack() : 1);
         Taps taps;
         const int64_t n = item / bundles * most, start = item % bundles * kChannels;
         const int64_t images = s.g.batch - n < most ? s.g.batch - n : most, count = images * planes.size();
-        if (by_pixel) planes.spread(dy, n, scales);
+        if (by_pixel) planes.spread(dy, n, images, scales);
         for (int64_t c = start; c < s.g.channels && c < start + kChannels; ++c) {
             planes.pack(loops, dy, n, images, c, plane);
+            if (by_pixel) loops.to_floats(plane, s.multiplier * count + planes.slack(), floats);
             for (int64_t i = 0; i < s.h.stride; ++i) {
                 for (int64_t j = 0; j < s.w.stride; ++j) {
                     const Target target = planes.target(i, j);
                     const int64_t first = (n * s.g.channels + c) * s.x_plane();
+                    taps.clear();
                     if (by_pixel) {
-                        for (int64_t at = 0; at < count; ++at) values[at] = 0;
+                        std::vector<float> weights;
                         planes.each_tap(i, j, [&](int64_t tap, int64_t offset) {
-                            taps.clear();
-                            for (int64_t m = 0; m < s.multiplier; ++m) {
-                                taps.add(m * count + offset, value(w, (c * s.multiplier + m) * s.taps + tap));
+                            taps.add(offset, 0);
+                            for (int64_t o = c * s.multiplier; o < (c + 1) * s.multiplier; ++o) {
+                                weights.push_back(value(w, o * s.taps + tap));
                             }
-                            taps.correlate(loops, plane, budget, count, found);
-                            loops.add_scaled(found, scales + offset, count, values);
                         });
-                        loops.finish_values(values, target, w.scale[0], nullptr, dx + first);
+                        const int64_t met = int64_t(taps.offsets.size());
+                        loops.correlate_scaled(floats, s.multiplier, count, taps.offsets.data(), weights.data(), met,
+                                               scales, count, values);
+                        for (int64_t image = 0; image < images; ++image) {
+                            float* to = dx + first + image * s.g.channels * s.x_plane();
+                            loops.finish_values(values + image * planes.size(), target, w.scale[0], nullptr, to);
+                        }
                         continue;
                     }
-                    taps.clear();
                     for (int64_t m = 0; m < s.multiplier; ++m) {
                         planes.each_tap(i, j, [&](int64_t tap, int64_t offset) {
                             taps.add(m * count + offset, value(w, (c * s.multiplier + m) * s.taps + tap));
@@ -123,10 +130,11 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
     const int64_t most = by_sample ? 1 : images_of(planes.size(), s.g.batch);
     const int64_t limit = budget_of(dy, x, INT32_MAX);
     const View view = {s.h.result, s.w.result, 0, 0, 1, 1, planes.rows, planes.columns};
+    const uint8_t* end = end_of(dy, s.g.batch, s.g.outputs, s.y_plane());
     parallel_for(s.g.channels, [&](int64_t c) {
         thread_local Room x_room, dy_room;
         int16_t* plane = x_room.of<int16_t>(planes.room(most));
-        int16_t* gradient = dy_room.of<int16_t>(most * planes.size());
+        int16_t* gradient = dy_room.of<int16_t>(most * planes.size() + kStep);
         std::vector<int64_t> offsets(s.taps), totals(s.multiplier * s.taps);
         const int64_t first = c * s.multiplier;  // output
         for (int64_t n = 0; n < s.g.batch; n += most) {
@@ -135,7 +143,8 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
             planes.offsets(images, offsets.data());
             for (int64_t m = 0; m < s.multiplier; ++m) {
                 const uint8_t* from = plane_of(dy, n, s.g.outputs, first + m, s.y_plane());
-                loops.pack(from, s.g.outputs * s.y_plane(), images, view, dy.lowest < 0, gradient);
+                memset(gradient, 0, (count + kStep) * sizeof *gradient);
+                loops.pack(from, s.g.outputs * s.y_plane(), images, end, view, dy.lowest < 0, gradient);
                 for (int64_t tap = 0; tap < s.taps; ++tap) {
                     int64_t& total = totals[m * s.taps + tap];
                     for (int64_t start = 0; start < count; start += limit) {
@@ -143,7 +152,8 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
                         total += loops.dot(gradient + start, plane + offsets[tap] + start, now);
                     }
                     if (!by_sample) continue;
-                    const float scale = dy.scale[n * dy.of_n + (first + m) * dy.of_c] * x.scale[n * x.of_n + c * x.of_c];
+                    const float scale_dy = dy.scale[n * dy.of_n + (first + m) * dy.of_c];
+                    const float scale = scale_dy * x.scale[n * x.of_n + c * x.of_c];
                     float& to = dw[(first + m) * s.taps + tap];
                     to = n ? to + float(total) * scale : float(total) * scale;
                     total = 0;

@@ -5,7 +5,7 @@
 
 namespace lowbit {
 
-// One input channel per group and more than one group; and sums of a pixel that 32 bits can hold.
+// One input channel per group and more than one group; and sums of a pixel that 32 bits can hold, of one tap fp32.
 bool is_depthwise(const lowbit_geometry& geometry);
 
 void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x, const lowbit_operand& w,

@@ -21,43 +21,72 @@ struct View {
     int64_t rows, columns;  // of the plane
 };
 
+constexpr bool kLittleEndian = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
+typedef int8_t Signed16 __attribute__((vector_size(16)));
+typedef int16_t Shorts16 __attribute__((vector_size(32)));
+typedef float Floats8 __attribute__((vector_size(32)));
+
+// The first `count` of 16 integers that lie 1 or 2 bytes apart, and zeros.
+template <bool kSigned, int kStride>
+LOWBIT_INLINE void pack_16(const uint8_t* from, int64_t count, int16_t* to) {
+    static const int16_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    Shorts16 values, mask;
+    if (kStride == 2) {  // the lower bytes of 16 bits
+        memcpy(&values, from, sizeof values);
+        values = kSigned ? (values << 8) >> 8 : values & 0xff;
+    } else if (kSigned) {
+        Signed16 bytes;
+        memcpy(&bytes, from, sizeof bytes);
+        values = __builtin_convertvector(bytes, Shorts16);
+    } else {
+        Bytes16 bytes;
+        memcpy(&bytes, from, sizeof bytes);
+        values = __builtin_convertvector(bytes, Shorts16);
+    }
+    memcpy(&mask, kMask + (count < 16 ? 16 - count : 0), sizeof mask);
+    values &= mask;
+    memcpy(to, &values, sizeof values);
+}
+
+// Planes are zeros before the images come. Rows come from the first to the last, so that the zeros behind the end
+// of one may lie where the next will be, or in the kStep integers behind the last.
 template <bool kSigned>
-LOWBIT_INLINE void pack_as(const uint8_t* image, int64_t image_bytes, int64_t images, const View& view,
-                           int16_t* __restrict to) {
+LOWBIT_INLINE void pack_as(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,
+                           const View& view, int16_t* __restrict to) {
     // Columns [first, last) lie in the image.
-    const int64_t before = -view.first_column, end = view.width + before;
+    const int64_t before = -view.first_column, behind = view.width + before;
     int64_t first = before > 0 ? (before + view.step_w - 1) / view.step_w : 0;
-    int64_t last = end > 0 ? (end + view.step_w - 1) / view.step_w : 0;
+    int64_t last = behind > 0 ? (behind + view.step_w - 1) / view.step_w : 0;
     last = last < view.columns ? last : view.columns;
-    first = first < last ? first : last;
+    if (first >= last) return;
     for (int64_t n = 0; n < images; ++n) {
         for (int64_t row = 0; row < view.rows; ++row, to += view.columns) {
             const int64_t h = view.first_row + row * view.step_h;
-            if (h < 0 || h >= view.height) {
-                memset(to, 0, size_t(view.columns) * sizeof *to);
-                continue;
-            }
+            if (h < 0 || h >= view.height) continue;
             const uint8_t* from = image + n * image_bytes + h * view.width + view.first_column;
-            for (int64_t i = 0; i < first; ++i) to[i] = 0;
-            if (view.step_w == 1) {
-                for (int64_t i = first; i < last; ++i) to[i] = kSigned ? int8_t(from[i]) : from[i];
+            const bool room = end - (from + last * view.step_w) >= 16 * view.step_w;
+            if (view.step_w == 1 && room) {
+                for (int64_t i = first; i < last; i += 16) pack_16<kSigned, 1>(from + i, last - i, to + i);
+            } else if (view.step_w == 2 && room && kLittleEndian) {
+                for (int64_t i = first; i < last; i += 16) pack_16<kSigned, 2>(from + 2 * i, last - i, to + i);
             } else {
                 for (int64_t i = first; i < last; ++i) {
                     const uint8_t byte = from[i * view.step_w];
                     to[i] = kSigned ? int8_t(byte) : byte;
                 }
             }
-            for (int64_t i = last; i < view.columns; ++i) to[i] = 0;
         }
     }
 }
 
-LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t images, const View& view, bool is_signed,
-                        int16_t* to) {
+LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,
+                        const View& view, bool is_signed, int16_t* to) {
     if (is_signed) {
-        pack_as<true>(image, image_bytes, images, view, to);
+        pack_as<true>(image, image_bytes, images, end, view, to);
     } else {
-        pack_as<false>(image, image_bytes, images, view, to);
+        pack_as<false>(image, image_bytes, images, end, view, to);
     }
 }
 
@@ -74,9 +103,34 @@ LOWBIT_INLINE void correlate(const int16_t* plane, const int64_t* offsets, const
     }
 }
 
-// values[i] += fp32(sums[i]) * scale[i]
-LOWBIT_INLINE void add_scaled(const int32_t* sums, const float* scale, int64_t count, float* __restrict values) {
-    for (int64_t i = 0; i < count; ++i) values[i] += float(sums[i]) * scale[i];
+// values[i] = the sum over taps, in fp32, of (the sum over planes of plane[offsets[tap] + i] * weights[tap]) *
+// scales[offsets[tap] + i]. What is summed over planes is exact in fp32. Whole steps are written.
+LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t apart, const int64_t* offsets,
+                                    const float* weights, int64_t taps, const float* scales, int64_t count,
+                                    float* values) {
+    for (int64_t i = 0; i < count; i += kStep) {
+        Floats8 totals[4] = {};
+        for (int64_t tap = 0; tap < taps; ++tap) {
+            LOWBIT_UNROLLED for (int64_t part = 0; part < 4; ++part) {
+                const int64_t at = offsets[tap] + i + part * 8;
+                Floats8 sum = {}, scale;
+                for (int64_t p = 0; p < planes; ++p) {
+                    Floats8 integers;
+                    memcpy(&integers, plane + p * apart + at, sizeof integers);
+                    sum += integers * weights[tap * planes + p];
+                }
+                memcpy(&scale, scales + at, sizeof scale);
+                totals[part] += sum * scale;
+            }
+        }
+        LOWBIT_UNROLLED for (int64_t part = 0; part < 4; ++part) {
+            memcpy(values + i + part * 8, &totals[part], sizeof totals[part]);
+        }
+    }
+}
+
+LOWBIT_INLINE void to_floats(const int16_t* from, int64_t count, float* __restrict to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = float(from[i]);
 }
 
 // The sum of a[i] * b[i]; the caller sees to it that 32 bits hold it, in whatever order.
@@ -93,30 +147,51 @@ struct Target {
     int64_t first_row, first_column, apart_h, apart_w;
 };
 
-// row(from, count, to, apart) for the wanted part of every row of one image.
+// row(from, count, to, apart, more) for the wanted part of every row of one image, and whether up to 8 values may
+// be written in one go: those behind the end are written again with the next row.
 template <class T, class To, class Row>
 LOWBIT_INLINE void each_row(const T* from, const Target& t, To* to, Row row) {
-    const int64_t before = -t.first_column, end = t.width + before;
+    const int64_t before = -t.first_column, behind = t.width + before;
     const int64_t first = before > 0 ? (before + t.apart_w - 1) / t.apart_w : 0;
-    int64_t last = end > 0 ? (end + t.apart_w - 1) / t.apart_w : 0;
+    int64_t last = behind > 0 ? (behind + t.apart_w - 1) / t.apart_w : 0;
     last = last < t.columns ? last : t.columns;
     if (first >= last) return;
+    const int64_t count = last - first;
+    const To* end = to + t.height * t.width;
     for (int64_t r = 0; r < t.rows; ++r) {
         const int64_t h = t.first_row + r * t.apart_h;
         if (h < 0 || h >= t.height) continue;
         To* start = to + h * t.width + t.first_column + first * t.apart_w;
         if (t.apart_w == 1) {
-            row(from + r * t.columns + first, last - first, start, 1);
+            row(from + r * t.columns + first, count, start, 1, t.apart_h == 1 && end - start >= count + 8);
         } else {
-            row(from + r * t.columns + first, last - first, start, t.apart_w);
+            row(from + r * t.columns + first, count, start, t.apart_w, false);
         }
     }
 }
 
 LOWBIT_INLINE void copy_sums(const int32_t* from, const Target& target, int64_t* to) {
-    each_row(from, target, to, [](const int32_t* sums, int64_t count, int64_t* out, int64_t apart) LOWBIT_INLINE_LAMBDA {
+    const auto row = [](const int32_t* sums, int64_t count, int64_t* out, int64_t apart, bool) LOWBIT_INLINE_LAMBDA {
         for (int64_t i = 0; i < count; ++i) out[i * apart] = sums[i];
-    });
+    };
+    each_row(from, target, to, row);
+}
+
+// of(value) for the wanted values.
+template <class T, class Of>
+LOWBIT_INLINE void finish_as(const T* from, const Target& target, float* to, Of of) {
+    const auto row = [=](const T* values, int64_t count, float* out, int64_t apart, bool more) LOWBIT_INLINE_LAMBDA {
+        if (more) {
+            for (int64_t i = 0; i < count; i += 8) {
+                float eight[8];
+                for (int64_t j = 0; j < 8; ++j) eight[j] = of(values[i + j]);
+                memcpy(out + i, eight, sizeof eight);
+            }
+        } else {
+            for (int64_t i = 0; i < count; ++i) out[i * apart] = of(values[i]);
+        }
+    };
+    each_row(from, target, to, row);
 }
 
 // fp32(value) * scale, plus the bias where there is one.
@@ -124,13 +199,9 @@ template <class T>
 LOWBIT_INLINE void finish(const T* from, const Target& target, float scale, const float* bias, float* to) {
     if (bias) {
         const float added = *bias;
-        each_row(from, target, to, [=](const T* values, int64_t count, float* out, int64_t apart) LOWBIT_INLINE_LAMBDA {
-            for (int64_t i = 0; i < count; ++i) out[i * apart] = float(values[i]) * scale + added;
-        });
+        finish_as(from, target, to, [=](T v) LOWBIT_INLINE_LAMBDA { return float(v) * scale + added; });
     } else {
-        each_row(from, target, to, [=](const T* values, int64_t count, float* out, int64_t apart) LOWBIT_INLINE_LAMBDA {
-            for (int64_t i = 0; i < count; ++i) out[i * apart] = float(values[i]) * scale;
-        });
+        finish_as(from, target, to, [=](T v) LOWBIT_INLINE_LAMBDA { return float(v) * scale; });
     }
 }
 

@@ -4,6 +4,7 @@
 #include "depthwise_variants.h"
 #include "products.h"
 
+#include <cstring>
 #include <vector>
 
 namespace lowbit::depthwise {
@@ -12,7 +13,9 @@ constexpr int64_t kPlane = 4096;  // pixels, about: with their sums they stay in
 
 inline int64_t largest_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline int64_t magnitude(const lowbit_operand& o) { return largest_of(1, largest_of(o.highest, -int64_t(o.lowest))); }
+inline int64_t magnitude(const lowbit_operand& o) {
+    return largest_of(1, largest_of(o.highest, -int64_t(o.lowest)));
+}
 
 // Products that a sum of 16 bits, or of 32, holds.
 inline int64_t budget_of(const lowbit_operand& a, const lowbit_operand& b, int64_t most) {
@@ -50,6 +53,11 @@ struct Shape {
     int64_t y_plane() const { return h.result * w.result; }
 };
 
+// Behind the last integer of a tensor.
+inline const uint8_t* end_of(const lowbit_operand& o, int64_t batch, int64_t channels, int64_t plane) {
+    return static_cast<const uint8_t*>(o.integers) + batch * channels * plane;
+}
+
 inline const uint8_t* plane_of(const lowbit_operand& o, int64_t n, int64_t channels, int64_t c, int64_t plane) {
     return static_cast<const uint8_t*>(o.integers) + (n * channels + c) * plane;
 }
@@ -76,15 +84,16 @@ struct InputPlanes {
     }
     void pack(const Loops& loops, const lowbit_operand& x, int64_t n, int64_t images, int64_t c, int16_t* out) const {
         const uint8_t* from = plane_of(x, n, s.g.channels, c, s.x_plane());
+        const uint8_t* end = end_of(x, s.g.batch, s.g.channels, s.x_plane());
+        memset(out, 0, room(images) * sizeof *out);
         int16_t* to = out;
         for (int64_t i = 0; i < s.h.stride; ++i) {
             for (int64_t j = 0; j < s.w.stride; ++j, to += images * size()) {
                 const View view = {s.h.image,  s.w.image,  i - s.h.before, j - s.w.before,
                                    s.h.stride, s.w.stride, rows,           columns};
-                loops.pack(from, s.g.channels * s.x_plane(), images, view, x.lowest < 0, to);
+                loops.pack(from, s.g.channels * s.x_plane(), images, end, view, x.lowest < 0, to);
             }
         }
-        for (int16_t* end = out + room(images); to < end; ++to) *to = 0;
     }
 };
 
@@ -103,23 +112,25 @@ struct GradientPlanes {
     int64_t size() const { return rows * columns; }
     int64_t slack() const { return s.h.reach() * columns + s.w.reach() + kStep; }
 
-    void pack(const Loops& loops, const lowbit_operand& dy, int64_t n, int64_t images, int64_t c, int16_t* out) const {
+    void pack(const Loops& loops, const lowbit_operand& dy, int64_t n, int64_t images, int64_t c,
+              int16_t* out) const {
         const View view = {s.h.result, s.w.result, -s.h.reach(), -s.w.reach(), 1, 1, rows, columns};
+        const uint8_t* end = end_of(dy, s.g.batch, s.g.outputs, s.y_plane());
+        memset(out, 0, (s.multiplier * images * size() + slack()) * sizeof *out);
         for (int64_t m = 0; m < s.multiplier; ++m, out += images * size()) {
             const uint8_t* from = plane_of(dy, n, s.g.outputs, c * s.multiplier + m, s.y_plane());
-            loops.pack(from, s.g.outputs * s.y_plane(), images, view, dy.lowest < 0, out);
+            loops.pack(from, s.g.outputs * s.y_plane(), images, end, view, dy.lowest < 0, out);
         }
-        for (int64_t i = 0; i < slack(); ++i) out[i] = 0;
     }
 
-    // The scales of image n's pixels, as a plane.
-    void spread(const lowbit_operand& dy, int64_t n, float* out) const {
-        for (int64_t i = 0; i < size() + slack(); ++i) out[i] = 0;
-        for (int64_t p = 0; p < s.h.result; ++p) {
-            float* row = out + (p + s.h.reach()) * columns + s.w.reach();
-            for (int64_t q = 0; q < s.w.result; ++q) {
-                row[q] = dy.scale[n * dy.of_n + (p * s.w.result + q) * dy.of_pixel];
-            }
+    // The scales of some images' pixels, as a plane.
+    void spread(const lowbit_operand& dy, int64_t n, int64_t images, float* out) const {
+        for (int64_t i = 0; i < images * size() + slack(); ++i) out[i] = 0;
+        for (int64_t row = 0; row < images * s.h.result; ++row) {
+            const int64_t image = row / s.h.result, p = row % s.h.result;
+            const float* from = dy.scale + (n + image) * dy.of_n + p * s.w.result * dy.of_pixel;
+            float* to = out + image * size() + (p + s.h.reach()) * columns + s.w.reach();
+            for (int64_t q = 0; q < s.w.result; ++q) to[q] = from[q * dy.of_pixel];
         }
     }
 
@@ -164,6 +175,7 @@ inline int64_t images_of(int64_t plane, int64_t batch) {
     return images < batch ? images : batch;
 }
 
-inline int64_t whole_steps(int64_t count) { return (count + kStep - 1) / kStep * kStep; }
+// Results of `count` pixels: what is written in steps, and read by eights.
+inline int64_t result_room(int64_t count) { return count + 2 * kStep; }
 
 }  // namespace lowbit::depthwise

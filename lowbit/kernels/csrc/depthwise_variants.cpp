@@ -9,24 +9,28 @@ namespace lowbit::depthwise {
 
 namespace {
 
-#define LOWBIT_DEPTHWISE_LOOPS(NAME, TARGET, CORRELATE)                                                            \
-    namespace NAME {                                                                                               \
-    TARGET void pack(const uint8_t* image, int64_t image_bytes, int64_t images, const View& view,                  \
-                     bool is_signed, int16_t* to) {                                                                \
-        depthwise::pack(image, image_bytes, images, view, is_signed, to);                                          \
-    }                                                                                                              \
-    TARGET void add_scaled(const int32_t* sums, const float* scale, int64_t count, float* values) {                \
-        depthwise::add_scaled(sums, scale, count, values);                                                         \
-    }                                                                                                              \
-    TARGET int32_t dot(const int16_t* a, const int16_t* b, int64_t count) { return depthwise::dot(a, b, count); }  \
-    TARGET void copy_sums(const int32_t* from, const Target& target, int64_t* to) {                                \
-        depthwise::copy_sums(from, target, to);                                                                    \
-    }                                                                                                              \
-    template <class T>                                                                                             \
-    TARGET void finish(const T* from, const Target& target, float scale, const float* bias, float* to) {           \
-        depthwise::finish<T>(from, target, scale, bias, to);                                                       \
-    }                                                                                                              \
-    const Loops loops = {pack, CORRELATE, add_scaled, dot, copy_sums, finish<int32_t>, finish<float>};             \
+#define LOWBIT_DEPTHWISE_LOOPS(NAME, TARGET, CORRELATE)                                                              \
+    namespace NAME {                                                                                                 \
+    TARGET void pack(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,                  \
+                     const View& view, bool is_signed, int16_t* to) {                                                \
+        depthwise::pack(image, image_bytes, images, end, view, is_signed, to);                                       \
+    }                                                                                                                \
+    TARGET void correlate_scaled(const float* plane, int64_t planes, int64_t apart, const int64_t* offsets,          \
+                                 const float* weights, int64_t taps, const float* scales, int64_t count,             \
+                                 float* values) {                                                                    \
+        depthwise::correlate_scaled(plane, planes, apart, offsets, weights, taps, scales, count, values);            \
+    }                                                                                                                \
+    TARGET void to_floats(const int16_t* from, int64_t count, float* to) { depthwise::to_floats(from, count, to); }  \
+    TARGET int32_t dot(const int16_t* a, const int16_t* b, int64_t count) { return depthwise::dot(a, b, count); }    \
+    TARGET void copy_sums(const int32_t* from, const Target& target, int64_t* to) {                                  \
+        depthwise::copy_sums(from, target, to);                                                                      \
+    }                                                                                                                \
+    template <class T>                                                                                               \
+    TARGET void finish(const T* from, const Target& target, float scale, const float* bias, float* to) {             \
+        depthwise::finish<T>(from, target, scale, bias, to);                                                         \
+    }                                                                                                                \
+    const Loops loops = {pack, CORRELATE, correlate_scaled, to_floats,                                               \
+                         dot,  copy_sums, finish<int32_t>,  finish<float>};                                          \
     }
 
 #if LOWBIT_X86

@@ -177,7 +177,8 @@ class Product {
     int64_t* dy_sums_ = nullptr;
 };
 
-void grad_weight(const WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw, int64_t* sums) {
+void grad_weight(const WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
+                 int64_t* sums) {
     Product product(plan, weight_loops(plan.set), dy, x);
     product.pack();
     const int64_t bytes = plan.by_sample ? kSampleBytes : kRectangleBytes;

@@ -12,29 +12,29 @@ namespace lowbit::weight {
 
 namespace {
 
-#define LOWBIT_WEIGHT_LOOPS(NAME, TARGET, PUT_VALUES)                                                                 \
-    namespace NAME {                                                                                                  \
-    TARGET void pack_x(const WeightPlan& p, const uint8_t* x, int64_t channel, uint8_t* out) {                        \
-        weight::pack_x(p, x, channel, out);                                                                           \
-    }                                                                                                                 \
-    TARGET void pack_dy(const WeightPlan& p, const uint8_t* dy, int64_t panel, uint8_t* out) {                        \
-        weight::pack_dy(p, dy, panel, out);                                                                           \
-    }                                                                                                                 \
-    TARGET void sum_dy(const WeightPlan& p, const uint8_t* dy, int64_t* out) { weight::sum_dy(p, dy, out); }          \
-    TARGET void empty(int32_t* narrow, int64_t* wide, const int64_t* shift, int64_t rows, int64_t width) {            \
-        weight::empty(narrow, wide, shift, rows, width);                                                              \
-    }                                                                                                                 \
-    template <class T>                                                                                                \
-    TARGET void scale(T* sums, const int64_t* shift, const float* scale_dy, const float* scale_x, float* values,      \
-                      bool add, int64_t channels, int64_t taps, int64_t width) {                                      \
-        weight::scale<T>(sums, shift, scale_dy, scale_x, values, add, channels, taps, width);                         \
-    }                                                                                                                 \
-    template <class T>                                                                                                \
-    TARGET void put(const T* from, int64_t rows, int64_t width, T* to, int64_t to_output, int64_t outputs) {          \
-        weight::put<T>(from, rows, width, to, to_output, outputs);                                                    \
-    }                                                                                                                 \
-    const WeightLoops loops = {pack_x,         pack_dy,        sum_dy,     empty,                                     \
-                               scale<int32_t>, scale<int64_t>, PUT_VALUES, put<int64_t>};                             \
+#define LOWBIT_WEIGHT_LOOPS(NAME, TARGET, PUT_VALUES)                                                                \
+    namespace NAME {                                                                                                 \
+    TARGET void pack_x(const WeightPlan& p, const uint8_t* x, int64_t channel, uint8_t* out) {                       \
+        weight::pack_x(p, x, channel, out);                                                                          \
+    }                                                                                                                \
+    TARGET void pack_dy(const WeightPlan& p, const uint8_t* dy, int64_t panel, uint8_t* out) {                       \
+        weight::pack_dy(p, dy, panel, out);                                                                          \
+    }                                                                                                                \
+    TARGET void sum_dy(const WeightPlan& p, const uint8_t* dy, int64_t* out) { weight::sum_dy(p, dy, out); }         \
+    TARGET void empty(int32_t* narrow, int64_t* wide, const int64_t* shift, int64_t rows, int64_t width) {           \
+        weight::empty(narrow, wide, shift, rows, width);                                                             \
+    }                                                                                                                \
+    template <class T>                                                                                               \
+    TARGET void scale(T* sums, const int64_t* shift, const float* scale_dy, const float* scale_x, float* values,     \
+                      bool add, int64_t channels, int64_t taps, int64_t width) {                                     \
+        weight::scale<T>(sums, shift, scale_dy, scale_x, values, add, channels, taps, width);                        \
+    }                                                                                                                \
+    template <class T>                                                                                               \
+    TARGET void put(const T* from, int64_t rows, int64_t width, T* to, int64_t to_output, int64_t outputs) {         \
+        weight::put<T>(from, rows, width, to, to_output, outputs);                                                   \
+    }                                                                                                                \
+    const WeightLoops loops = {pack_x,         pack_dy,        sum_dy,     empty,                                    \
+                               scale<int32_t>, scale<int64_t>, PUT_VALUES, put<int64_t>};                            \
     }
 
 #if LOWBIT_X86
@@ -70,7 +70,8 @@ LOWBIT_AVX2 void put_by_8(const float* from, int64_t rows, int64_t width, float*
         }
     }
     weight::put(from + whole_rows * width, rows - whole_rows, width, to + whole_rows, to_output, whole_outputs);
-    weight::put(from + whole_outputs, rows, width, to + whole_outputs * to_output, to_output, outputs - whole_outputs);
+    const int64_t left = outputs - whole_outputs;
+    weight::put(from + whole_outputs, rows, width, to + whole_outputs * to_output, to_output, left);
 }
 
 LOWBIT_WEIGHT_LOOPS(avx2, LOWBIT_AVX2, put_by_8)

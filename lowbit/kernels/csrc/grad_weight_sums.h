@@ -29,7 +29,8 @@ LOWBIT_INLINE void sum_dy(const WeightPlan& plan, const uint8_t* dy, int64_t* su
 }
 
 // wide += narrow + shift, and narrow begins anew.
-LOWBIT_INLINE void empty(int32_t* __restrict narrow, int64_t* __restrict wide, const int64_t* shift, int64_t rows, int64_t width) {
+LOWBIT_INLINE void empty(int32_t* __restrict narrow, int64_t* __restrict wide, const int64_t* shift, int64_t rows,
+                         int64_t width) {
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t o = 0; o < width; ++o) {
             wide[row * width + o] += narrow[row * width + o] + shift[o];
@@ -60,7 +61,8 @@ LOWBIT_INLINE void scale(T* __restrict sums, const int64_t* shift, const float* 
 
 // to[o][row] = from[row][o]
 template <class T>
-LOWBIT_INLINE void put(const T* __restrict from, int64_t rows, int64_t width, T* __restrict to, int64_t to_output, int64_t outputs) {
+LOWBIT_INLINE void put(const T* __restrict from, int64_t rows, int64_t width, T* __restrict to, int64_t to_output,
+                       int64_t outputs) {
     for (int64_t o = 0; o < outputs; ++o) {
         for (int64_t row = 0; row < rows; ++row) to[o * to_output + row] = from[row * width + o];
     }

@@ -4,6 +4,8 @@
 // by 16 outputs are 12 registers of sums, and two of dy, one of x and one product make the 16 that there are.
 #include "grad_weight_tiles.h"
 
+#include "loops.h"
+
 #include <cstring>
 
 #if LOWBIT_X86
@@ -13,14 +15,6 @@
 #define LOWBIT_AVXVNNI_TARGET __attribute__((target("avx2,avxvnni")))
 #endif
 
-#define LOWBIT_INLINE inline __attribute__((always_inline))
-
-// Arrays of sums become registers only where the loops over them are unrolled early.
-#if defined(__clang__)
-#define LOWBIT_UNROLLED _Pragma("unroll")
-#else
-#define LOWBIT_UNROLLED _Pragma("GCC unroll 16")
-#endif
 #define LOWBIT_EACH_CHANNEL LOWBIT_UNROLLED for (int c = 0; c < kChannels; ++c)
 #define LOWBIT_EACH_PANEL LOWBIT_UNROLLED for (int p = 0; p < kPanels; ++p)
 

@@ -7,6 +7,13 @@
 #define LOWBIT_INLINE inline __attribute__((always_inline))
 #define LOWBIT_INLINE_LAMBDA __attribute__((always_inline))
 
+// In front of a loop over an array that is to be in registers: it must be unrolled early.
+#if defined(__clang__)
+#define LOWBIT_UNROLLED _Pragma("unroll")
+#else
+#define LOWBIT_UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 namespace lowbit {
 
 constexpr int kLanes = 16;    // partial sums
