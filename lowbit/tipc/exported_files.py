@@ -60,7 +60,8 @@ def check_quantized(signs: Signs, layers: int | None) -> Check:
     """Whether a model that must be quantized is; `layers` is how many layers of the trained one are."""
     if not signs.is_quantized:
         return Check("quantized", False, "nothing in the exported model quantizes: it is the fp32 model")
-    if layers is not None and signs.roundings < layers:
+    # Layers that share an input with the same scale have it quantized once; their weights are still two.
+    if layers is not None and max(signs.roundings, signs.small_tensors) < layers:
         return Check("quantized", False, f"{layers} layers are quantized in training, exported: {signs}")
     return Check("quantized", True, str(signs))
 

@@ -6,7 +6,6 @@ import bisect
 import math
 
 from lowbit.config.optimizer import Schedule
-from lowbit.errors import LowbitError
 
 
 def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs: int) -> float:
@@ -37,10 +36,7 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
 
 
 def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str | None:
-    """A line about a warm-up as long as the run, which never gets to the learning rate; None without one.
-
-    A run whose rate is 0 from beginning to end is a LowbitError.
-    """
+    """A line about a warm-up as long as the run, which never gets to the learning rate; None without one."""
     if not epochs or schedule.warmup_epoch < epochs:
         return None
     steps = range(steps_per_epoch * epochs)
@@ -48,5 +44,5 @@ def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str
     what = f"the warm-up takes {schedule.warmup_epoch:g} epochs and the run has {epochs}"
     advice = "set Optimizer.lr.warmup_epoch below Global.epochs, or to 0"
     if not any(rates):
-        raise LowbitError(f"the learning rate would be 0 all the time: {what}; {advice}")
+        return f"the learning rate is 0 all the time, so nothing will be learned: {what}; {advice}"
     return f"the learning rate rises to {max(rates):g} and no further: {what}; {advice}"
