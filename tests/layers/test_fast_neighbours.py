@@ -1,4 +1,4 @@
-"""lowbit's batch norm, ReLU and max-pool give what Paddle's give, forward and backward, and only in training."""
+"""lowbit's batch norm, ReLU and max-pool give what Paddle's give, and only in training."""
 
 from __future__ import annotations
 
