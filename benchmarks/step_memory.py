@@ -1,8 +1,9 @@
 """How much memory a training step takes at its peak: in few bits and in fp32, against Paddle's fp32.
 
-Every side trains in a process of its own. Measured is what the process holds at most (the system's high-water
-mark, which counts everything: tensors, kernels' scratch memory, the allocator's leftovers) minus what it
-holds when the model, its optimizer's state and the images are there. Gradients count.
+Every side trains in a process of its own. Two figures, both minus what is there when the model, its
+optimizer's state and the images are: `tensors` is what Paddle's allocator has given out at most; `resident`
+is what the process holds at most (the system's high-water mark without the programs themselves), which counts
+kernels' scratch memory and what the C library has not given back, too. Gradients count in both.
 
     python benchmarks/step_memory.py
     python benchmarks/step_memory.py --case resnet20 --side paddle --side w4a4g4
@@ -48,8 +49,9 @@ SIDES = {
 
 
 def train(case: Case, side: Side) -> dict[str, float]:
-    """A few steps in this process; megabytes before them, and at most during them."""
+    """A few steps in this process; the megabytes that they add at most."""
     import paddle
+    from paddle.base import core
     from paddle.nn import functional as F
 
     from lowbit.config.optimizer import OptimizerSection
@@ -76,14 +78,19 @@ def train(case: Case, side: Side) -> dict[str, float]:
             open_.enter_context(fast_convolutions())
             open_.enter_context(fast_neighbours())
         model.train()
-        before = resident("VmRSS")
+        tensors, anonymous = core.host_memory_stat_current_value("Allocated", 0), resident("RssAnon")
+        core.host_memory_stat_reset_peak_value("Allocated", 0)
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
         for _ in range(STEPS):
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-            optimizer.clear_grad()
-    return {"before": before, "most": resident("VmHWM")}
+            optimizer.clear_grad(set_to_zero=False)
+    most = core.host_memory_stat_peak_value("Allocated", 0)
+    return {
+        "tensors": (most - tensors) / 2**20,
+        "resident": resident("VmHWM") - resident("RssFile") - anonymous,
+    }
 
 
 def resident(word: str) -> float:
@@ -92,13 +99,12 @@ def resident(word: str) -> float:
     return int(found.group(1)) / 1024
 
 
-def in_a_new_process(case: str, side: str) -> float:
+def in_a_new_process(case: str, side: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", "--case", case, "--side", side]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{case} {side} failed: {done.stderr[-2000:]}")
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["most"] - answer["before"]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -117,8 +123,9 @@ def main() -> None:
         print(f"{name}: {case.side}², batch {case.batch_size}")
         for side in options.side or SIDES:
             used = in_a_new_process(name, side)
-            base = used if base is None else base
-            print(f"  {side:8} {used:7.0f} MB a step  ratio {used / base:.3f}", flush=True)
+            base = base or used
+            figures = (f"{what} {mb:4.0f} MB, ratio {mb / base[what]:.3f}" for what, mb in used.items())
+            print(f"  {side:8} {'; '.join(figures)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,15 @@ from lowbit.kernels.library import Layout, kernels
 
 
 class Norm(NamedTuple):
-    """A batch norm's input and settings; no weight is 1, no bias 0."""
+    """A batch norm's input and settings; no weight is 1, no bias 0.
 
-    x: int
+    `scale`, or None, has a number for each channel of each image, of which x may be whole multiples.
+    """
+
+    x: int | None
     weight: int | None
     bias: int | None
+    scale: int | None
     layout: Layout
     epsilon: float
     momentum: float
@@ -42,7 +46,7 @@ class _Layout(ctypes.Structure):
 
 class _Norm(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "scale")),
         ("layout", _Layout),
         *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
     ]
@@ -54,8 +58,8 @@ class _Pool(ctypes.Structure):
 
 _ADDRESS, _LONG = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
-    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 5,
-    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 6,
+    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 6,
+    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 7,
     "lowbit_relu_forward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_relu_backward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_max_pool_forward": [_ADDRESS] * 3 + [ctypes.POINTER(_Pool)],
@@ -71,12 +75,26 @@ class Neighbours:
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = None, arguments
+        library.lowbit_batch_norm_forward.restype = ctypes.c_int32
 
     def batch_norm_forward(
-        self, norm: Norm, y: int, mean: int, inverse: int, running_mean: int, running_variance: int
-    ) -> None:
-        """Y, the batch's mean and 1 / deviation, and the running statistics moved on."""
-        self._library.lowbit_batch_norm_forward(_norm(norm), y, mean, inverse, running_mean, running_variance)
+        self,
+        norm: Norm,
+        y: int,
+        mean: int,
+        inverse: int,
+        running_mean: int,
+        running_variance: int,
+        multiples: int | None = None,
+    ) -> bool:
+        """Y, the batch's mean and 1 / deviation, and the running statistics moved on.
+
+        Returned is whether `multiples`, 16-bit integers, times the scale are x.
+        """
+        found = self._library.lowbit_batch_norm_forward(
+            _norm(norm), y, mean, inverse, running_mean, running_variance, multiples
+        )
+        return bool(found)
 
     def batch_norm_backward(
         self,
@@ -87,9 +105,12 @@ class Neighbours:
         dx: int | None,
         dweight: int | None,
         dbias: int | None,
+        multiples: int | None = None,
     ) -> None:
-        """The gradients that are wanted."""
-        self._library.lowbit_batch_norm_backward(_norm(norm), mean, inverse, dy, dx, dweight, dbias)
+        """The gradients that are wanted; from the multiples, if given, and not from x."""
+        self._library.lowbit_batch_norm_backward(
+            _norm(norm), multiples, mean, inverse, dy, dx, dweight, dbias
+        )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
         """Y, and a bit per element: (count + 7) // 8 bytes."""

@@ -13,6 +13,7 @@ from paddle import Tensor, _C_ops
 from lowbit.kernels import kernels
 from lowbit.kernels.neighbours import Pool
 from lowbit.layers.neighbours import BatchNorm, MaxPool, Relu, Statistics
+from lowbit.layers.product_scale import noted_scale
 
 
 @contextmanager
@@ -102,7 +103,7 @@ def _batch_norm(
     if not all(_is_plain(t) and t.shape == [channels] and t.is_contiguous() for t in of_channels):
         return None
     mean, inverse = paddle.empty([channels], "float32"), paddle.empty([channels], "float32")
-    statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum)
+    statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, noted_scale(x))
     y = BatchNorm.apply(x, weight, bias, statistics, learning)
     return y, running_mean, running_variance, mean, inverse, paddle.empty([0], "uint8")
 

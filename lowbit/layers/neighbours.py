@@ -1,13 +1,15 @@
 """Batch norm, ReLU and max-pool of training as operators that keep little for the backward pass.
 
-Batch norm keeps its input and two numbers per channel, ReLU a bit per element (Paddle: its output), the
-max-pool a byte per output (Paddle: input and output). Where a gradient of a gradient is wanted, backward is
-made of Paddle's operators, which it can derive.
+Batch norm keeps its input (where that is a product of small integers, in two bytes per element) and two
+numbers per channel, ReLU a bit per element (Paddle: its output), the max-pool a byte per output (Paddle: its
+input and output). Where a gradient of a gradient is wanted, backward is made of Paddle's operators, which it
+can derive.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from lowbit.errors import LowbitError
 from lowbit.kernels.library import Layout
 from lowbit.kernels.neighbours import Norm, Pool, neighbours
 from lowbit.numerics import fused
@@ -31,6 +34,7 @@ class Statistics:
     inverse: Tensor  # 1 / deviation
     epsilon: float
     momentum: float
+    scale: Tensor | None = None  # what the input may be whole multiples of, [images, channels]
 
 
 class BatchNorm(PyLayer):
@@ -45,52 +49,65 @@ class BatchNorm(PyLayer):
         statistics: Statistics,
         learning: tuple[bool, bool, bool],
     ) -> Tensor:
-        x = x.contiguous()
-        ctx.save_for_backward(*(tensor for tensor in (x, weight) if tensor is not None))
-        ctx.versions = [fused.version(tensor) for tensor in ctx.saved_tensor()]
-        ctx.statistics, ctx.learning = statistics, learning
-        ctx.given = (True, weight is not None, bias is not None)
-        y = new_tensor(x.shape)
-        neighbours().batch_norm_forward(
-            _norm(x, weight, bias, statistics),
+        x, y = x.contiguous(), new_tensor(x.shape)
+        multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
+        fits = neighbours().batch_norm_forward(
+            _norm(x.shape, (x, weight, bias), statistics),
             y.data_ptr(),
             statistics.mean.data_ptr(),
             statistics.inverse.data_ptr(),
             statistics.running_mean.data_ptr(),
             statistics.running_variance.data_ptr(),
+            _address(multiples),
         )
+        ctx.multiples = multiples if fits else None
+        ctx.save_for_backward(*(tensor for tensor in (None if fits else x, weight) if tensor is not None))
+        ctx.versions = [fused.version(tensor) for tensor in ctx.saved_tensor()]
+        ctx.statistics, ctx.learning = statistics, learning
+        ctx.given = (True, weight is not None, bias is not None)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        saved, statistics = ctx.saved_tensor(), ctx.statistics
+        saved, statistics = list(ctx.saved_tensor()), ctx.statistics
         for tensor, version in zip(saved, ctx.versions, strict=True):
             fused.check_unchanged(tensor, version)
-        x, weight = saved if len(saved) == 2 else (saved[0], None)
+        x = saved.pop(0) if ctx.multiples is None else None
+        weight = saved.pop() if saved else None
         if paddle.is_grad_enabled():
+            if x is None:
+                raise LowbitError(
+                    "there are no gradients of gradients through a batch norm behind a layer in low precision"
+                )
             dx, dweight, dbias = _batch_norm_gradients(x, weight, dy, statistics.epsilon)
         else:
             dy = dy.contiguous()
-            dx = new_tensor(x.shape) if ctx.learning[0] else None
+            dx = new_tensor(dy.shape) if ctx.learning[0] else None
             dweight, dbias = (
                 paddle.empty_like(statistics.mean) if learns else None for learns in ctx.learning[1:]
             )
             neighbours().batch_norm_backward(
-                _norm(x, weight, None, statistics),
+                _norm(dy.shape, (x, weight, None), statistics),
                 statistics.mean.data_ptr(),
                 statistics.inverse.data_ptr(),
                 dy.data_ptr(),
-                *(None if gradient is None else gradient.data_ptr() for gradient in (dx, dweight, dbias)),
+                *(_address(gradient) for gradient in (dx, dweight, dbias)),
+                _address(ctx.multiples),
             )
         gradients = zip((dx, dweight, dbias), ctx.learning, ctx.given, strict=True)
         return tuple(gradient if learns else None for gradient, learns, given in gradients if given)
 
 
-def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Statistics) -> Norm:
-    images, channels, *pixels = x.shape
-    addresses = (None if tensor is None else tensor.data_ptr() for tensor in (weight, bias))
+def _norm(shape: Sequence[int], tensors: tuple[Tensor | None, ...], statistics: Statistics) -> Norm:
+    """`tensors` are x, weight and bias."""
+    images, channels, *pixels = shape
     layout = Layout(images, channels, math.prod(pixels))
-    return Norm(x.data_ptr(), *addresses, layout, statistics.epsilon, statistics.momentum)
+    addresses = (_address(tensor) for tensor in (*tensors, statistics.scale))
+    return Norm(*addresses, layout, statistics.epsilon, statistics.momentum)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _batch_norm_gradients(

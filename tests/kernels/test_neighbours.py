@@ -63,7 +63,13 @@ def test_batch_norm(shape, centre, affine, seed):
     channels = shape[1]
     weight, bias, old_mean, old_variance = random.uniform(0.5, 2, (4, channels)).astype(F32)
     norm = Norm(
-        _at(x), _at(weight) if affine else None, _at(bias) if affine else None, Layout(*shape), 1e-5, 0.9
+        _at(x),
+        _at(weight) if affine else None,
+        _at(bias) if affine else None,
+        None,
+        Layout(*shape),
+        1e-5,
+        0.9,
     )
 
     def compute() -> list[np.ndarray]:
@@ -99,11 +105,48 @@ def test_batch_norm(shape, centre, affine, seed):
     np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=tolerance)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
+    largest=st.sampled_from([100, 32767]),
+    spoilt=st.sampled_from([None, 32768.0, -40000.0, 0.5, np.nan, np.inf]),
+    seed=st.integers(0, 1000),
+)
+def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, largest, spoilt, seed):
+    random = np.random.default_rng(seed)
+    integers = random.integers(-largest, largest + 1, shape)
+    scale = random.uniform(1e-3, 2, shape[:2]).astype(F32)
+    x = integers.astype(F32) * scale[..., None]
+    if spoilt is not None:
+        place = tuple(random.integers(0, shape))
+        x[place] = F32(spoilt) * scale[place[:2]]
+    dy, channels = random.standard_normal(shape).astype(F32), shape[1]
+    norm = Norm(_at(x), None, None, _at(scale), Layout(*shape), 1e-5, 0.9)
+
+    def compute() -> list[np.ndarray]:
+        y, dx, again, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        mean, inverse, running, other, dweight, dbias = (_Result((channels,)) for _ in range(6))
+        running.values[:] = other.values[:] = 1
+        fits = neighbours().batch_norm_forward(
+            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples.at
+        )
+        assert fits == (spoilt is None) and (not fits or (multiples.checked() == integers).all())
+        statistics = (mean.at, inverse.at, _at(dy))
+        neighbours().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
+        if fits:
+            without_x = norm._replace(x=None)
+            neighbours().batch_norm_backward(without_x, *statistics, again.at, None, dbias.at, multiples.at)
+            np.testing.assert_array_equal(again.checked(), dx.values)
+        return [result.checked() for result in (y, dx, dweight, dbias)]
+
+    _in_every_variant(compute)
+
+
 def test_a_mean_far_from_zero_costs_no_digits():
     """As sums in float would: the deviation is a ten-thousandth of the mean."""
     x = (1000 + 0.1 * np.random.default_rng(0).standard_normal((8, 1, 1000))).astype(F32)
     y, mean, inverse, running = np.empty_like(x), *np.zeros((3, 1), F32)
-    norm = Norm(_at(x), None, None, Layout(*x.shape), 0.0, 0.9)
+    norm = Norm(_at(x), None, None, None, Layout(*x.shape), 0.0, 0.9)
     neighbours().batch_norm_forward(norm, _at(y), _at(mean), _at(inverse), _at(running), _at(running))
     assert inverse[0] == pytest.approx(1 / x.astype(np.float64).std(), rel=1e-6)
 

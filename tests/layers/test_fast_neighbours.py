@@ -13,8 +13,11 @@ from paddle.nn import functional as F
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
 from lowbit.layers import fast_neighbours as module
+from lowbit.layers.draws import seed_draws
 from lowbit.layers.fast_neighbours import fast_neighbours, neighbour_library
 from lowbit.layers.neighbours import BatchNorm, MaxPool, Relu
+from lowbit.layers.prepare import prepare
+from lowbit.recipe.load import make_recipe
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -244,6 +247,37 @@ def test_a_program_exported_inside_uses_paddles_operators(tmp_path):
     x = paddle.randn([2, 3, 8, 8])
     served = paddle.jit.load(str(tmp_path / "m"))(x)
     np.testing.assert_allclose(served.numpy(), model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "packed"), [(4, True), (8, False)])
+def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bits, packed, monkeypatch):
+    grid = {"grid": f"int{bits}", "granularity": "N"}
+    gradient = {"grid": f"int{bits}", "rounding": "stochastic"}
+    rule = {
+        "forward": {"input": grid, "weight": grid},
+        "grad_input": {"grad_output": gradient, "weight": grid | {"granularity": "C"}},
+        "grad_weight": {"grad_output": gradient, "input": grid},
+    }
+    kept, found = [], []
+    backward = BatchNorm.backward
+    for forget in (False, True):
+        paddle.seed(0)
+        model = nn.Sequential(nn.Conv2D(3, 5, 3, bias_attr=False), nn.BatchNorm2D(5), nn.ReLU())
+        prepare(model, make_recipe({"rules": [rule]}))
+        seed_draws(model, 0)
+        x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
+        if forget:
+            monkeypatch.setattr(module, "noted_scale", lambda x: None)
+        monkeypatch.setattr(
+            BatchNorm, "backward", lambda ctx, dy: kept.append(ctx.multiples) or backward(ctx, dy)
+        )
+        with fast_neighbours():
+            model(x).square().sum().backward()
+        learned = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+        found.append([tensor.grad.numpy() for tensor in (x, *learned)])
+    assert (kept[0] is not None) == packed and kept[1] is None
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_without_kernels_paddle_does_it(monkeypatch):

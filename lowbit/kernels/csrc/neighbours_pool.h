@@ -1,4 +1,4 @@
-// The max-pool, plane by plane: along each row of the image first, then down the rows, so that both passes
+// The max-pool of a plane: along each row of the image first, then down the rows, so that both passes
 // run over memory that lies side by side; the first of equals wins in both, and so the first of the window.
 #pragma once
 #include <cstring>
@@ -117,22 +117,17 @@ LOWBIT_INLINE void pool_plane(const float* x, float* y, uint8_t* places, const l
     }
 }
 
-// `best` and `at` have room for out_width numbers of every row of a plane.
+// `best` and `at` have room for out_width numbers of every row of the plane.
 LOWBIT_INLINE void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
                                     int32_t* at) {
-    for (int64_t plane = 0; plane < of.planes; ++plane) {
-        if (of.kernel_w == 2 && of.stride_w == 1) {
-            pool_plane<2, 1>(x, y, places, of, best, at);
-        } else if (of.kernel_w == 2) {
-            pool_plane<2, 2>(x, y, places, of, best, at);
-        } else if (of.stride_w == 1) {
-            pool_plane<3, 1>(x, y, places, of, best, at);
-        } else {
-            pool_plane<3, 2>(x, y, places, of, best, at);
-        }
-        x += of.height * of.width;
-        y += of.out_height * of.out_width;
-        places += of.out_height * of.out_width;
+    if (of.kernel_w == 2 && of.stride_w == 1) {
+        pool_plane<2, 1>(x, y, places, of, best, at);
+    } else if (of.kernel_w == 2) {
+        pool_plane<2, 2>(x, y, places, of, best, at);
+    } else if (of.stride_w == 1) {
+        pool_plane<3, 1>(x, y, places, of, best, at);
+    } else {
+        pool_plane<3, 2>(x, y, places, of, best, at);
     }
 }
 
@@ -141,15 +136,12 @@ LOWBIT_INLINE void max_pool_backward(const float* dy, const uint8_t* places, flo
     for (int64_t place = 0; place < of.kernel_h * of.kernel_w; ++place) {
         offsets[place] = (place / of.kernel_w - of.top) * of.width + place % of.kernel_w - of.left;
     }
-    for (int64_t plane = 0; plane < of.planes; ++plane) {
-        std::memset(dx, 0, size_t(of.height * of.width) * sizeof(float));
-        for (int64_t o = 0; o < of.out_height; ++o) {
-            float* row = dx + o * of.stride_h * of.width;
-            for (int64_t i = 0; i < of.out_width; ++i) row[i * of.stride_w + offsets[places[i]]] += dy[i];
-            dy += of.out_width;
-            places += of.out_width;
-        }
-        dx += of.height * of.width;
+    std::memset(dx, 0, size_t(of.height * of.width) * sizeof(float));
+    for (int64_t o = 0; o < of.out_height; ++o) {
+        float* row = dx + o * of.stride_h * of.width;
+        for (int64_t i = 0; i < of.out_width; ++i) row[i * of.stride_w + offsets[places[i]]] += dy[i];
+        dy += of.out_width;
+        places += of.out_width;
     }
 }
 
