@@ -49,6 +49,7 @@ class GlobalSection(Section):
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
     sync_bn: bool = False
     fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
+    fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of the products of low-precision training
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health

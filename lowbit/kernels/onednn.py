@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbit.kernels import onednn_objects as dnnl
+from lowbit.kernels.large_pages import advise_large_pages
 
 # Of dnnl_types.h, version 3.
 _FORWARD_TRAINING, _DIRECT = 64, 1
 _SRC_MD, _DIFF_SRC_MD, _WEIGHTS_MD, _DIFF_WEIGHTS_MD, _DST_MD, _DIFF_DST_MD = 129, 130, 131, 132, 133, 134
 _WEIGHTS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 129, 145, 161
+_HELD = 16 << 20  # bytes of scratch memory per operand
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
@@ -150,6 +152,7 @@ class _Product:
             arguments.append(dnnl.Argument(role, layout.room_for(result, len(operands))))
             dnnl.execute(self._primitive, arguments)
             layout.put_back()
+            _scratch.give_back()
 
 
 class _Layout:
@@ -199,9 +202,12 @@ class _Scratch(threading.local):
         piece = self._pieces.get(place)
         if piece is None or len(piece) < size + 64:
             piece = self._pieces[place] = (ctypes.c_char * (size + 64))()
+            advise_large_pages(ctypes.addressof(piece), len(piece))
         return -(-ctypes.addressof(piece) // 64) * 64
+
+    def give_back(self) -> None:
+        """After a product, what is too much to hold through the whole step."""
+        self._pieces = {place: piece for place, piece in self._pieces.items() if len(piece) <= _HELD}
 
 
 _scratch = _Scratch()
-
-

@@ -14,6 +14,7 @@ from paddle.nn import functional as F
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
 from lowbit.numerics.exact import multiply
+from lowbit.numerics.new_tensor import new_tensor
 
 
 class Contraction(ABC):
@@ -92,7 +93,7 @@ class Convolution(Contraction):
         return (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
 
     def _onednn(self, product: str, a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
-        a, b, out = a.contiguous(), b.contiguous(), paddle.empty(list(shape), "float32")
+        a, b, out = a.contiguous(), b.contiguous(), new_tensor(shape)
         getattr(onednn.prepared(self.geometry), product)(a.data_ptr(), b.data_ptr(), out.data_ptr())
         return out
 

@@ -14,6 +14,7 @@ from paddle.autograd import PyLayer
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
 from lowbit.numerics import fused
+from lowbit.numerics.new_tensor import new_tensor
 
 
 @contextmanager
@@ -110,7 +111,7 @@ class _Convolution(PyLayer):
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.learning = geometry, learning
         ctx.versions = fused.version(x), fused.version(weight)
-        y = paddle.empty(geometry.output, "float32")
+        y = new_tensor(geometry.output)
         onednn.prepared(geometry).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
         return y
 
@@ -122,7 +123,7 @@ class _Convolution(PyLayer):
         dy, product = dy.contiguous(), onednn.prepared(ctx.geometry)
         dx = dweight = None
         if ctx.learning[0]:
-            dx = paddle.empty_like(x)
+            dx = new_tensor(x.shape)
             product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
         if ctx.learning[1]:
             dweight = paddle.empty_like(weight)

@@ -12,6 +12,7 @@ from lowbit.kernels import products as cpp
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed
 from lowbit.layers.operand import Operand
+from lowbit.numerics.new_tensor import new_tensor
 
 # Along which axes of NCHW scales may differ, per product, for its first and its second operand.
 _SCALES = {
@@ -55,7 +56,7 @@ def _convolution(geometry: Geometry, product: str, a: Operand, b: Operand) -> Te
     shape = {"forward": geometry.output, "grad_input": geometry.input, "grad_weight": weight}[product]
     first, first_scale = _handed_over(a)
     second, second_scale = _handed_over(b)
-    result = paddle.empty(list(shape), "float32")
+    result = new_tensor(shape)
     getattr(cpp, product)(geometry, first, second, result.data_ptr())
     del first_scale, second_scale  # had to live until here
     return result

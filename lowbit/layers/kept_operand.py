@@ -10,6 +10,7 @@ from paddle import Tensor
 from lowbit.kernels.operands import operands
 from lowbit.layers.operand import Operand
 from lowbit.numerics import fused
+from lowbit.numerics.new_tensor import new_tensor
 
 
 class KeptOperand:
@@ -41,7 +42,7 @@ class KeptOperand:
         fused.check_unchanged(data, self._version)
         if self._shape is None:
             return self._operand
-        whole = paddle.empty(self._shape, "int8" if self._signed else "uint8")
+        whole = new_tensor(self._shape, "int8" if self._signed else "uint8")
         operands().unpack_nibbles(data.data_ptr(), whole.data_ptr(), whole.size, signed=self._signed)
         return replace(self._operand, data=whole)
 

@@ -17,6 +17,7 @@ from lowbit.layers.contraction import Contraction
 from lowbit.layers.kept_operand import KeptOperand
 from lowbit.layers.low_precision import Operands
 from lowbit.layers.operand import Operand
+from lowbit.layers.product_scale import note_scale
 from lowbit.layers.products import multiply_operands
 
 
@@ -40,6 +41,7 @@ class _ThreeProducts(PyLayer):
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
         y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
+        note_scale(y, contraction, x_operand, w_operand)
         if learning[1]:
             shared = operands.is_shared("grad_weight.input")
             ctx.x = KeptOperand(x_operand if shared else operands.make("grad_weight.input", x))

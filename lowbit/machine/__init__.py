@@ -1,5 +1,6 @@
 """What this machine is and can do: processor, memory, device, and the settings that change last bits."""
 
+from lowbit.machine.allocator import return_large_memory
 from lowbit.machine.cpu import CpuInfo, cpu_info
 from lowbit.machine.device import Device, PaddleBuild, paddle_build, resolve_device
 from lowbit.machine.environment import environment_differences, environment_record
@@ -18,4 +19,5 @@ __all__ = [
     "environment_record",
     "paddle_build",
     "resolve_device",
+    "return_large_memory",
 ]

@@ -19,6 +19,7 @@ from lowbit.kernels import kernels
 from lowbit.kernels.library import Layout, Levels
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
+from lowbit.numerics.new_tensor import new_tensor
 
 
 def layout(x: Tensor, *scales: Tensor) -> Layout | None:
@@ -77,7 +78,7 @@ def on_grid(
     integers: bool = False,
 ) -> Tensor:
     """`x` clipped at the bound and moved onto the grid, or the integers of that."""
-    y = paddle.empty_like(x)
+    y = new_tensor(x.shape)
     kernels().quantize(
         x.data_ptr(),
         y.data_ptr(),
@@ -102,7 +103,7 @@ def straight_through(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of `x` and of the bound, as far as they are learning."""
     dy = dy.contiguous()
-    dx = paddle.empty_like(x) if learning[0] else None
+    dx = new_tensor(x.shape) if learning[0] else None
     dbound = paddle.empty_like(bound) if learning[1] else None
     kernels().quantize_grad(
         x.data_ptr(),
@@ -122,7 +123,7 @@ def learned_step(
 ) -> tuple[Tensor | None, Tensor | None]:
     """LSQ's gradients of `x` and of the step, the latter not yet multiplied by its pace."""
     dy = dy.contiguous()
-    dx = paddle.empty_like(x) if learning[0] else None
+    dx = new_tensor(x.shape) if learning[0] else None
     dstep = paddle.empty_like(step) if learning[1] else None
     kernels().lsq_grad(
         x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)

@@ -14,6 +14,7 @@ from paddle import Tensor
 from lowbit.kernels.operands import Draw, Integers, Operands, axes_of, operands
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
+from lowbit.numerics.new_tensor import new_tensor
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
@@ -62,7 +63,7 @@ def to_bytes(
     lowest, highest = grid.lowest * len(roundings), grid.highest * len(roundings)
     if lowest < -128 or highest > (127 if grid.signed else 255):
         return None
-    q = paddle.empty(x.shape, "int8" if grid.signed else "uint8")
+    q = new_tensor(x.shape, "int8" if grid.signed else "uint8")
     broken = kernels.to_integers(
         *(x.data_ptr(), q.data_ptr(), scale.data_ptr()),
         axes_of(x.shape, scale.shape),
@@ -79,7 +80,7 @@ def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
         return None
     if _kernels(scale) is None or scale.ndim != q.ndim or not q.place.is_cpu_place() or not q.is_contiguous():
         return None
-    y = paddle.empty(q.shape, "float32")
+    y = new_tensor(q.shape)
     operands().from_integers(
         *(q.data_ptr(), y.data_ptr(), scale.data_ptr()),
         axes_of(q.shape, scale.shape),

@@ -11,6 +11,7 @@ import numpy as np
 from lowbit.config import Config
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
+from lowbit.layers.fast_neighbours import fast_neighbours
 from lowbit.layers.low_precision import in_full_gradients
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
@@ -44,6 +45,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
         run if first else nullcontext(),
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
+        fast_neighbours(wanted=config.Global.fast_neighbours),
     ):
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)

@@ -21,8 +21,9 @@ from lowbit.layers.calibrate import calibrate
 from lowbit.layers.draws import seed_draws
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import convolution_library
+from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.prepare import preparation_of, prepare
-from lowbit.machine import apply_amd_fix, environment_record, resolve_device
+from lowbit.machine import apply_amd_fix, environment_record, resolve_device, return_large_memory
 from lowbit.models import assign_weights, build_model, load_weights
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
@@ -189,9 +190,11 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         check_class_count(eval_data, num_classes, "validation")
         eval_loader = build_loader(config.DataLoader.Eval, eval_data, training=False, ranks=ranks)
 
-    convolutions = "Paddle"
+    convolutions = neighbours = "Paddle"
     if device.name == "cpu":
         convolutions = convolution_library(wanted=config.Global.fast_convolutions)
+        neighbours = neighbour_library(wanted=config.Global.fast_neighbours)
+        return_large_memory()
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
@@ -230,7 +233,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         network=paddle.DataParallel(model) if ranks.world > 1 else model,
         optimizer=optimizer,
         precision=precision,
-        environment=environment_record() | {"convolutions": convolutions},
+        environment=environment_record() | {"convolutions": convolutions, "neighbours": neighbours},
         progress=Progress(epoch=config.Global.start_epoch),
         recipe=recipe,
         fp32=fp32,

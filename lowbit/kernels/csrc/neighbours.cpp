@@ -1,0 +1,140 @@
+// The neighbours of convolutions compiled for each instruction set (see variants.cpp for how), on several threads.
+#include "neighbours.h"
+
+#include "instruction_set.h"
+#include "neighbours_norm.h"
+#include "neighbours_pool.h"
+#include "neighbours_relu.h"
+#include "room.h"
+#include "threads.h"
+
+namespace {
+
+using lowbit::InstructionSet;
+using lowbit::Room;
+
+// A channel, a chunk, a plane.
+struct Loops {
+    bool (*batch_norm_forward)(const lowbit_batch_norm& of, int64_t c, float* y, float* mean, float* inverse,
+                               float* running_mean, float* running_variance, int16_t* multiples);
+    void (*batch_norm_backward)(const lowbit_batch_norm& of, int64_t c, const int16_t* multiples, const float* mean,
+                                const float* inverse, const float* dy, float* dx, float* dweight, float* dbias,
+                                float* room);
+    void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
+    void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+    void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
+                             int32_t* at);
+    void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
+};
+
+#define LOWBIT_NEIGHBOURS(NAME, TARGET)                                                                            \
+    namespace NAME {                                                                                               \
+    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, int64_t c, float* y, float* mean, float* inverse,  \
+                                   float* running_mean, float* running_variance, int16_t* multiples) {             \
+        return lowbit::neighbours::batch_norm_forward(of, c, y, mean, inverse, running_mean, running_variance,     \
+                                                      multiples);                                                  \
+    }                                                                                                              \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, int64_t c, const int16_t* multiples,              \
+                                    const float* mean, const float* inverse, const float* dy, float* dx,           \
+                                    float* dweight, float* dbias, float* room) {                                   \
+        lowbit::neighbours::batch_norm_backward(of, c, multiples, mean, inverse, dy, dx, dweight, dbias, room);    \
+    }                                                                                                              \
+    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                             \
+        lowbit::neighbours::relu_forward(x, y, bits, count);                                                       \
+    }                                                                                                              \
+    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {                    \
+        lowbit::neighbours::relu_backward(dy, bits, dx, count);                                                    \
+    }                                                                                                              \
+    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,    \
+                                 int32_t* at) {                                                                    \
+        lowbit::neighbours::max_pool_forward(x, y, places, of, best, at);                                          \
+    }                                                                                                              \
+    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of) {      \
+        lowbit::neighbours::max_pool_backward(dy, places, dx, of);                                                 \
+    }                                                                                                              \
+    const Loops loops = {batch_norm_forward, batch_norm_backward, relu_forward,                                    \
+                         relu_backward,      max_pool_forward,    max_pool_backward};                              \
+    }
+
+#if LOWBIT_X86
+LOWBIT_NEIGHBOURS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+LOWBIT_NEIGHBOURS(avx2, __attribute__((target("avx2"))))
+#endif
+LOWBIT_NEIGHBOURS(baseline, )
+
+const Loops& loops() {
+    switch (lowbit::instruction_set()) {
+#if LOWBIT_X86
+        case InstructionSet::avx512vnni:
+        case InstructionSet::avx512:
+            return avx512::loops;
+        case InstructionSet::avxvnni:
+        case InstructionSet::avx2:
+            return avx2::loops;
+#endif
+        default:
+            return baseline::loops;
+    }
+}
+
+// body(first, count) for chunks of elements; each begins at a byte of the bits.
+template <class Body>
+void by_chunks(int64_t count, Body body) {
+    constexpr int64_t kChunk = 1 << 16;
+    lowbit::parallel_for((count + kChunk - 1) / kChunk, [&](int64_t item) {
+        const int64_t first = item * kChunk, left = count - first;
+        body(first, left < kChunk ? left : kChunk);
+    });
+}
+
+}  // namespace
+
+int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
+                                  float* running_mean, float* running_variance, int16_t* multiples) {
+    const Loops& own = loops();
+    std::atomic<bool> fits{multiples != nullptr};
+    lowbit::parallel_for(of->layout.channels, [&](int64_t c) {
+        int16_t* wanted = fits ? multiples : nullptr;
+        if (!own.batch_norm_forward(*of, c, y, mean, inverse, running_mean, running_variance, wanted)) fits = false;
+    });
+    return fits;
+}
+
+void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const int16_t* multiples, const float* mean,
+                                const float* inverse, const float* dy, float* dx, float* dweight, float* dbias) {
+    const Loops& own = loops();
+    lowbit::parallel_for(of->layout.channels, [&](int64_t c) {
+        thread_local Room memory;
+        float* room = multiples ? memory.of<float>(of->layout.outer * of->layout.inner) : nullptr;
+        own.batch_norm_backward(*of, c, multiples, mean, inverse, dy, dx, dweight, dbias, room);
+    });
+}
+
+void lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {
+    const Loops& own = loops();
+    by_chunks(count, [&](int64_t at, int64_t size) { own.relu_forward(x + at, y + at, bits + at / 8, size); });
+}
+
+void lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {
+    const Loops& own = loops();
+    by_chunks(count, [&](int64_t at, int64_t size) { own.relu_backward(dy + at, bits + at / 8, dx + at, size); });
+}
+
+void lowbit_max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool* of) {
+    const Loops& own = loops();
+    const int64_t in = of->height * of->width, out = of->out_height * of->out_width;
+    lowbit::parallel_for(of->planes, [&](int64_t plane) {
+        thread_local Room best, at;
+        const int64_t parts = of->height * of->out_width;
+        own.max_pool_forward(x + plane * in, y + plane * out, places + plane * out, *of, best.of<float>(parts),
+                             at.of<int32_t>(parts));
+    });
+}
+
+void lowbit_max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool* of) {
+    const Loops& own = loops();
+    const int64_t in = of->height * of->width, out = of->out_height * of->out_width;
+    lowbit::parallel_for(of->planes, [&](int64_t plane) {
+        own.max_pool_backward(dy + plane * out, places + plane * out, dx + plane * in, *of);
+    });
+}

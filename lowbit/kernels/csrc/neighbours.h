@@ -1,0 +1,51 @@
+// The C interface of what stands between convolutions in training: batch norm, ReLU, max-pool, forward and
+// backward. Plain C, raw pointers to contiguous fp32 in NCHW; a null pointer says "not wanted".
+//
+// What the backward pass needs of the forward pass is small: batch norm's input and two numbers per channel,
+// a bit per element for ReLU, a byte per output for the max-pool. An input that is a product of small integers
+// takes two bytes per element.
+//
+// Results are the same bits for every instruction set and every number of threads: sums are in double, in the
+// same 16 parts everywhere, and those of a channel are one thread's.
+#pragma once
+#include "kernels.h"
+
+// Sizes as lowbit_layout has them: [images, channels, pixels]. `weight` may be null (1), `bias` too (0).
+// `scale`, or null, is what x may be whole multiples of: a number for each channel of each image.
+struct lowbit_batch_norm {
+    const float *x, *weight, *bias, *scale;
+    lowbit_layout layout;
+    float epsilon, momentum;
+};
+
+// y = (x - mean) * inverse * weight + bias, where `mean` and `inverse`, 1 / sqrt(variance + epsilon) with the
+// variance over all of count = images * pixels, are written, one per channel. Of the running statistics,
+// `momentum` times the old ones and 1 - momentum times the batch's. Returns 1 if `multiples`, wanted where
+// there is a scale, times the scale are x, and 0 if two bytes do not hold it.
+LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
+                                                float* running_mean, float* running_variance, int16_t* multiples);
+
+// From dy: dx, dweight and dbias, each if wanted. Where there are `multiples`, they are taken and not x.
+LOWBIT_PUBLIC void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const int16_t* multiples,
+                                              const float* mean, const float* inverse, const float* dy, float* dx,
+                                              float* dweight, float* dbias);
+
+// y = x where x > 0, else 0 (NaN, too, as in Paddle); `bits`, (count + 7) / 8 bytes, say where, lowest first.
+LOWBIT_PUBLIC void lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count);
+
+// dx = dy * 1 or dy * 0: what is not finite shows everywhere.
+LOWBIT_PUBLIC void lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+
+// Windows of kernel_h x kernel_w, both 2 or 3, in steps of stride_h and stride_w, which are 1 or 2; the first
+// begins `top` rows above and `left` columns before the image. Every window holds a pixel of the image.
+struct lowbit_pool {
+    int64_t planes, height, width, out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, top, left;
+};
+
+// y = the largest of each window, and its place in the window, row by row: the first of equals, or of NaNs.
+LOWBIT_PUBLIC void lowbit_max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool* of);
+
+// dx: each dy added to the place that its window had its largest at.
+LOWBIT_PUBLIC void lowbit_max_pool_backward(const float* dy, const uint8_t* places, float* dx,
+                                            const lowbit_pool* of);
