@@ -13,7 +13,7 @@ from lowbit.kernels.large_pages import advise_large_pages
 def new_tensor(shape: Sequence[int], dtype: str | paddle.dtype = "float32") -> Tensor:
     """A tensor whose values are yet to be written, all of them; a large one in large pages.
 
-    >>> new_tensor([2, 3]).shape
+    >>> list(new_tensor([2, 3]).shape)
     [2, 3]
     """
     tensor = paddle.empty(shape, dtype)
