@@ -46,7 +46,6 @@ _SIGNATURES = {
     "lowbit_select_variant": (ctypes.c_int, [_TEXT]),
     "lowbit_use_threads": (None, [_ADDRESS] * 2),
     "lowbit_threads": (ctypes.c_int, []),
-    "lowbit_largest": (None, [_ADDRESS] * 2 + [_Layout, _FLAG]),
     "lowbit_quantize": (None, [_ADDRESS] * 4 + [_Layout, _Grid, _FLAG]),
     "lowbit_quantize_grad": (None, [_ADDRESS] * 6 + [_Layout, _Grid]),
     "lowbit_lsq_grad": (None, [_ADDRESS] * 5 + [_Layout, _Grid]),
@@ -91,10 +90,6 @@ class Kernels:
     def threads(self) -> int:
         """How many the integer products work on: as many as Paddle."""
         return self._library.lowbit_threads()
-
-    def largest(self, x: int, out: int, layout: Layout, *, signed: bool) -> None:
-        """The largest |x| of every channel, or, not signed, the largest of 0 and x; NaN shows."""
-        self._library.lowbit_largest(x, out, _Layout(*layout), signed)
 
     def quantize(
         self,

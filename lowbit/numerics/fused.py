@@ -8,7 +8,6 @@ bits on how memory is aligned.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import paddle
@@ -18,7 +17,6 @@ from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.kernels.library import Layout, Levels
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
 
 
@@ -129,19 +127,6 @@ def learned_step(
         x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)
     )
     return dx, dstep
-
-
-def largest_magnitude(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
-    """max |x| of every group along `axes`, or, not signed, the largest of 0 and x; None as for `layout`."""
-    if not paddle.in_dynamic_mode() or kernels() is None or not _is_plain_memory(x):
-        return None
-    shape = shape_of_scales(x.shape, axes)
-    seen_as = _layout(tuple(x.shape), tuple(shape))
-    if seen_as is None:
-        return None
-    largest = paddle.empty(shape, "float32")
-    kernels().largest(x.data_ptr(), largest.data_ptr(), seen_as, signed=signed)
-    return largest
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -67,19 +67,6 @@ def test_nothing_is_written_beside_the_results(chosen, size):
     assert abs(summed[1] - exact) <= 1e-6 * 2 * np.abs(dy).sum()
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_the_largest_of_every_channel(chosen, signed):
-    x = np.random.default_rng(0).standard_normal((3, 5, 19)).astype(F32)
-    x[1, 1, 3], x[0, 2, 0], x[2, 3, 18] = np.inf, -np.inf, np.copysign(np.nan, -1)
-    x[:, 4] = -np.abs(x[:, 4])
-    found = np.empty(5, F32)
-    chosen.largest(at(x), at(found), Layout(3, 5, 19), signed=signed)
-    with np.errstate(invalid="ignore"):
-        expected = (np.abs(x) if signed else np.maximum(x, 0)).max(axis=(0, 2))
-    np.testing.assert_array_equal(found, expected)
-    assert np.isnan(found[3]) and found[1] == np.inf
-
-
 def test_integers_keep_zeros_signs_and_round_halves_to_even(chosen):
     x = F32([-0.0, 0.0, -0.2, 0.5, 1.5, 2.5, -2.5, 1e-45, 3e38, -3e38, np.nan])
     q, one = np.empty_like(x), np.ones(1, F32)

@@ -4,8 +4,6 @@
 
 namespace lowbit {
 
-typedef int32_t __attribute__((may_alias)) Bits;
-
 constexpr float kNoFractions = 8388608.0f;  // 2^23: floats from here on are integers
 
 // To the nearest integer, halves to the even one, for values of a grid's size; zeros keep their sign.
@@ -29,38 +27,6 @@ LOWBIT_INLINE float lower_end(float bound, lowbit_grid grid) { return grid.is_si
 
 // A bound that is NaN makes everything NaN; clipping would let values through.
 LOWBIT_INLINE float spoilt_by(float bound, float scale) { return bound == bound ? scale : bound; }
-
-// Floats of one sign are ordered as their bits are, and NaN lies behind Inf: an integer maximum finds both.
-LOWBIT_INLINE int32_t magnitude(int32_t bits, int32_t is_signed) {
-    const int32_t size = bits & 0x7fffffff;
-    const bool counts = (is_signed != 0) | (bits >= 0) | (size > 0x7f800000);
-    return counts ? size : 0;
-}
-
-LOWBIT_INLINE void largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {
-    const Bits* bits = reinterpret_cast<const Bits*>(x);
-    Bits* found = reinterpret_cast<Bits*>(out);
-    for (int64_t c = 0; c < layout.channels; ++c) found[c] = 0;
-    if (layout.inner == 1) {
-        visit(layout, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
-            return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
-                const int32_t size = magnitude(bits[at], is_signed);
-                found[c] = found[c] < size ? size : found[c];
-            };
-        });
-        return;
-    }
-    for (int64_t row = 0; row < layout.outer * layout.channels; ++row) {
-        const Bits* start = bits + row * layout.inner;
-        const int64_t c = row % layout.channels;
-        int32_t most = found[c];
-        for (int64_t i = 0; i < layout.inner; ++i) {
-            const int32_t size = magnitude(start[i], is_signed);
-            most = most < size ? size : most;
-        }
-        found[c] = most;
-    }
-}
 
 template <bool kBound, bool kIntegers>
 LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, const float* bound,

@@ -33,9 +33,6 @@ LOWBIT_PUBLIC const char* lowbit_variants(void);
 LOWBIT_PUBLIC const char* lowbit_variant(void);
 LOWBIT_PUBLIC int lowbit_select_variant(const char* name);
 
-// out[c] = the largest |x|, or, not signed, the largest of 0 and x; NaN where a value is NaN.
-LOWBIT_PUBLIC void lowbit_largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed);
-
 // y = clip(round(clip(x, bound) / scale), grid), times the scale unless `integers`; no bound when null.
 LOWBIT_PUBLIC void lowbit_quantize(const float* x, float* y, const float* scale, const float* bound,
                                    lowbit_layout layout, lowbit_grid grid, int32_t integers);

@@ -8,6 +8,15 @@
 
 namespace lowbit {
 
+typedef int32_t __attribute__((may_alias)) Bits;
+
+// Floats of one sign are ordered as their bits are, and NaN lies behind Inf: an integer maximum finds both.
+LOWBIT_INLINE int32_t magnitude(int32_t bits, int32_t is_signed) {
+    const int32_t size = bits & 0x7fffffff;
+    const bool counts = (is_signed != 0) | (bits >= 0) | (size > 0x7f800000);
+    return counts ? size : 0;
+}
+
 constexpr float kLargestFloat = 0x1.fffffep127f;
 constexpr float kSmallestScale = 0x1p-126f;
 

@@ -20,7 +20,6 @@ struct Variant {
     const char* name;
     InstructionSet set;
     bool (*runs_here)();
-    decltype(&lowbit_largest) largest;
     decltype(&lowbit_quantize) quantize;
     decltype(&lowbit_quantize_grad) quantize_grad;
     decltype(&lowbit_lsq_grad) lsq_grad;
@@ -28,9 +27,6 @@ struct Variant {
 
 #define LOWBIT_VARIANT(NAME, TARGET)                                                                          \
     namespace NAME {                                                                                          \
-    TARGET void largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {                \
-        lowbit::largest(x, out, layout, is_signed);                                                           \
-    }                                                                                                         \
     TARGET void quantize(const float* x, float* y, const float* scale, const float* bound,                    \
                          lowbit_layout layout, lowbit_grid grid, int32_t integers) {                          \
         lowbit::quantize(x, y, scale, bound, layout, grid, integers);                                         \
@@ -43,8 +39,7 @@ struct Variant {
                          lowbit_layout layout, lowbit_grid grid) {                                            \
         lowbit::lsq_grad(x, dy, dx, step, dstep, layout, grid);                                               \
     }                                                                                                         \
-    const Variant variant = {#NAME,   InstructionSet::NAME, runs_here, largest,                               \
-                             quantize, quantize_grad,       lsq_grad};                                        \
+    const Variant variant = {#NAME, InstructionSet::NAME, runs_here, quantize, quantize_grad, lsq_grad};      \
     }
 
 #if LOWBIT_X86
@@ -134,10 +129,6 @@ int lowbit_select_variant(const char* name) {
         }
     }
     return -1;
-}
-
-void lowbit_largest(const float* x, float* out, lowbit_layout layout, int32_t is_signed) {
-    current().largest(x, out, layout, is_signed);
 }
 
 void lowbit_quantize(const float* x, float* y, const float* scale, const float* bound, lowbit_layout layout,
