@@ -58,7 +58,7 @@ def train(case: Case, side: Side) -> dict[str, float]:
     from lowbit.layers import prepare
     from lowbit.layers.fast_convolutions import fast_convolutions
     from lowbit.layers.fast_neighbours import fast_neighbours
-    from lowbit.machine import apply_amd_fix, return_large_memory
+    from lowbit.machine import apply_amd_fix, keep_freed_memory
     from lowbit.models import build_model
     from lowbit.recipe import load_recipe
     from lowbit.training.optimizers import build_optimizer, create_state
@@ -74,7 +74,7 @@ def train(case: Case, side: Side) -> dict[str, float]:
     create_state(optimizer)
     with ExitStack() as open_:
         if side.lowbit:
-            return_large_memory()
+            keep_freed_memory()
             open_.enter_context(fast_convolutions())
             open_.enter_context(fast_neighbours())
         model.train()

@@ -14,6 +14,7 @@ from paddle.nn import functional as F
 from lowbit.layers import calibrate, prepare
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import fast_convolutions
+from lowbit.layers.fast_neighbours import fast_neighbours
 from lowbit.models import build_model
 from lowbit.recipe import Recipe, load_recipe
 
@@ -86,7 +87,7 @@ def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True)
 
     def step() -> None:
         model.train()
-        with fast_convolutions(wanted=fast):
+        with fast_convolutions(wanted=fast), fast_neighbours(wanted=fast):
             F.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.clear_grad()

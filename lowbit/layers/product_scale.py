@@ -26,4 +26,8 @@ def note_scale(y: Tensor, contraction: Contraction, x: Operand, weight: Operand)
 def noted_scale(y: Tensor) -> Tensor | None:
     """The scale of every channel of every image, [images, channels], if there is one."""
     scale = getattr(y, _ATTRIBUTE, None)
-    return None if scale is None else paddle.expand(scale, [*y.shape[:2], 1, 1]).contiguous()
+    return (
+        None
+        if scale is None
+        else paddle.expand(scale, [*y.shape[:2], 1, 1]).reshape(y.shape[:2]).contiguous()
+    )

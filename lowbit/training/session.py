@@ -23,7 +23,7 @@ from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.prepare import preparation_of, prepare
-from lowbit.machine import apply_amd_fix, environment_record, resolve_device, return_large_memory
+from lowbit.machine import apply_amd_fix, environment_record, keep_freed_memory, resolve_device
 from lowbit.models import assign_weights, build_model, load_weights
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
@@ -194,7 +194,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if device.name == "cpu":
         convolutions = convolution_library(wanted=config.Global.fast_convolutions)
         neighbours = neighbour_library(wanted=config.Global.fast_neighbours)
-        return_large_memory()
+        keep_freed_memory()
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)

@@ -10,6 +10,8 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import onednn
+from lowbit.layers.fast_neighbours import neighbour_library
+from lowbit.layers.neighbours import BatchNorm
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.distributed import Ranks
@@ -293,4 +295,16 @@ def test_convolutions_run_in_oneDNN_unless_the_config_says_no(tmp_path, capsys, 
     train(tiny_config(tmp_path / "onednn", epochs=1))
     assert "convolutions in oneDNN" in capsys.readouterr().out and used
     losses = [records(tmp_path / name, "eval")[0]["loss"] for name in ("paddle", "onednn")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_batch_norm_runs_in_our_kernels_unless_the_config_says_no(tmp_path, monkeypatch):
+    used = []
+    apply = BatchNorm.apply
+    monkeypatch.setattr(BatchNorm, "apply", lambda *arguments: used.append(1) or apply(*arguments))
+    train(tiny_config(tmp_path / "paddle", epochs=1, fast_neighbours=False))
+    assert not used
+    train(tiny_config(tmp_path / "lowbit", epochs=1))
+    assert bool(used) == (neighbour_library(wanted=True) == "lowbit")
+    losses = [records(tmp_path / name, "eval")[0]["loss"] for name in ("paddle", "lowbit")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

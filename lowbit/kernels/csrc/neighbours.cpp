@@ -12,14 +12,15 @@ namespace {
 
 using lowbit::InstructionSet;
 using lowbit::Room;
+using lowbit::neighbours::Channels;
 
-// A channel, a chunk, a plane.
+// Of a few channels, a chunk, a plane.
 struct Loops {
-    bool (*batch_norm_forward)(const lowbit_batch_norm& of, int64_t c, float* y, float* mean, float* inverse,
+    bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean, float* inverse,
                                float* running_mean, float* running_variance, int16_t* multiples);
-    void (*batch_norm_backward)(const lowbit_batch_norm& of, int64_t c, const int16_t* multiples, const float* mean,
-                                const float* inverse, const float* dy, float* dx, float* dweight, float* dbias,
-                                float* room);
+    void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,
+                                const float* mean, const float* inverse, const float* dy, float* dx, float* dweight,
+                                float* dbias, float* room);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
@@ -27,33 +28,35 @@ struct Loops {
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
 };
 
-#define LOWBIT_NEIGHBOURS(NAME, TARGET)                                                                            \
-    namespace NAME {                                                                                               \
-    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, int64_t c, float* y, float* mean, float* inverse,  \
-                                   float* running_mean, float* running_variance, int16_t* multiples) {             \
-        return lowbit::neighbours::batch_norm_forward(of, c, y, mean, inverse, running_mean, running_variance,     \
-                                                      multiples);                                                  \
-    }                                                                                                              \
-    TARGET void batch_norm_backward(const lowbit_batch_norm& of, int64_t c, const int16_t* multiples,              \
-                                    const float* mean, const float* inverse, const float* dy, float* dx,           \
-                                    float* dweight, float* dbias, float* room) {                                   \
-        lowbit::neighbours::batch_norm_backward(of, c, multiples, mean, inverse, dy, dx, dweight, dbias, room);    \
-    }                                                                                                              \
-    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                             \
-        lowbit::neighbours::relu_forward(x, y, bits, count);                                                       \
-    }                                                                                                              \
-    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {                    \
-        lowbit::neighbours::relu_backward(dy, bits, dx, count);                                                    \
-    }                                                                                                              \
-    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,    \
-                                 int32_t* at) {                                                                    \
-        lowbit::neighbours::max_pool_forward(x, y, places, of, best, at);                                          \
-    }                                                                                                              \
-    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of) {      \
-        lowbit::neighbours::max_pool_backward(dy, places, dx, of);                                                 \
-    }                                                                                                              \
-    const Loops loops = {batch_norm_forward, batch_norm_backward, relu_forward,                                    \
-                         relu_backward,      max_pool_forward,    max_pool_backward};                              \
+#define LOWBIT_NEIGHBOURS(NAME, TARGET)                                                                         \
+    namespace NAME {                                                                                            \
+    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,       \
+                                   float* inverse, float* running_mean, float* running_variance,                \
+                                   int16_t* multiples) {                                                        \
+        return lowbit::neighbours::batch_norm_forward(of, channels, y, mean, inverse, running_mean,             \
+                                                      running_variance, multiples);                             \
+    }                                                                                                           \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,   \
+                                    const float* mean, const float* inverse, const float* dy, float* dx,        \
+                                    float* dweight, float* dbias, float* room) {                                \
+        lowbit::neighbours::batch_norm_backward(of, channels, multiples, mean, inverse, dy, dx, dweight,        \
+                                                dbias, room);                                                   \
+    }                                                                                                           \
+    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                          \
+        lowbit::neighbours::relu_forward(x, y, bits, count);                                                    \
+    }                                                                                                           \
+    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {                 \
+        lowbit::neighbours::relu_backward(dy, bits, dx, count);                                                 \
+    }                                                                                                           \
+    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best, \
+                                 int32_t* at) {                                                                 \
+        lowbit::neighbours::max_pool_forward(x, y, places, of, best, at);                                       \
+    }                                                                                                           \
+    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of) {   \
+        lowbit::neighbours::max_pool_backward(dy, places, dx, of);                                              \
+    }                                                                                                           \
+    const Loops loops = {batch_norm_forward, batch_norm_backward, relu_forward,                                 \
+                         relu_backward,      max_pool_forward,    max_pool_backward};                           \
     }
 
 #if LOWBIT_X86
@@ -77,6 +80,17 @@ const Loops& loops() {
     }
 }
 
+// body(channels) for all of them, a few at a time: as many as make rows of at least some 8 kB.
+template <class Body>
+void by_channels(lowbit_layout layout, Body body) {
+    const int64_t wanted = 2048 / layout.inner, most = lowbit::neighbours::kMostChannels;
+    const int64_t step = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    lowbit::parallel_for((layout.channels + step - 1) / step, [&](int64_t item) {
+        const int64_t first = item * step, left = layout.channels - first;
+        body(Channels{first, left < step ? left : step});
+    });
+}
+
 // body(first, count) for chunks of elements; each begins at a byte of the bits.
 template <class Body>
 void by_chunks(int64_t count, Body body) {
@@ -93,9 +107,11 @@ int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* 
                                   float* running_mean, float* running_variance, int16_t* multiples) {
     const Loops& own = loops();
     std::atomic<bool> fits{multiples != nullptr};
-    lowbit::parallel_for(of->layout.channels, [&](int64_t c) {
+    by_channels(of->layout, [&](Channels channels) {
         int16_t* wanted = fits ? multiples : nullptr;
-        if (!own.batch_norm_forward(*of, c, y, mean, inverse, running_mean, running_variance, wanted)) fits = false;
+        const bool done =
+            own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, wanted);
+        if (!done) fits = false;
     });
     return fits;
 }
@@ -103,10 +119,11 @@ int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* 
 void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const int16_t* multiples, const float* mean,
                                 const float* inverse, const float* dy, float* dx, float* dweight, float* dbias) {
     const Loops& own = loops();
-    lowbit::parallel_for(of->layout.channels, [&](int64_t c) {
+    by_channels(of->layout, [&](Channels channels) {
         thread_local Room memory;
-        float* room = multiples ? memory.of<float>(of->layout.outer * of->layout.inner) : nullptr;
-        own.batch_norm_backward(*of, c, multiples, mean, inverse, dy, dx, dweight, dbias, room);
+        const int64_t size = of->layout.outer * channels.count * of->layout.inner;
+        float* room = multiples ? memory.of<float>(size) : nullptr;
+        own.batch_norm_backward(*of, channels, multiples, mean, inverse, dy, dx, dweight, dbias, room);
     });
 }
 

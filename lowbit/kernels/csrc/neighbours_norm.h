@@ -1,4 +1,4 @@
-// Batch norm of one channel: it is read in all images for its sums, and again while the caches still hold it.
+// Batch norm of a few channels: read in all images for their sums, and again while the caches still hold them.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -8,44 +8,38 @@
 
 namespace lowbit::neighbours {
 
+// Four values, widened.
 LOWBIT_INLINE void take_four(const float* from, Doubles& to) {
     Floats values;
     std::memcpy(&values, from, sizeof values);
     to = __builtin_convertvector(values, Doubles);
 }
 
-// Two sums, each in 16 parts; a value at place i of a row belongs to part i mod 16.
-struct TwoSums {
-    Doubles first[kLanes / 4] = {}, second[kLanes / 4] = {};
+// Sums of pairs: of the first ones, and of the products. Of two floats, both are exact in double.
+struct PairSums {
+    Doubles firsts[kLanes / 4] = {}, products[kLanes / 4] = {};
 
-    // The sums of a row's x, and of x * x. Products of two floats are exact in double.
-    LOWBIT_INLINE void add(const float* x, int64_t count) {
-        by_sixteen(count, [&](int64_t at, int64_t left) LOWBIT_INLINE_LAMBDA {
-            float last[kLanes];
-            const float* from = whole(x + at, left, last);
-            for (int i = 0; i < kLanes / 4; ++i) {
-                Doubles value;
-                take_four(from + 4 * i, value);
-                first[i] += value;
-                second[i] += value * value;
-            }
-        });
-    }
-
-    // Those of dy, and of dy * x.
-    LOWBIT_INLINE void add(const float* dy, const float* x, int64_t count) {
-        by_sixteen(count, [&](int64_t at, int64_t left) LOWBIT_INLINE_LAMBDA {
-            float last_dy[kLanes], last_x[kLanes];
-            const float* from_dy = whole(dy + at, left, last_dy);
-            const float* from_x = whole(x + at, left, last_x);
-            for (int i = 0; i < kLanes / 4; ++i) {
-                Doubles given, value;
-                take_four(from_dy + 4 * i, given);
-                take_four(from_x + 4 * i, value);
-                first[i] += given;
-                second[i] += given * value;
-            }
-        });
+    // Sixteen pairs at a time into sixteen sums of either kind; a pair at place i belongs to i mod 16.
+    LOWBIT_INLINE void add(const float* x, const float* other, int64_t count) {
+        // By name, since arrays would be written to memory in every turn.
+        Doubles a = firsts[0], b = firsts[1], c = firsts[2], d = firsts[3];
+        Doubles e = products[0], f = products[1], g = products[2], h = products[3];
+        const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
+            add_four(p, q, a, e);
+            add_four(p + 4, q + 4, b, f);
+            add_four(p + 8, q + 8, c, g);
+            add_four(p + 12, q + 12, d, h);
+        };
+        int64_t at = 0;
+        for (; at + kLanes <= count; at += kLanes) sixteen(x + at, other + at);
+        if (at < count) {
+            float rest[kLanes] = {}, other_rest[kLanes] = {};  // zeros change no sum
+            std::memcpy(rest, x + at, size_t(count - at) * sizeof(float));
+            std::memcpy(other_rest, other + at, size_t(count - at) * sizeof(float));
+            sixteen(rest, other_rest);
+        }
+        firsts[0] = a, firsts[1] = b, firsts[2] = c, firsts[3] = d;
+        products[0] = e, products[1] = f, products[2] = g, products[3] = h;
     }
 
     static LOWBIT_INLINE double total(const Doubles* parts) {
@@ -54,27 +48,29 @@ struct TwoSums {
     }
 
   private:
-    template <class Step>
-    static LOWBIT_INLINE void by_sixteen(int64_t count, Step step) {
-        int64_t at = 0;
-        for (; at + kLanes <= count; at += kLanes) step(at, kLanes);
-        if (at < count) step(at, count - at);
-    }
-
-    // Sixteen values from here; behind a row's end are zeros, which change no sum.
-    static LOWBIT_INLINE const float* whole(const float* from, int64_t left, float* last) {
-        if (left == kLanes) return from;
-        std::memset(last, 0, kLanes * sizeof(float));
-        std::memcpy(last, from, size_t(left) * sizeof(float));
-        return last;
+    static LOWBIT_INLINE void add_four(const float* p, const float* q, Doubles& first, Doubles& product) {
+        Doubles value, other;
+        take_four(p, value);
+        take_four(q, other);
+        first += value;
+        product += value * other;
     }
 };
 
-// each(image, where its pixels of the channel begin).
+// A few channels that are done together, so that short rows of an image are read side by side.
+struct Channels {
+    int64_t first, count;
+};
+
+constexpr int64_t kMostChannels = 32;
+
+// each(which one of the channels, image, where its pixels begin).
 template <class Each>
-LOWBIT_INLINE void images_of(lowbit_layout layout, int64_t channel, Each each) {
+LOWBIT_INLINE void rows_of(lowbit_layout layout, Channels channels, Each each) {
     for (int64_t image = 0; image < layout.outer; ++image) {
-        each(image, (image * layout.channels + channel) * layout.inner);
+        for (int64_t k = 0; k < channels.count; ++k) {
+            each(k, image, (image * layout.channels + channels.first + k) * layout.inner);
+        }
     }
 }
 
@@ -94,66 +90,76 @@ LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* 
     for (int64_t i = 0; i < count; ++i) x[i] = float(multiples[i]) * scale;
 }
 
-LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, int64_t c, float* y, float* mean, float* inverse,
-                                      float* running_mean, float* running_variance, int16_t* multiples) {
+LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
+                                      float* inverse, float* running_mean, float* running_variance,
+                                      int16_t* multiples) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
-    TwoSums sums;
-    images_of(layout, c, [&](int64_t, int64_t at) LOWBIT_INLINE_LAMBDA { sums.add(of.x + at, layout.inner); });
-    const double middle = TwoSums::total(sums.first) / count;
-    const double spread = TwoSums::total(sums.second) / count - middle * middle;
-    const double variance = spread < 0 ? 0 : spread;  // NaN stays
-    mean[c] = float(middle);
-    inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
     const float old = of.momentum, fresh = 1.0f - of.momentum;
-    running_mean[c] = running_mean[c] * old + mean[c] * fresh;
-    running_variance[c] = running_variance[c] * old + float(variance) * fresh;
-
-    const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
-    const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
+    PairSums sums[kMostChannels];
+    rows_of(layout, channels, [&](int64_t k, int64_t, int64_t at) LOWBIT_INLINE_LAMBDA {
+        sums[k].add(of.x + at, of.x + at, layout.inner);
+    });
+    for (int64_t k = 0; k < channels.count; ++k) {
+        const int64_t c = channels.first + k;
+        const double middle = PairSums::total(sums[k].firsts) / count;
+        const double spread = PairSums::total(sums[k].products) / count - middle * middle;
+        const double variance = spread < 0 ? 0 : spread;  // NaN stays
+        mean[c] = float(middle);
+        inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
+        running_mean[c] = running_mean[c] * old + mean[c] * fresh;
+        running_variance[c] = running_variance[c] * old + float(variance) * fresh;
+    }
     bool fits = multiples;
-    images_of(layout, c, [&](int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        const float* from = of.x + at;
-        float* to = y + at;
+    rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
+        const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
+        const float* __restrict from = of.x + at;
+        float* __restrict to = y + at;
         for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
-        const int64_t own = image * layout.channels + c;
-        fits = fits && to_multiples(from, of.scale[own], multiples + at, layout.inner);
+        fits = fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
     });
     return fits;
 }
 
-// `room` holds the channel's x of all images, where they are given as multiples.
-LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, int64_t c, const int16_t* multiples,
+// `room` holds x of these channels of all images, where they are given as multiples.
+LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,
                                        const float* mean, const float* inverse, const float* dy, float* dx,
                                        float* dweight, float* dbias, float* room) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
-    const auto x_of = [&](int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        return multiples ? room + image * layout.inner : of.x + at;
+    const auto x_of = [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        return multiples ? room + (image * channels.count + k) * layout.inner : of.x + at;
     };
-    TwoSums sums;
-    images_of(layout, c, [&](int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+    PairSums sums[kMostChannels];
+    rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         if (multiples) {
-            const float scale = of.scale[image * layout.channels + c];
-            from_multiples(multiples + at, scale, room + image * layout.inner, layout.inner);
+            const float scale = of.scale[image * layout.channels + channels.first + k];
+            from_multiples(multiples + at, scale, room + (image * channels.count + k) * layout.inner, layout.inner);
         }
-        sums.add(dy + at, x_of(image, at), layout.inner);
+        sums[k].add(dy + at, x_of(k, image, at), layout.inner);
     });
-    const double sum = TwoSums::total(sums.first);
-    // Of dy * (x - mean): in double the difference loses nothing that a float could show.
-    const double centred = TwoSums::total(sums.second) - double(mean[c]) * sum;
-    if (dweight) dweight[c] = float(centred * inverse[c]);
-    if (dbias) dbias[c] = float(sum);
+    float common[kMostChannels], slope[kMostChannels];
+    for (int64_t k = 0; k < channels.count; ++k) {
+        const int64_t c = channels.first + k;
+        const double sum = PairSums::total(sums[k].firsts);
+        // Of dy * (x - mean): in double the difference loses nothing that a float could show.
+        const double centred = PairSums::total(sums[k].products) - double(mean[c]) * sum;
+        if (dweight) dweight[c] = float(centred * inverse[c]);
+        if (dbias) dbias[c] = float(sum);
+        common[k] = float(sum / count);
+        slope[k] = float(centred / count * inverse[c] * inverse[c]);
+    }
     if (!dx) return;
-    const float centre = mean[c], gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
-    const float common = float(sum / count);
-    const float slope = float(centred / count * inverse[c] * inverse[c]);
-    images_of(layout, c, [&](int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        const float *from = x_of(image, at), *given = dy + at;
-        float* to = dx + at;
-        for (int64_t i = 0; i < layout.inner; ++i) {
-            to[i] = (given[i] - common - (from[i] - centre) * slope) * gain;
-        }
+    rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float centre = mean[c], gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
+        const float shared = common[k], steep = slope[k];
+        const float* __restrict from = x_of(k, image, at);
+        const float* __restrict given = dy + at;
+        float* __restrict to = dx + at;
+        for (int64_t i = 0; i < layout.inner; ++i) to[i] = (given[i] - shared - (from[i] - centre) * steep) * gain;
     });
 }
 

@@ -1,0 +1,54 @@
+"""The scale that a product of small integers leaves for whoever keeps it."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from lowbit.kernels.onednn import Geometry
+from lowbit.layers.contraction import Convolution
+from lowbit.layers.operand import Operand
+from lowbit.layers.product_scale import note_scale, noted_scale
+from lowbit.layers.products import simulate
+
+GEOMETRY = Geometry(
+    input=(2, 3, 4, 4), outputs=5, kernel=(3, 3), stride=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=1
+)
+
+
+def _operand(shape: list[int], scale: list[int], *, bits: int, seed: int) -> Operand:
+    random, most = np.random.default_rng(seed), 2 ** (bits - 1) - 1
+    integers = paddle.to_tensor(random.integers(-most, most + 1, shape).astype(np.int8))
+    scales = paddle.to_tensor(random.uniform(0.1, 1, scale).astype(np.float32))
+    return Operand(data=integers, scale=scales, lowest=-most, highest=most)
+
+
+def test_the_product_is_whole_multiples_of_it():
+    x = _operand([2, 3, 4, 4], [2, 1, 1, 1], bits=4, seed=0)
+    weight = _operand([5, 3, 3, 3], [5, 1, 1, 1], bits=4, seed=1)
+    y = simulate(Convolution(GEOMETRY), "forward", x, weight)
+    note_scale(y, Convolution(GEOMETRY), x, weight)
+    scale = noted_scale(y)
+    assert scale.shape == [2, 5]
+    multiples = y.numpy() / scale.numpy()[..., None, None]
+    np.testing.assert_allclose(multiples, np.rint(multiples), atol=1e-4)
+    assert np.abs(multiples).max() > 10
+
+
+@pytest.mark.parametrize(
+    ("bits", "of_x"), [(8, [2, 1, 1, 1]), (4, [2, 3, 1, 1])], ids=["8 bits", "scales that differ in the sum"]
+)
+def test_none_where_two_bytes_could_not_hold_it_or_there_is_no_one_scale(bits, of_x):
+    x = _operand([2, 3, 4, 4], of_x, bits=bits, seed=0)
+    weight = _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=bits, seed=1)
+    y = paddle.zeros([2, 5, 2, 2])
+    note_scale(y, Convolution(GEOMETRY), x, weight)
+    assert noted_scale(y) is None
+
+
+def test_an_operand_in_full_has_none():
+    y = paddle.zeros([2, 5, 2, 2])
+    full = Operand(data=paddle.zeros([2, 3, 4, 4]))
+    note_scale(y, Convolution(GEOMETRY), full, _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1))
+    assert noted_scale(y) is None and noted_scale(paddle.zeros([1])) is None
