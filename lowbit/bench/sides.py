@@ -20,7 +20,12 @@ from lowbit.recipe import Recipe, load_recipe
 
 PADDLE = "Paddle fp32"  # what the others are compared with
 CLASSES = 10
-RECIPES = {"QAT W8A8": "qat_w8a8.yaml", "W8A8G8": "w8a8g8.yaml", "W4A4G4": "w4a4g4.yaml"}
+RECIPES = {
+    "QAT W8A8": "qat_w8a8.yaml",
+    "QAT W4A4": "qat_w4a4.yaml",
+    "W8A8G8": "w8a8g8.yaml",
+    "W4A4G4": "w4a4g4.yaml",
+}
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,10 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
     }
     for name, file in RECIPES.items():
         sides[name] = _step(_prepared(case.model, file, images), images, labels)
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("torchvision"):
+    if importlib.util.find_spec("torch"):
         from lowbit.bench.torch_side import torch_step
 
-        if (step := torch_step(case)) is not None:
+        if (step := torch_step(case, CLASSES)) is not None:
             sides["PyTorch fp32"] = step
     return sides
 

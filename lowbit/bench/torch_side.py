@@ -1,4 +1,7 @@
-"""PyTorch's side of a training step, where it is installed: fp32, channels last, its fastest on a CPU."""
+"""PyTorch's side of a training step, where it is installed: fp32, channels last, its fastest on a CPU.
+
+The networks are written out here, since torchvision has no build for every PyTorch, and no ResNet20.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,81 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from lowbit.bench.sides import Case
 
 
-def torch_step(case: Case) -> Callable[[], None] | None:
-    """A function that trains one step; None for a model that torchvision does not have."""
-    make = getattr(torchvision.models, case.model, None)
-    if make is None:
+class Block(nn.Module):
+    """Two 3×3 convolutions beside a shortcut: a 1×1 convolution, or (as in ResNet20) one without parameters."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, *, projected: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.stride, self.zero_channels = stride, (channels_out - channels_in) // 2
+        self.projection = None
+        if projected and (stride > 1 or channels_in != channels_out):
+            conv = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+            self.projection = nn.Sequential(conv, nn.BatchNorm2d(channels_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self._shortcut(x), inplace=True)
+
+    def _shortcut(self, x: Tensor) -> Tensor:
+        if self.projection is not None:
+            return self.projection(x)
+        if self.stride > 1:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, *[self.zero_channels] * 2))
+        return x
+
+
+def _network(
+    stem: nn.Module, widths: list[int], blocks: int, classes: int, *, projected: bool
+) -> nn.Sequential:
+    layers, before = [stem], widths[0]
+    for width in widths:
+        for number in range(blocks):
+            stride = 2 if number == 0 and width != before else 1
+            layers.append(Block(before, width, stride, projected=projected))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+
+
+def resnet18(classes: int) -> nn.Sequential:
+    """ResNet18 as for ImageNet."""
+    conv = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+    stem = nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+    return _network(stem, [64, 128, 256, 512], 2, classes, projected=True)
+
+
+def resnet20(classes: int) -> nn.Sequential:
+    """ResNet20 as for CIFAR-10."""
+    stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    return _network(stem, [16, 32, 64], 3, classes, projected=False)
+
+
+NETWORKS = {"resnet18": resnet18, "resnet20": resnet20}
+
+
+def torch_step(case: Case, classes: int) -> Callable[[], None] | None:
+    """A function that trains one step; None for a model that is not written out here."""
+    if case.model not in NETWORKS:
         return None
-    model = make(num_classes=10).to(memory_format=torch.channels_last)
+    model = NETWORKS[case.model](classes).to(memory_format=torch.channels_last)
     images = torch.randn(case.batch, 3, case.side, case.side).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 10, (case.batch,))
+    labels = torch.randint(0, classes, (case.batch,))
     optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9, weight_decay=1e-4)
 
     def step() -> None:
         model.train()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        F.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
