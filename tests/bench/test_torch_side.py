@@ -1,4 +1,4 @@
-"""PyTorch's networks are the ones that Paddle trains. PyTorch is no dependency: without it, nothing to test."""
+"""PyTorch's networks are the ones that Paddle trains. PyTorch is no dependency: without it they skip."""
 
 from __future__ import annotations
 
