@@ -35,7 +35,8 @@ class LayerCost:
 
 
 def parse_budget(text: str) -> Budget:
-    """
+    """A budget out of a word: bits a weight on average, or the size of all weights.
+
     >>> parse_budget("4.5bits"), parse_budget("200KB")
     (Budget(bits=4.5, size=None), Budget(bits=None, size=200000))
     """

@@ -27,6 +27,8 @@ _CHUNKS_PER_WORKER = 4  # small enough that no thread waits long for another at 
 
 @dataclass
 class Batch:
+    """What a loader gives for a step: images, their labels, and the process's share in the batch."""
+
     images: np.ndarray  # float32 NCHW
     labels: np.ndarray  # int64
     weight: float  # local_n * world / global_n; 0.0 for a process without images in this batch

@@ -42,6 +42,9 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
 
     One per tensor, the mean over `steps` batches of what the layer's own observer finds. Rounded to nearest,
     as evaluation does.
+
+    fixed = prepare(Net(), fixed_recipe(trained, steps=20))
+    fix_inputs(trained, fixed, batches)
     """
     prepared = preparation_of(model)
     rules = [
@@ -67,9 +70,12 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor]) -> i
 
     They are chosen from what the model's layers get while it computes as in evaluation, quantized. Returns
     the number of batches.
+
+    fix_inputs(model, fixed, batches)
     """
-    wanted = fixed.state_dict()
-    fixed.set_state_dict({name: value for name, value in model.state_dict().items() if name in wanted})
+    state = fixed.state_dict()  # Paddle warns of every name that is missing: those of the new scales stay
+    state.update((name, value) for name, value in model.state_dict().items() if name in state)
+    fixed.set_state_dict(state)
     old, new, count = dict(model.named_sublayers()), dict(fixed.named_sublayers()), 0
     quantizers = {name: new[name].input_quantizer for name in dynamic_inputs(model)}
     with eval_mode(model), ExitStack() as undo:

@@ -41,7 +41,8 @@ class Size:
 
 
 def parse_engines(text: str) -> list[str]:
-    """
+    """The engines' names out of words with commas between them; an unknown one is an error.
+
     >>> parse_engines("onnxruntime, paddle")
     ['onnxruntime', 'paddle']
     """
