@@ -12,13 +12,15 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from lowbit.data import Batch
+from lowbit.layers.low_precision import GRADIENTS
+from lowbit.layers.operand import Operand
 from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
 from lowbit.layers.watch import watching
 from lowbit.layers.weights_at_rest import weight_health, weight_histogram
 from lowbit.numerics.health import Health, measure_health
 from lowbit.numerics.level_histogram import LevelHistogram, level_histogram
 
-_ENOUGH = 1 << 18  # values that stand for an input
+_ENOUGH = 1 << 18  # values that stand for an operand
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
             # Its own attribute is hidden while the layer runs in full precision.
             quantizer = layer._sub_layers["input_quantizer"]
             if quantizer.gives_integers and name not in found:
-                found[name] = _view(inputs[0], quantizer)
+                integers, scale = quantizer.integers(inputs[0])
+                grid = quantizer.grid()
+                made = Operand(data=integers, scale=scale, lowest=grid.lowest, highest=grid.highest)
+                found[name] = view_operand(inputs[0], made)
 
         return hook
 
@@ -71,17 +76,17 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
     return found
 
 
-def view_gradients(model: nn.Layer, batch: Batch) -> dict[str, dict[str, float]]:
-    """The SQNR of every quantized gradient in one training step that changes nothing; none for QAT.
+def view_gradients(model: nn.Layer, batch: Batch) -> dict[str, dict[str, OperandView]]:
+    """By layer and operand, every quantized gradient in one training step that changes nothing; none for QAT.
 
-    >>> view_gradients(model, batch)["conv1"]["grad_input.grad_output"]  # doctest: +SKIP
+    >>> view_gradients(model, batch)["conv1"]["grad_input.grad_output"].health.sqnr  # doctest: +SKIP
     17.2
     """
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random_state = paddle.get_rng_state()
     try:
         model.train()
-        with watching(model) as seen:
+        with watching(model, view_operand) as seen:
             if not seen:
                 return {}
             logits = model(paddle.to_tensor(batch.images)).astype("float32")
@@ -92,19 +97,20 @@ def view_gradients(model: nn.Layer, batch: Batch) -> dict[str, dict[str, float]]
         model.clear_gradients()
         paddle.set_rng_state(random_state)
     return {
-        layer: {
-            operand: health.sqnr
-            for operand, health in operands.items()
-            if operand.endswith("grad_output") and math.isfinite(health.sqnr)
-        }
+        layer: {operand: view for operand, view in operands.items() if operand in GRADIENTS}
         for layer, operands in seen.items()
     }
 
 
-def _view(x: Tensor, quantizer: nn.Layer) -> OperandView:
-    grid = quantizer.grid()
-    integers, scale = quantizer.integers(x)
-    health = measure_health(x, integers, scale, lowest=grid.lowest, highest=grid.highest, most=_ENOUGH)
-    steps = (x / scale).numpy().ravel()
+def view_operand(x: Tensor, made: Operand) -> OperandView:
+    """What became of x: integers have a histogram in steps of their grid, plain values (bf16) have none.
+
+    A gradient that is the mean of several roundings has the steps of the mean.
+    """
+    bounds = {"lowest": made.lowest, "highest": made.highest}
+    health = measure_health(x, made.data, made.scale, **bounds, most=_ENOUGH)
+    if not made.is_integer:
+        return OperandView(health)
+    steps = (x.detach() / made.scale).numpy().ravel()
     stride = max(1, steps.size // _ENOUGH)
-    return OperandView(health, level_histogram(steps[::stride], grid.lowest, grid.highest))
+    return OperandView(health, level_histogram(steps[::stride], **bounds))

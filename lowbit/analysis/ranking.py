@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from lowbit.analysis.operands import OperandView
@@ -15,13 +16,15 @@ def rank(
     sums: Sums,
     weights: dict[str, OperandView],
     inputs: dict[str, OperandView],
-    gradients: dict[str, dict[str, float]],
+    gradients: dict[str, dict[str, OperandView]],
 ) -> list[dict[str, Any]]:
     """One row a quantized layer, the one that costs most first.
 
     `only_loss` is the loss that the layer adds when it alone is quantized, `without_loss` the loss that goes
     away when it alone is not; `only_top1` and `without_top1` are the accuracies. The order is by `only_loss`:
-    without a layer, the errors that others have added before it are seen in another light, too.
+    without a layer, the errors that others have added before it are seen in another light, too. A layer has
+    two gradients, one for each product of the way back: the row has the figures of the one with the lower
+    SQNR, and both histograms.
     """
     rows = []
     for assigned in preparation.layers:
@@ -41,10 +44,20 @@ def rank(
         for role, views in (("weight", weights), ("input", inputs)):
             view = views.get(name, OperandView()).values()
             row |= {f"{role}_{key}": value for key, value in view.items()}
-        found = gradients.get(name, {})
-        row["gradient_sqnr"] = min(found.values()) if found else None
-        rows.append(row)
+        rows.append(row | _gradients(gradients.get(name, {})))
     return sorted(rows, key=lambda row: -row["only_loss"])
+
+
+def _gradients(views: dict[str, OperandView]) -> dict[str, Any]:
+    found = {operand.split(".")[0]: view.values() for operand, view in views.items()}
+    worst = min(
+        found.values(),
+        key=lambda values: math.inf if values["sqnr"] is None else values["sqnr"],
+        default=OperandView().values(),
+    )
+    row: dict[str, Any] = {f"gradient_{key}": worst[key] for key in ("sqnr", "clipped", "dead")}
+    row["gradient_histograms"] = {product: values["histogram"] for product, values in found.items()}
+    return row
 
 
 def _mean(one: Sum, sums: Sums) -> float:

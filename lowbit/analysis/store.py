@@ -10,7 +10,7 @@ from typing import Any
 from lowbit.errors import LowbitError
 from lowbit.training.files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 FILE = "analysis.json"
 
 

@@ -170,22 +170,21 @@ def _print_table(found: Analysis, bits: dict[str, int] | None) -> None:
     console.print(Text(f"{found.title}: the layers that cost most first"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     titles = ["layer", "bits", "only it:\nloss", "\ntop-1", "all but it:\nloss", "\ntop-1"]
-    titles += ["weight\nSQNR", "\nclipped", "\ndead", "input\nSQNR", "\nclipped", "\ndead"]
-    gradients = any(row["gradient_sqnr"] is not None for row in found.ranking)
-    titles += ["gradient\nSQNR"] if gradients else []
+    roles = ["weight", "input"]
+    if any(row["gradient_sqnr"] is not None for row in found.ranking):
+        roles.append("gradient")
+    for role in roles:
+        titles += [f"{role}\nSQNR", "\nclipped", "\ndead"]
     titles += ["proposed\nbits"] if bits is not None else []
     for number, title in enumerate(titles):
         table.add_column(title, justify="left" if number < 2 else "right", overflow="fold")
     for row in found.ranking:
         cells = [row["name"], row["bits"], f"{row['only_loss']:+.4f}", f"{row['only_top1']:.2%}"]
         cells += [f"{-row['without_loss']:+.4f}", f"{row['without_top1']:.2%}"]
-        for role in ("weight", "input"):
+        for role in roles:
             sqnr, clipped, dead = (row[f"{role}_{key}"] for key in ("sqnr", "clipped", "dead"))
             cells += ["" if sqnr is None else f"{sqnr:.1f} dB", "" if clipped is None else f"{clipped:.1%}"]
             cells.append("" if dead is None else str(dead))
-        if gradients:
-            sqnr = row["gradient_sqnr"]
-            cells.append("" if sqnr is None else f"{sqnr:.1f} dB")
         if bits is not None:
             cells.append(str(bits.get(row["name"], "")))
         table.add_row(*map(Text, cells))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paddle import Tensor, nn
 
 from lowbit.layers.draws import Draws
 from lowbit.layers.operand import Operand
 from lowbit.layers.products import Executor
 from lowbit.layers.training_quantizer import TrainingQuantizer
-from lowbit.numerics.health import Health, measure_health
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.spec import TensorSpec
 
 GRADIENTS = ("grad_input.grad_output", "grad_weight.grad_output")
 # What the backward products take from forward, unless they quantize it in their own way.
 FORWARD_OF = {"grad_input.weight": "forward.weight", "grad_weight.input": "forward.input"}
-
-_ENOUGH = 1 << 16  # values to measure the health of an operand by
 
 
 class BackwardQuantizers(nn.Layer):
@@ -31,7 +30,8 @@ class BackwardQuantizers(nn.Layer):
         super().__init__()
         self.gradients_in_full = False  # for a last phase of training
         self.executor: Executor = "auto"
-        self.watched: dict[str, Health] | None = None  # see lowbit.layers.watch
+        # Sees every operand as it is made: its name, the values and what they became (lowbit.layers.watch).
+        self.look: Callable[[str, Tensor, Operand], None] | None = None
         for operand in (*GRADIENTS, *FORWARD_OF):
             spec, role = spec_of(plan, operand), operand.split(".")[1]
             if spec is None or is_shared(plan, operand):
@@ -68,15 +68,10 @@ class Operands:
                 draws.rounding(operand, sample, size=x.size) for sample in range(quantizer.spec.samples)
             ]
         made = quantizer.operand(x, roundings)
-        self._watch(operand, x, made)
+        look = self._layer.backward_quantizers.look
+        if look is not None:
+            look(operand, x, made)
         return made
-
-    def _watch(self, operand: str, x: Tensor, made: Operand) -> None:
-        watched = self._layer.backward_quantizers.watched
-        if watched is not None:
-            watched[operand] = measure_health(
-                x, made.data, made.scale, lowest=made.lowest, highest=made.highest, most=_ENOUGH
-            )
 
     def is_shared(self, operand: str) -> bool:
         """Whether a backward product takes the operand as forward has quantized it."""

@@ -18,6 +18,7 @@ from lowbit.version import __version__
 
 # Nothing may be loaded or sent: what the page shows is in the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_ANALYZED = "as lowbit analyze saw them"
 _LAYER_CHARTS = (
     ("glance", "All layers", "SQNR in dB, last epoch; choose a point to see its layer"),
     ("sqnr", "SQNR", "dB, by epoch"),
@@ -25,7 +26,9 @@ _LAYER_CHARTS = (
     ("lost", "Lost values", "fraction clipped or rounded to 0, by epoch"),
     ("gain", "Gain of the gradients", "1: nothing is lost on average"),
     ("weights", "Weights", ""),
-    ("inputs", "Inputs", "as lowbit analyze saw them"),
+    ("inputs", "Inputs", _ANALYZED),
+    ("grad_input", "Gradients in grad_input", _ANALYZED),
+    ("grad_weight", "Gradients in grad_weight", _ANALYZED),
 )
 
 
@@ -87,20 +90,19 @@ def _curves(found: list[dict[str, Any]]) -> str:
 def _layers(run: Run, histograms: dict[str, Any]) -> dict[str, Any]:
     """All that is drawn of a run's layers, in the order of its plan or of its checkpoint."""
     found = layer_series(run)
-    inputs = {
-        one["name"]: one["input_histogram"]
-        for analysis in run.analyses()
-        for one in analysis["ranking"]
-        if one.get("input_histogram")
-    }
+    analyzed: dict[str, dict[str, Any]] = {"inputs": {}, "grad_input": {}, "grad_weight": {}}
+    for one in (row for analysis in run.analyses() for row in analysis["ranking"]):
+        seen = {"inputs": one.get("input_histogram"), **one.get("gradient_histograms", {})}
+        for operand, histogram in seen.items():
+            if histogram:
+                analyzed[operand][one["name"]] = histogram
     names = [layer["name"] for layer in run.plan] if run.plan else list(histograms)
     return {
         "epochs": found["epochs"],
         "names": names,
         "operands": [found["layers"].get(name, {}) for name in names],
         "weights": [histograms.get(name) for name in names],
-        "inputs": [inputs.get(name) for name in names],
-    }
+    } | {operand: [seen.get(name) for name in names] for operand, seen in analyzed.items()}
 
 
 def _layer_section(runs: list[Run], layers: list[dict[str, Any]]) -> str:

@@ -174,15 +174,17 @@ def sensitivities(runs: list[Run]) -> str:
     content = []
     for run in runs:
         for found in run.analyses():
+            gradients = any(one.get("gradient_sqnr") is not None for one in found["ranking"])
             rows = [
                 [
                     *(one["name"], one["bits"], f"{one['only_loss']:+.4f}", f"{-one['without_loss']:+.4f}"),
                     *(percent(one["only_top1"]), decibels(one["weight_sqnr"]), decibels(one["input_sqnr"])),
+                    *([decibels(one["gradient_sqnr"])] if gradients else []),
                 ]
                 for one in found["ranking"]
             ]
             head = ["layer", "bits", "loss, only it", "loss, all but it", "top-1, only it"]
-            head += ["SQNR of weight", "SQNR of input"]
+            head += ["SQNR of weight", "SQNR of input", *(["SQNR of gradient"] if gradients else [])]
             content.append(table(f"{run.name}: {found['title']}", head, rows, left=2))
     note = "What costs most first: by the loss that a layer adds when it alone is quantized."
     return section("sensitivity", "Sensitive layers", paragraph(note, "note"), *content) if content else ""

@@ -43,7 +43,13 @@ def test_a_low_precision_run_shows_its_gradients(run, low_precision, tmp_path):
     shutil.copytree(low_precision, folder)
     rows = json.loads(run("lowbit", "analyze", folder, "--images", 8, "--json").out)["ranking"]
     assert rows and all(row["gradient_sqnr"] > 0 for row in rows)
+    assert all(row["gradient_dead"] is not None for row in rows)
+    histograms = [row["gradient_histograms"] for row in rows]
+    assert any("grad_input" in found for found in histograms)
+    assert all(sum(found["grad_weight"]["counts"]) for found in histograms)
     assert "gradient" in run("lowbit", "analyze", folder, "--images", 8).out
+    assert run("lowbit", "report", folder).code == 0
+    assert "SQNR of gradient" in (folder / "report.html").read_text("utf-8")
 
 
 def test_what_cannot_be_analyzed_is_said(run, trained, low_precision, recipe):

@@ -119,6 +119,32 @@ def test_a_layer_is_chosen_by_list_or_by_point(open_page, two_runs):
     assert page.said == []
 
 
+def test_what_analyze_saw_of_inputs_and_gradients_is_drawn(open_page, tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = [
+        {"name": name, "input_histogram": found, "gradient_histograms": {"grad_weight": found}}
+        for name, found in histograms(2).items()
+    ]
+    rows[1]["gradient_histograms"]["grad_input"] = rows[1]["input_histogram"]
+    for row in rows:
+        row |= {"bits": "W4A4", "only_loss": 0.0, "without_loss": 0.0, "only_top1": 1.0}
+        row |= {"weight_sqnr": 20.0, "input_sqnr": 20.0, "gradient_sqnr": 20.0}
+    analysis = {"format": 2, "analyses": {"a": {"title": "best on 8 images", "ranking": rows}}}
+    (folder / "analysis.json").write_text(json.dumps(analysis))
+    file = tmp_path / "report.html"
+    file.write_text(make_page(open_runs([folder]), [histograms(3)]), "utf-8")
+    page = open_page(file)
+    see_all(page)
+    charts = {key: page.locator(f"#chart-{key}") for key in ("inputs", "grad_input", "grad_weight")}
+    assert [one.is_visible() for one in charts.values()] == [True, False, True]  # the images need none
+    page.locator("#layer").select_option("1")
+    see_all(page)
+    assert "1 of 16 levels unused" in charts["grad_input"].text_content()
+    page.locator("#layer").select_option("2")  # a layer that is not quantized
+    assert not any(one.is_visible() for one in charts.values())
+    assert page.said == []
+
+
 def test_a_large_run_is_small_enough_and_opens(open_page, tmp_path):
     runs = open_runs([write_run(tmp_path / "large", layers=100, epochs=200)])
     file = tmp_path / "report.html"

@@ -59,3 +59,7 @@ def test_what_analyze_found_is_shown_when_it_is_finished(tmp_path):
     assert "best on 8 images" in text and "half of it" not in text
     cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", text)[-7:]
     assert cells == ["conv", "W4A4", "+0.5000", "-0.2500", "75.00 %", "18.0 dB", "–"]  # noqa: RUF001
+    row["gradient_sqnr"] = 9.25  # of a run in low precision
+    (folder / "analysis.json").write_text(json.dumps({"format": 2, "analyses": analyses}))
+    text = sections.sensitivities([open_run(folder)])
+    assert "SQNR of gradient" in text and text.count("9.2 dB") == 1

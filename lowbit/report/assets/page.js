@@ -248,6 +248,8 @@
     gain: () => overEpochs({ gain: "" }, (operand) => operand.endsWith("grad_output")),
     weights: () => histogram("weights"),
     inputs: () => histogram("inputs"),
+    grad_input: () => histogram("grad_input"),
+    grad_weight: () => histogram("grad_weight"),
   };
 
   function layerChanged() {
