@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(wild
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## train, export, run in Paddle Inference, compare: a few minutes
+demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; some minutes
 	@$(BIN)/lowbit demo
 
 test: $(READY)  ## the tests that CI runs

@@ -1,36 +1,95 @@
+"""The demo as users start it: its steps are processes of their own; and what it does at its end."""
+
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import yaml
 
 from lowbit.cli import demo as module
-from lowbit.config import load_config
+from lowbit.cli import demo_steps
+from lowbit.cli.demo_run import run_stages
+from tests.cli.conftest import W4A4G4
 
-# The demo itself takes a minute; TinyNet shows that its parts fit together.
-TINY = ["Arch.name=tests.tiny_net:TinyNet", "Global.epochs=1", "Global.use_visualdl=false"]
+ROOT = Path(__file__).parents[2]
+TINY = ("-o", "Arch.name=tests.tiny_net:TinyNet", "-o", "Global.use_visualdl=false")
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setattr(
-        module,
-        "load_config",
-        lambda path, overrides, options: load_config(path, [*overrides, *TINY], options),
+@pytest.fixture
+def light(tmp_path, monkeypatch):
+    """Two trainings of TinyNet, and a turn of small steps; all else is the demo's own."""
+    fp32, *_, low = demo_steps.TRAININGS
+    recipe = tmp_path / "tiny.yaml"  # the demo's own leaves the first and the last layer, TinyNet's all
+    recipe.write_text(yaml.safe_dump(W4A4G4), "utf-8")
+    trainings = (
+        replace(fp32, epochs=2, options=TINY),
+        replace(low, epochs=2, options=TINY, recipe=str(recipe), from_fp32=True),
     )
-
-
-def test_the_whole_way_and_once_more(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_steps, "TRAININGS", trainings)
+    monkeypatch.setattr(demo_steps, "BENCH", ("resnet20", "--rounds", "1", "--batch-size", "2"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    result = run("lowbit", "demo", "--output-dir", "2024: demo")  # YAML would read something else in it
-    assert result.code == 0, result
-    assert "360 validation images" in result.out
-    assert "1/3" in result.out
-    assert "[Epoch 0" in result.out
-    for file in ("checkpoints/latest.pdparams", "metrics.jsonl", "export/inference.json"):
-        assert (tmp_path / "2024: demo" / file).is_file()
-    assert "Go on with      lowbit infer" in result.out
+    return tmp_path
 
-    again = run("lowbit", "demo", "--output-dir", "2024: demo")
-    assert again.code == 0, again
-    assert "nothing to train" in again.out
-    assert "[Epoch 0" not in again.out
-    assert not (tmp_path / "2024: demo" / "earlier").exists()
+
+def test_the_whole_way_and_once_more(light, run, capsys):
+    folder = Path("2024: demo")  # YAML would read something else in it
+    result = run("lowbit", "demo", "--output-dir", folder)
+    assert result.code == 0, result
+    assert "1/6  Train fp32\n" in result.out
+    assert "    products in integers in C++" in result.out or "simulated in floats" in result.out
+    rows = {line.split()[0]: line.split() for line in result.out.splitlines() if "x" in line[-1:]}
+    assert list(rows) == ["fp32", "W4A4G4"] and len(rows["fp32"]) == 9
+    assert "360 validation images" in result.out
+    assert f"Report      {folder}/report.html" in result.out
+    assert (folder / "report.html").stat().st_size > 50_000
+    for name in ("fp32", "w4a4g4"):
+        assert (folder / name / "export" / "inference.onnx").is_file()
+        verified = json.loads((folder / name / "verify.json").read_text())
+        assert verified["passed"] and len(verified["engines"]) == 3
+        assert rows[{"fp32": "fp32", "w4a4g4": "W4A4G4"}[name]][1] == f"{verified['model']['top1']:.1%}"
+    assert len(list((folder / "images").glob("*.png"))) == 8
+
+    run_stages(demo_steps.make_stages(folder)[:2], at_once=2)
+    assert capsys.readouterr().out.count("trained before") == 2
+    assert not (folder / "fp32" / "earlier").exists()
+
+
+def test_a_step_that_fails_is_the_demos_error(light, run, monkeypatch):
+    broken = replace(demo_steps.TRAININGS[0], options=("-o", "Optimizer.name=Momentun"))
+    monkeypatch.setattr(demo_steps, "TRAININGS", (broken,))
+    result = run("lowbit", "demo")
+    assert "Train fp32 failed (exit code 2)" in result.error
+    assert "Momentun" in result.error
+    assert not Path("runs/demo/report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_demo_itself(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("lowbit", "demo")
+    assert result.code == 0, result
+    for training in demo_steps.TRAININGS:
+        verified = json.loads(Path("runs/demo", training.name, "verify.json").read_text())
+        assert verified["passed"] and verified["model"]["top1"] > 0.95, training
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "opened"),
+    [
+        (True, {"DISPLAY": ":0"}, True),
+        (True, {"WAYLAND_DISPLAY": "wayland-0"}, True),
+        (True, {}, False),
+        (False, {"DISPLAY": ":0"}, False),
+    ],
+)
+def test_a_browser_only_where_somebody_sits(monkeypatch, terminal, variables, opened):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert module._has_display() is opened

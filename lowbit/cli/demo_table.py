@@ -1,0 +1,61 @@
+"""The table that `lowbit demo` ends with: a row for each training, from accuracy to size and speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from lowbit.cli.demo_steps import Training, bench_file
+
+_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+NOTES = (
+    "deployed: the lowest of the engines. same class: on how many images an engine gives the trained "
+    "model's.",
+    "file: as ONNX; below fp32, how many times smaller. step: a training step against Paddle's own fp32, "
+    "in turns.",
+)
+
+
+def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
+    """What the steps have left in the folder, side by side.
+
+    Console().print(make_table(Path("runs/demo"), TRAININGS))
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("training")
+    titles = ["top-1\ntrained", "top-1\ndeployed"]
+    titles += [f"same class\n{name}" for name in _ENGINES.values()]
+    for title in (*titles, "file", "times\nsmaller", "step, times\nas fast"):
+        table.add_column(title, justify="right")
+    (measured,) = _read(bench_file(folder))
+    faster = {row["side"]: row["faster"] for row in measured["rows"]}
+    for training in trainings:
+        found = _read(folder / training.name / "verify.json")
+        table.add_row(training.title, *_verified(found), f"{faster[training.side]:.2f}x")
+    return table
+
+
+def images_of(folder: Path, trainings: Sequence[Training]) -> int:
+    """On how many images the engines were compared."""
+    return _read(folder / trainings[0].name / "verify.json")["images"]
+
+
+def _verified(found: dict[str, Any]) -> list[str]:
+    engines = {engine["engine"]: engine for engine in found["engines"]}
+    (onnx,) = (size for size in found["sizes"] if size["format"] == "ONNX")
+    ratio = onnx["ratio"]
+    return [
+        f"{found['model']['top1']:.1%}",
+        f"{min(engine['top1'] for engine in engines.values()):.1%}",
+        *(f"{engines[key]['agreement']:.1%}" for key in _ENGINES),
+        f"{onnx['exported'] / 1e6:.2f} MB",
+        "" if ratio is None else f"{ratio:.1f}x",
+    ]
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text("utf-8"))
