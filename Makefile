@@ -15,7 +15,7 @@ ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py t
 	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
 	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
-.PHONY: demo test test-slow lint setup clean help
+.PHONY: demo test test-slow test-sanitized lint setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -39,6 +39,9 @@ test: $(READY)  ## the tests that CI runs
 
 test-slow: $(READY)  ## every test, also those that take minutes
 	@$(BIN)/python -m pytest
+
+test-sanitized: $(READY)  ## the C++ kernels under AddressSanitizer and UBSan: five minutes, needs g++
+	@$(BIN)/python -m tests.kernels.sanitized
 
 lint: $(READY)  ## style only
 	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy

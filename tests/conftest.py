@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from lowbit.kernels import library
 from tests.tiny_net import TinyNet, build_tiny
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels", type=Path, help="a library to test with; see kernels/sanitized.py"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if chosen := config.getoption("--kernels"):
+        library.LIBRARY = chosen
+        assert library.kernels(), library.why_missing()
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""`make test-sanitized`: the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+The kernels are compiled once more, into a folder of their own, and the tests that call them run with that
+library. Before, a call that reads beyond its tensor must be caught: one that sees nothing says nothing.
+
+    python -m tests.kernels.sanitized            # tests/kernels
+    python -m tests.kernels.sanitized tests/layers/test_integer_products.py -k groups
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import paddle
+
+from lowbit.kernels import build
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+OPTIONS = (*build.OPTIONS, "-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS)
+_OVERRUN = """
+import sys, numpy as np
+from pathlib import Path
+from lowbit.kernels import library
+library.LIBRARY = Path(sys.argv[1])
+x, y, scale = np.zeros(64, "f4"), np.zeros(64, "f4"), np.ones(1, "f4")
+levels = library.Levels(-8, 7, True)
+length = int(sys.argv[2])
+library.kernels().quantize(x.ctypes.data, y.ctypes.data, scale.ctypes.data, None, (1, 1, length), levels)
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Build, prove that overruns are seen, test; the exit code is pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        print("compiling with sanitizers: a minute or two", flush=True)
+        # Not by compile_library's fingerprint of other options: the library must fit the sources as they are
+        fingerprint = build.fingerprint()
+        library = _compile(Path(folder) / "liblowbit_kernels.so", fingerprint)
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so")),
+            # Python and Paddle keep memory until the end, and Paddle frees some in another way than it got it
+            "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0",
+            # Under the sanitizer, a library that Paddle opens by name is not looked for beside Paddle
+            "LD_LIBRARY_PATH": str(Path(paddle.__file__).parent / "libs"),
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        }
+        for length, caught in ((64, False), (65, True)):
+            probe = [sys.executable, "-c", _OVERRUN, str(library), str(length)]
+            done = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+            if ("heap-buffer-overflow" in done.stderr) != caught or (done.returncode != 0) != caught:
+                print(f"the sanitizer does not work here:\n{done.stderr}", file=sys.stderr)
+                return 1
+        print("an overrun of one value is caught; testing", flush=True)
+        wanted = arguments or ["tests/kernels"]
+        command = [sys.executable, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _compile(target: Path, fingerprint: str) -> Path:
+    original = build.OPTIONS, build.fingerprint
+    build.OPTIONS, build.fingerprint = OPTIONS, lambda: fingerprint
+    try:
+        return build.compile_library(target)
+    finally:
+        build.OPTIONS, build.fingerprint = original
+
+
+def _runtime(name: str) -> str:
+    found = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
