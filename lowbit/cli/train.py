@@ -43,9 +43,7 @@ def train(
     teacher: TeacherName = None,
     executor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="In low precision: integer (in C++), simulate, or auto."
-        ),
+        typer.Option(metavar="NAME", help="Of quantized products: integer (in C++), simulate, or auto."),
     ] = None,
     finetune_epochs: Annotated[
         int | None,

@@ -50,7 +50,7 @@ class GlobalSection(Section):
     sync_bn: bool = False
     fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
     fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
-    executor: Literal["auto", "integer", "simulate"] = "auto"  # of the products of low-precision training
+    executor: Literal["auto", "integer", "simulate"] = "auto"  # of products of quantized operands
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
     checkpoint_dir: str = "checkpoints"  # inside output_dir

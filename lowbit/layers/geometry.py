@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from paddle import nn
 
@@ -11,7 +10,8 @@ from lowbit.kernels.onednn import Geometry
 
 
 def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
-    """None for shapes that do not fit together: Paddle's own operator has the error message for them.
+    """Of an input with this shape in NCHW; None for shapes that do not fit together: Paddle's own operator
+    has the error message for them.
 
     >>> geometry_of(nn.Conv2D(3, 8, 3, padding="SAME"), [1, 3, 5, 5]).output
     (1, 8, 5, 5)
@@ -24,7 +24,7 @@ def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
     elif isinstance(layer._padding, str):
         padding, dilation = _by_word(layer._padding.upper(), shape[2:], kernel, stride, dilation)
     else:
-        padding = _sides(layer._padding)
+        padding = _sides(layer)
     geometry = Geometry(
         input=tuple(shape),
         outputs=layer._out_channels,
@@ -47,7 +47,7 @@ def transposed_geometry(
     """
     if len(shape) != 4 or shape[1] != layer._in_channels or isinstance(layer._padding, str):
         return None
-    padding, kernel = _sides(layer._padding), layer.weight.shape[2:]
+    padding, kernel = _sides(layer), layer.weight.shape[2:]
     sizes = [
         (size - 1) * stride - before - after + dilation * (taps - 1) + 1
         for size, stride, before, after, dilation, taps in zip(
@@ -85,12 +85,14 @@ def _by_word(
     return tuple(sides), (1, 1)  # with SAME, Paddle takes dilation for 1
 
 
-def _sides(padding: Any) -> tuple[int, int, int, int]:
+def _sides(layer: nn.Conv2D | nn.Conv2DTranspose) -> tuple[int, int, int, int]:
     """Top, bottom, left, right, out of any way in which Paddle lets one write them."""
+    padding = layer._padding
     if isinstance(padding, int):
         return (padding,) * 4
     if isinstance(padding[0], list | tuple):  # a pair for every axis, those of batch and channels being 0
-        return (*padding[2], *padding[3])
+        height = layer._data_format.index("H")
+        return (*padding[height], *padding[height + 1])
     if len(padding) == 4:
         return tuple(padding)
     return (padding[0], padding[0], padding[1], padding[1])

@@ -10,6 +10,7 @@ from paddle import Tensor
 from lowbit.kernels import kernels
 from lowbit.kernels import products as cpp
 from lowbit.kernels.onednn import Geometry
+from lowbit.layers.channels_last import ChannelsLast, channels_first, channels_last
 from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed
 from lowbit.layers.operand import Operand
 from lowbit.numerics.new_tensor import new_tensor
@@ -29,10 +30,18 @@ def in_integers(contraction: Contraction, product: str, a: Operand, b: Operand) 
         return None
     if isinstance(contraction, Matrix):
         return _matrix(product, a, b)
+    if isinstance(contraction, ChannelsLast):
+        a, b = _channels_first(a), _channels_first(b) if product == "grad_weight" else b
+        result = in_integers(contraction.inner, product, a, b)
+        return result if result is None or product == "grad_weight" else channels_last(result)
     if isinstance(contraction, Transposed):
         product, a, b = _swapped(product, a, b)
         contraction = contraction.convolution
     return _convolution(contraction.geometry, product, a, b) if isinstance(contraction, Convolution) else None
+
+
+def _channels_first(operand: Operand) -> Operand:
+    return _as(operand, channels_first(operand.data), channels_first(operand.scale))
 
 
 def _swapped(product: str, a: Operand, b: Operand) -> tuple[str, Operand, Operand]:

@@ -9,10 +9,13 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.errors import LowbitError
+from lowbit.layers.channels_last import ChannelsLast
 from lowbit.layers.contraction import ByAutograd, Contraction, Convolution, Matrix, Transposed
 from lowbit.layers.geometry import geometry_of, transposed_geometry
 from lowbit.layers.integer_form import along_outputs, integer_form, runs_in_integers
+from lowbit.layers.integer_forward import integer_forward, may_run_in_integers
 from lowbit.layers.low_precision import BackwardQuantizers, Operands
+from lowbit.layers.products import Executor
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.three_products import three_products
 from lowbit.layers.training_quantizer import TrainingQuantizer
@@ -24,12 +27,17 @@ from lowbit.recipe.settings import Pact
 class _Quantized:
     """What the three have in common; mixed into Paddle's layer, whose parameters it uses."""
 
+    executor: Executor = "auto"  # of the forward product in quantization-aware training
+
     def forward(self, x: Tensor, *geometry: Any) -> Tensor:
         if runs_in_integers(self):
             return integer_form(self, x, *geometry)
         weight, bias = self.effective_weight_and_bias()
         if self.training and not self.plan.is_straight_through:
             return self._in_low_precision(x, weight, bias, *geometry)
+        if may_run_in_integers(self, x):
+            y = integer_forward(self, x, weight, *geometry)
+            return y if bias is None else y + bias.reshape(along_outputs(self))
         return self.product(self.input_quantizer(x), self.weight_quantizer(weight), bias, *geometry)
 
     def effective_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
@@ -70,10 +78,10 @@ class QuantizedConv2D(_Quantized, nn.Conv2D):
         return F.pad(x, pad, mode=self._padding_mode, data_format=self._data_format)
 
     def contraction(self, x: Tensor) -> Contraction:
-        """The three products, where the channels come first those of kernels that are made for it."""
-        geometry = geometry_of(self, x.shape) if self._data_format == "NCHW" else None
+        """The three products, of kernels that are made for it; of Paddle where shapes do not fit together."""
+        geometry = geometry_of(self, _images_first(self, x))
         if geometry is not None:
-            return Convolution(geometry)
+            return _as_it_lies(self, Convolution(geometry))
         product = partial(self._convolution, bias=None)
         return ByAutograd(product, tuple(x.shape), tuple(self.weight.shape))
 
@@ -115,11 +123,9 @@ class QuantizedConv2DTranspose(_Quantized, nn.Conv2DTranspose):
 
     def contraction(self, x: Tensor, output_size: list[int] | None = None) -> Contraction:
         """The three products, as those of a convolution with forward and backward swapped."""
-        geometry = None
-        if self._data_format == "NCHW":
-            geometry = transposed_geometry(self, x.shape, output_size)
+        geometry = transposed_geometry(self, _images_first(self, x), output_size)
         if geometry is not None:
-            return Transposed(Convolution(geometry))
+            return _as_it_lies(self, Transposed(Convolution(geometry)))
         return super().contraction(x, output_size)
 
 
@@ -175,6 +181,19 @@ def quantize_layer(
         quantizer.training = layer.training
     layer.__class__ = _quantized_class(type(layer), base)
     return layer
+
+
+def _images_first(layer: nn.Layer, x: Tensor) -> list[int]:
+    """The shape of x in NCHW."""
+    if layer._data_format == "NCHW" or x.ndim != 4:
+        return x.shape
+    samples, height, width, channels = x.shape
+    return [samples, channels, height, width]
+
+
+def _as_it_lies(layer: nn.Layer, contraction: Contraction) -> Contraction:
+    """Products in NCHW for the layer's own layout."""
+    return contraction if layer._data_format == "NCHW" else ChannelsLast(contraction)
 
 
 def _layouts(layer: nn.Layer, base: type[nn.Layer]) -> dict[str, tuple[str, list[int]]]:

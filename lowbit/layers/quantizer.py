@@ -97,14 +97,14 @@ class Quantizer(nn.Layer):
         if self._sightings is not None:
             return self._sightings.see(x)
         if paddle.in_dynamic_mode():
-            return self._quantize(x)
+            return self.values_and_scale(x)[0]
         if self.training:
             raise LowbitError(
                 f"{self._who()} is in training mode, which observes batches and cannot be part of a static "
                 "program: call eval() on the model before exporting it, and train without to_static"
             )
         with paddle.no_grad():  # a served program has no gradients, and PyLayers do not survive in it
-            return self._quantize(x)
+            return self.values_and_scale(x)[0]
 
     def grid(self) -> Grid:
         """The grid in use; with `sign: auto`, the one that calibration has chosen."""
@@ -164,6 +164,24 @@ class Quantizer(nn.Layer):
                 scale = scale_from_range(range_, grid)
             return quantize_to_integers(x, scale, grid), scale
 
+    def values_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives for integers in dynamic mode, and the scale that it is whole multiples of."""
+        if not self.training:
+            self.check_ready()
+        grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
+        alpha = None
+        if self.alpha is not None:
+            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
+        if self.step is not None:
+            x = x if alpha is None else pact_clip(x, alpha, signed=grid.signed)
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
+            return lsq_fake_quantize(x, step, grid), at_least_smallest(step.detach())
+        range_ = self._range(x, grid, self._axes(x, self.spec.granularity), alpha)
+        scale = scale_from_range(range_, grid)
+        if alpha is None:
+            return fake_quantize(x, scale, grid), scale
+        return pact_fake_quantize(x, alpha, scale, grid), scale
+
     def check_ready(self) -> None:
         """A LowbitError when something that evaluation needs has not been seen yet."""
         if self.spec.grid.is_integer:
@@ -206,21 +224,6 @@ class Quantizer(nn.Layer):
 
     def extra_repr(self) -> str:
         return f"{self.spec}, {self.role}"
-
-    def _quantize(self, x: Tensor) -> Tensor:
-        if not self.training:
-            self.check_ready()
-        grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
-        alpha = None
-        if self.alpha is not None:
-            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
-        if self.step is not None:
-            x = x if alpha is None else pact_clip(x, alpha, signed=grid.signed)
-            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
-            return lsq_fake_quantize(x, step, grid)
-        range_ = self._range(x, grid, self._axes(x, self.spec.granularity), alpha)
-        scale = scale_from_range(range_, grid)
-        return fake_quantize(x, scale, grid) if alpha is None else pact_fake_quantize(x, alpha, scale, grid)
 
     def _range(self, x: Tensor, grid: Grid, axes: Sequence[int], bound: Tensor | None) -> Tensor:
         if self.kept is None:

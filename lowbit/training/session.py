@@ -213,7 +213,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if recipe is not None:
         prepare(model, recipe, example_images(config.Global.image_shape))
         seed_draws(model, config.Global.seed)
-        notes += set_executor(model, config.Global.executor, device=device.name)
+        narrow = config.amp_level != "O0"
+        notes += set_executor(model, config.Global.executor, device=device.name, qat_in_floats=narrow)
         notes.append(str(preparation_of(model)))
         if device.name == "cpu" and (reason := why_missing()):
             notes.append(f"quantizing on Paddle's operators, slower than the C++ kernels: {reason}")

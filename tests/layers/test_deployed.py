@@ -72,9 +72,7 @@ def test_a_scale_per_input_channel_cannot_be_deployed() -> None:
 
 
 def test_a_full_operand_has_no_integers() -> None:
-    layer = quantize_layer(
-        nn.Linear(4, 3), Plan(forward=Forward(weight=TensorSpec(grid="int8"))), name="fc"
-    )
+    layer = quantize_layer(nn.Linear(4, 3), Plan(forward=Forward(weight=TensorSpec(grid="int8"))), name="fc")
     with pytest.raises(LowbitError, match='input of layer "fc" is on the grid full'):
         deployed_input(layer)
 

@@ -9,8 +9,9 @@ from paddle import nn
 
 from lowbit.errors import LowbitError
 from lowbit.layers import executor as module
-from lowbit.layers import prepare
+from lowbit.layers import is_quantized, prepare, products
 from lowbit.layers.executor import set_executor
+from lowbit.layers.integer_products import in_integers
 from lowbit.recipe import make_recipe
 
 GRADIENT = {"grid": "int4", "rounding": "stochastic"}
@@ -79,6 +80,34 @@ def test_and_nearly_the_same_where_sums_are_split():
     np.testing.assert_allclose(_losses("auto", recipe), _losses("simulate", recipe), rtol=1e-3)
 
 
+@pytest.mark.parametrize("granularities", [("C", "N"), ("NC", "NHW")])
+def test_channels_last_run_in_integers_too(granularities, monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(in_integers(*arguments))
+        return calls[-1]
+
+    def gradients(executor):
+        paddle.seed(5)
+        conv = nn.Conv2D(4, 6, 3, stride=2, padding=[[0, 0], [1, 0], [0, 2], [0, 0]], data_format="NHWC")
+        second = nn.Conv2DTranspose(6, 5, 3, stride=2, data_format="NHWC")
+        if granularities[1] == "NHW":  # not for a transposed convolution in integers
+            second = nn.Conv2D(6, 5, 3, data_format="NHWC")
+        model = prepare(nn.Sequential(conv, nn.ReLU(), second), _recipe(*granularities))
+        set_executor(model, executor)
+        x = np.random.default_rng(0).standard_normal([2, 8, 9, 4]).astype(np.float32)
+        y = model(paddle.to_tensor(x))
+        y.square().mean().backward()
+        return [y.numpy(), *(parameter.grad.numpy() for parameter in model.parameters())]
+
+    expected = gradients("simulate")
+    monkeypatch.setattr(products, "in_integers", counted)
+    for found, wanted in zip(gradients("integer"), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+    assert len(calls) == 5 and all(call is not None for call in calls)  # the input's gradient is not wanted
+
+
 def test_what_cannot_run_in_integers():
     recipe = _recipe(dy_of_grad_weight="NHW")
     with pytest.raises(
@@ -101,5 +130,18 @@ def test_without_kernels(monkeypatch):
         set_executor(model, "integer")
 
 
-def test_a_model_without_low_precision_has_no_executor():
+def test_a_model_that_is_not_quantized_has_no_executor():
     assert set_executor(nn.Linear(2, 2), "integer") == []
+
+
+def test_quantization_aware_training_has_its_forward_in_integers():
+    def chosen(executor, **words):
+        model = prepare(_model(), make_recipe({"rules": [{"forward": {"input": {"grid": "int8"}}}]}))
+        lines = set_executor(model, executor, **words)
+        (used,) = {layer.executor for layer in model.sublayers() if is_quantized(layer)}
+        return used, lines
+
+    assert chosen("auto") == ("auto", ["forward products in integers in C++"])
+    assert chosen("simulate") == ("simulate", [])
+    assert chosen("auto", qat_in_floats=True) == ("simulate", [])
+    assert chosen("auto", device="gpu") == ("simulate", [])

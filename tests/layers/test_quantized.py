@@ -58,13 +58,19 @@ def _expected(layer, x, weight_axes, **kwargs):
     return twin(_on_grid(x, "int4", tuple(range(x.ndim))), **kwargs)
 
 
+def _in_floats(layer):
+    """Quantized, with a product that rounds as Paddle's own does."""
+    quantize_layer(layer, W4A4).executor = "simulate"
+    return layer
+
+
 @pytest.mark.parametrize("options", CONVS)
 def test_conv(options):
     layer = nn.Conv2D(4, 8, **options)
     shape = [2, 9, 9, 4] if options.get("data_format") == "NHWC" else [2, 4, 9, 9]
     x = _random(shape)
     expected = _expected(layer, x, (1, 2, 3))
-    np.testing.assert_array_equal(quantize_layer(layer, W4A4)(x).numpy(), expected.numpy())
+    np.testing.assert_array_equal(_in_floats(layer)(x).numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("options", TRANSPOSED)
@@ -73,16 +79,14 @@ def test_transposed_conv(options):
     shape = [2, 5, 5, 4] if options.get("data_format") == "NHWC" else [2, 4, 5, 5]
     x = _random(shape)
     expected = _expected(layer, x, (0, 2, 3))
-    np.testing.assert_array_equal(quantize_layer(layer, W4A4)(x).numpy(), expected.numpy())
+    np.testing.assert_array_equal(_in_floats(layer)(x).numpy(), expected.numpy())
 
 
 def test_transposed_conv_with_an_output_size():
     layer = nn.Conv2DTranspose(4, 6, 3, stride=2)
     x = _random([1, 4, 5, 5])
     expected = _expected(layer, x, (0, 2, 3), output_size=[12, 12])
-    np.testing.assert_array_equal(
-        quantize_layer(layer, W4A4)(x, output_size=[12, 12]).numpy(), expected.numpy()
-    )
+    np.testing.assert_array_equal(_in_floats(layer)(x, output_size=[12, 12]).numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("shape", [[3, 4], [2, 3, 4]])
@@ -90,7 +94,7 @@ def test_linear(shape):
     layer = nn.Linear(4, 5)
     x = _random(shape)
     expected = _expected(layer, x, (0,))
-    np.testing.assert_array_equal(quantize_layer(layer, W4A4)(x).numpy(), expected.numpy())
+    np.testing.assert_array_equal(_in_floats(layer)(x).numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
