@@ -15,7 +15,7 @@ ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py t
 	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
 	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
-.PHONY: demo test test-slow test-sanitized lint setup clean help
+.PHONY: demo test test-slow test-sanitized lint docs setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -33,7 +33,7 @@ demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; s
 	@$(BIN)/lowbit demo
 
 test: $(READY)  ## the tests that CI runs
-	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy
+	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
 	@$(BIN)/python -m pytest -m "not slow" -n 2 $(addprefix --ignore=,$(ENGINE_TESTS))
 	@$(BIN)/python -m pytest -m "not slow" -n 2 $(ENGINE_TESTS)
 
@@ -44,7 +44,10 @@ test-sanitized: $(READY)  ## the C++ kernels under AddressSanitizer and UBSan: f
 	@$(BIN)/python -m tests.kernels.sanitized
 
 lint: $(READY)  ## style only
-	@$(BIN)/ruff check lowbit tests benchmarks train.py tools deploy
+	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+
+docs: $(READY)  ## write docs/api.md anew from the docstrings
+	@$(BIN)/python docs/make_api.py
 
 clean:  ## remove the environment and caches, never your runs
 	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -27,7 +27,7 @@ def demo(
 
     from lowbit.cli.demo_run import run_stages
     from lowbit.cli.demo_steps import TRAININGS, make_stages, report_file, write_settings
-    from lowbit.cli.demo_table import NOTES, images_of, make_table
+    from lowbit.cli.demo_table import NOTES, make_table
     from lowbit.machine import cpu_info
 
     start = time.monotonic()
@@ -35,7 +35,7 @@ def demo(
     console.print("ResNet20 learns handwritten digits, in 32 bits and in fewer; every step is a command.")
     write_settings(output_dir)
     run_stages(make_stages(output_dir), at_once=min(2, cpu_info().cores))
-    console.print(f"\n[bold]Handwritten digits[/bold], {images_of(output_dir, TRAININGS)} validation images")
+    console.print("\n[bold]What came of it[/bold], on the 360 validation images")
     # As wide as it must be where nobody watches.
     Console(width=None if sys.stdout.isatty() else 120).print(make_table(output_dir, TRAININGS))
     for note in NOTES:

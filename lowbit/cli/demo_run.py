@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import threading
@@ -56,7 +57,7 @@ def _run(step: Step, display: _Display, interruption: Interruption, failed: thre
         [sys.executable, "-m", "lowbit", *step.arguments],
         folder=Path.cwd(),
         log=step.log,
-        on_line=lambda line: display.line(task, line),
+        on_line=lambda line: display.line(task, step, line),
         is_interrupted=stop,
     )
     if outcome.exit_code == 0 and outcome.ended is None:
@@ -85,9 +86,8 @@ class _Display:
             transient=True,
             disable=not sys.stdout.isatty(),
         )
-        self._total, self._begun = total, 0
-        self._epochs: dict[TaskID, int | None] = {}
-        self._steps: dict[TaskID, int] = {}
+        self._total, self._numbers = total, itertools.count(1)
+        self._steps: dict[TaskID, int] = {}  # of an epoch
 
     def __enter__(self) -> _Display:
         self._progress.start()
@@ -100,23 +100,20 @@ class _Display:
         self._console.print(text, markup=False)
 
     def begin(self, step: Step) -> TaskID:
-        self._begun += 1
-        title = f"{self._begun}/{self._total}  {step.title}"
+        title = f"{next(self._numbers)}/{self._total}  {step.title}"
         if self._progress.disable:
             self.say(title)
-        task = self._progress.add_task(escape(title), total=step.epochs, words="")
-        self._epochs[task] = step.epochs
-        return task
+        return self._progress.add_task(escape(title), total=step.epochs, words="")
 
-    def line(self, task: TaskID, text: str) -> None:
+    def line(self, task: TaskID, step: Step, text: str) -> None:
         """What a step prints: how far a training is, and what must be seen."""
         if text.startswith(_NOTABLE):
-            self.say(f"    {text}")
+            self.say(f"    {step.title}: {text}")
         elif found := _STEPS.search(text):
             self._steps[task] = int(found[1])
         elif (found := _AT.match(text)) and task in self._steps:
             epoch, done = int(found[1]), int(found[2]) / self._steps[task]
-            words = f"epoch {epoch + 1}/{self._epochs[task]}"
+            words = f"epoch {epoch + 1}/{step.epochs}"
             self._progress.update(task, completed=epoch + done, words=words)
 
     def end(self, task: TaskID, step: Step, seconds: float) -> None:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from lowbit.cli.demo_steps import Training, bench_file
+from lowbit.report import open_run
 
 _ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 NOTES = (
-    "deployed: the lowest of the engines. same class: on how many images an engine gives the trained "
-    "model's.",
-    "file: as ONNX; below fp32, how many times smaller. step: a training step against Paddle's own fp32, "
-    "in turns.",
+    "deployed: the lowest of the three engines. same class: on how many images an engine gives the class of "
+    "the model that was exported.",
+    "file: as ONNX. step: a training step on one core against Paddle's own in fp32, in turns.",
 )
 
 
@@ -25,23 +26,21 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
 
     Console().print(make_table(Path("runs/demo"), TRAININGS))
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     table.add_column("training")
     titles = ["top-1\ntrained", "top-1\ndeployed"]
     titles += [f"same class\n{name}" for name in _ENGINES.values()]
     for title in (*titles, "file", "times\nsmaller", "step, times\nas fast"):
         table.add_column(title, justify="right")
-    (measured,) = _read(bench_file(folder))
+    (measured,) = json.loads(bench_file(folder).read_text("utf-8"))
     faster = {row["side"]: row["faster"] for row in measured["rows"]}
     for training in trainings:
-        found = _read(folder / training.name / "verify.json")
-        table.add_row(training.title, *_verified(found), f"{faster[training.side]:.2f}x")
+        run = open_run(folder / training.name)
+        trained = max(top1 for _, top1 in run.points("eval", "top1"))
+        table.add_row(
+            training.title, f"{trained:.1%}", *_verified(run.verify), f"{faster[training.side]:.2f}x"
+        )
     return table
-
-
-def images_of(folder: Path, trainings: Sequence[Training]) -> int:
-    """On how many images the engines were compared."""
-    return _read(folder / trainings[0].name / "verify.json")["images"]
 
 
 def _verified(found: dict[str, Any]) -> list[str]:
@@ -49,13 +48,8 @@ def _verified(found: dict[str, Any]) -> list[str]:
     (onnx,) = (size for size in found["sizes"] if size["format"] == "ONNX")
     ratio = onnx["ratio"]
     return [
-        f"{found['model']['top1']:.1%}",
         f"{min(engine['top1'] for engine in engines.values()):.1%}",
         *(f"{engines[key]['agreement']:.1%}" for key in _ENGINES),
         f"{onnx['exported'] / 1e6:.2f} MB",
         "" if ratio is None else f"{ratio:.1f}x",
     ]
-
-
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text("utf-8"))

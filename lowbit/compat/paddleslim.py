@@ -33,7 +33,7 @@ Custom = Callable[[], Callable[[Tensor], Tensor]]  # a class: called without arg
 
 
 class QAT:
-    """Quantization-aware training with PaddleSlim's `quant_config`; see docs/qat.md for every key.
+    """Quantization-aware training with PaddleSlim's `quant_config`; every key is in docs/from_paddleslim.md.
 
     `weight_preprocess` and `act_preprocess` are classes whose objects, one per layer, are called on the
     operand before it is quantized; `weight_quantize` and `act_quantize` take the quantizer's place.

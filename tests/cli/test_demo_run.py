@@ -92,7 +92,7 @@ def test_what_must_be_seen_is_shown_and_progress_is_read(tmp_path, programs, mon
     programs["train"] = train
     run_stages([[step(tmp_path, "train", "train", epochs=4)]], at_once=2)
     printed = capfd.readouterr().out
-    assert "    products of integers are simulated in floats: no compiler\n" in printed
-    assert "    warning: something\n" in printed
+    assert "    train: products of integers are simulated in floats: no compiler\n" in printed
+    assert "    train: warning: something\n" in printed
     assert "1437 images" not in printed
     assert updates == [{"completed": 2.0, "words": "epoch 2/4"}]

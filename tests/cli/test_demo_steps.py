@@ -58,4 +58,4 @@ def test_what_came_of_a_verification(tmp_path):
     (tmp_path / "fp32").mkdir()
     engines = [{"agreement": 1.0}, {"agreement": 0.9944}]
     (tmp_path / "fp32" / "verify.json").write_text(json.dumps({"engines": engines}))
-    assert step.summary() == "2 engines give the trained model's class on 99.4% or more of the images"
+    assert step.summary() == "at least 99.4% same class in 2 engines"

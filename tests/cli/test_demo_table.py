@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 
 from lowbit.cli.demo_steps import TRAININGS, bench_file
-from lowbit.cli.demo_table import images_of, make_table
+from lowbit.cli.demo_table import make_table
 
 
 def test_a_row_for_each_training(tmp_path):
@@ -19,17 +19,19 @@ def test_a_row_for_each_training(tmp_path):
             {"format": "Paddle", "exported": 5_000_000, "ratio": None},
             {"format": "ONNX", "exported": 400_000, "ratio": None if number == 0 else 2.72},
         ]
-        values = {"images": 360, "model": {"top1": 0.95}, "engines": engines, "sizes": sizes}
-        (tmp_path / training.name).mkdir()
-        (tmp_path / training.name / "verify.json").write_text(json.dumps(values))
+        run = tmp_path / training.name
+        run.mkdir()
+        (run / "verify.json").write_text(json.dumps({"engines": engines, "sizes": sizes}))
+        (run / "config.yaml").write_text("Arch: {name: resnet20}\n")
+        log = [{"kind": "eval", "epoch": epoch, "top1": top1} for epoch, top1 in enumerate((0.95, 0.9))]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
     rows = [{"side": one.side, "faster": 1 + index} for index, one in enumerate(TRAININGS)]
     bench_file(tmp_path).write_text(json.dumps([{"rows": [{"side": "Paddle fp32", "faster": 1.0}, *rows]}]))
 
     console = Console(width=200)
     with console.capture() as capture:
         console.print(make_table(tmp_path, TRAININGS))
-    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    lines = [" ".join(line.split()) for line in capture.get().splitlines() if line.strip()]
     assert lines[-4] == "fp32 95.0% 80.0% 100.0% 99.5% 99.1% 0.40 MB 1.00x"
     assert lines[-3] == "W8A8 PACT 95.0% 80.0% 100.0% 99.5% 99.1% 0.40 MB 2.7x 2.00x"
     assert [line.split()[0] for line in lines[-4:]] == ["fp32", "W8A8", "W4A4", "W4A4G4"]
-    assert images_of(tmp_path, TRAININGS) == 360

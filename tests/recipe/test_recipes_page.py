@@ -31,9 +31,9 @@ def _rows(title: str) -> dict[str, list[str]]:
 
 
 def test_its_recipes_are_valid():
-    low_precision = (ROOT / "docs/low_precision.md").read_text("utf-8")
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + low_precision, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    others = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("low_precision", "find_the_layer")]
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + "".join(others), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
     for block in blocks:
         assert make_recipe(yaml.safe_load(block)).plans(build_model("resnet20", 10))
 

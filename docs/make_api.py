@@ -1,0 +1,185 @@
+"""Writes docs/api.md, the reference of what Python code may import, from the sources: `make docs`.
+
+Signatures, fields and docstrings are taken as they are written; nothing is imported. What a room offers is
+its `__all__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/api.md"
+# In the order in which a reader needs them; the other rooms are for lowbit itself.
+ROOMS = (
+    "lowbit",
+    "lowbit.recipe",
+    "lowbit.layers",
+    "lowbit.deploy",
+    "lowbit.deploy.verify",
+    "lowbit.analysis",
+    "lowbit.models",
+    "lowbit.data",
+    "lowbit.config",
+    "lowbit.report",
+    "lowbit.numerics",
+)
+LAZY = {"PACT": "lowbit.compat.paddleslim", "QAT": "lowbit.compat.paddleslim"}  # see lowbit/__init__.py
+INTRODUCTION = """\
+# API reference
+
+What Python code may import, room by room. [Commands](commands.md) have a page of their own, and
+[examples](../examples/README.md) show how the pieces go together. This page is made from the docstrings by
+`make docs`; a name that is not on it may change without notice.
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module's file, its lines and its syntax tree."""
+
+    path: Path
+    lines: list[str]
+    tree: ast.Module
+
+    def text(self, first: int, last: int) -> str:
+        """Lines `first` to `last`, counted from 1, without their common indentation."""
+        chosen = self.lines[first - 1 : last]
+        margin = min(len(line) - len(line.lstrip()) for line in chosen if line.strip())
+        return "\n".join(line[margin:] for line in chosen)
+
+
+@cache
+def source_of(module: str) -> Source:
+    folder = ROOT / module.replace(".", "/")
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = path.read_text("utf-8")
+    return Source(path, text.splitlines(), ast.parse(text))
+
+
+def make_page() -> str:
+    """The whole page."""
+    contents, sections = [], []
+    for room in ROOMS:
+        names = sorted(public_names(room), key=str.casefold)
+        anchors = " · ".join(f"[`{name}`](#{anchor(room, name)})" for name in names)
+        contents.append(f"| [`{room}`](#{room.replace('.', '')}) | {anchors} |")
+        sections.append(f"## {room}\n\n{ast.get_docstring(source_of(room).tree)}")
+        sections += [entry(room, name) for name in names]
+    table = "\n".join(["| import from | names |", "|---|---|", *contents])
+    return "\n\n".join([INTRODUCTION.rstrip(), table, *sections]) + "\n"
+
+
+def public_names(room: str) -> list[str]:
+    """A room's `__all__`, without names like __version__."""
+    for node in source_of(room).tree.body:
+        if isinstance(node, ast.Assign) and _target(node) == "__all__":
+            return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
+    raise SystemExit(f"{room} has no __all__")
+
+
+def anchor(room: str, name: str) -> str:
+    """Where GitHub puts the heading `room.name`."""
+    return f"{room}.{name}".replace(".", "").lower()
+
+
+def entry(room: str, name: str) -> str:
+    """The heading, signature and docstring of one name, and of its methods."""
+    source, node = find(room, name)
+    link = f"[{source.path.relative_to(ROOT)}](../{source.path.relative_to(ROOT)})"
+    parts = [f"### {room}.{name}"]
+    if isinstance(node, ast.ClassDef):
+        parts += [_code(class_head(source, node)), docstring(node)]
+        parts += [
+            f"{_code(signature(source, method))}\n\n{docstring(method)}".rstrip() for method in methods(node)
+        ]
+    elif isinstance(node, ast.FunctionDef):
+        parts += [_code(signature(source, node)), docstring(node)]
+    else:
+        parts.append(_code(source.text(node.lineno, node.end_lineno)))
+    return "\n\n".join(part for part in [*parts, link] if part)
+
+
+def find(module: str, name: str) -> tuple[Source, ast.stmt]:
+    """Where a name is defined: its module's source, and the statement; imports are followed."""
+    source = source_of(module)
+    for node in source.tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return source, node
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name:
+            return source, node
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return find(node.module, name)
+    if module == "lowbit" and name in LAZY:
+        return find(LAZY[name], name)
+    raise SystemExit(f"{name} is in the __all__ of {module}, which does not define it")
+
+
+def signature(source: Source, node: ast.FunctionDef) -> str:
+    """A function's decorators and head, as written."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    head = source.text(first, node.body[0].lineno - 1) if node.body[0].lineno > node.lineno else ""
+    return re.sub(r":\s*\Z", "", head or source.text(first, node.lineno).partition(": ...")[0])
+
+
+def class_head(source: Source, node: ast.ClassDef) -> str:
+    """A class with its public fields and their comments, or with the head of its constructor."""
+    bases = ", ".join(ast.unparse(base) for base in node.bases)
+    head = f"class {node.name}({bases}):" if bases else f"class {node.name}:"
+    body = []
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and not _target(part).startswith("_"):
+            body.append(source.text(part.lineno, part.end_lineno))
+        elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            body.append(signature(source, part))
+    indented = "\n".join(body).replace("\n", "\n    ")
+    return f"{head}\n    {indented}" if body else head.removesuffix(":")
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
+    """Its public methods that say what they do."""
+    return [
+        part
+        for part in node.body
+        if isinstance(part, ast.FunctionDef) and not part.name.startswith("_") and ast.get_docstring(part)
+    ]
+
+
+def docstring(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """The docstring as Markdown: what is Python in it becomes a block of code."""
+    paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+    return "\n\n".join(_code(text) if is_code(text) else text for text in paragraphs if text)
+
+
+def is_code(paragraph: str) -> bool:
+    """
+    >>> is_code("net = prepare(net, recipe)"), is_code(">>> 1 + 1"), is_code("The model, in place")
+    (True, True, False)
+    """
+    if paragraph.startswith(">>>"):
+        return True
+    try:
+        statements = ast.parse(paragraph).body
+    except SyntaxError:
+        return False
+    calls = any(isinstance(part, ast.Call) for statement in statements for part in ast.walk(statement))
+    return calls or any(not isinstance(statement, ast.Expr) for statement in statements)
+
+
+def _code(text: str) -> str:
+    return f"```python\n{text}\n```"
+
+
+def _target(node: ast.Assign | ast.AnnAssign) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(make_page(), "utf-8")
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")

@@ -1,0 +1,91 @@
+"""A Transformer block trained in 4 bits, gradients too, then deployed as ONNX with int4 weights.
+
+python examples/transformer_block.py      # writes into runs/examples/transformer_block
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from lowbit.data import open_digits
+from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
+from lowbit.layers import fix_inputs, fixed_recipe, preparation_of, prepare, tested_as
+from lowbit.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[1] / "recipes/qt_w4a4g4.yaml"
+PATCH, WIDTH = 4, 32
+
+
+class Net(nn.Layer):
+    """Patches of 4x4 pixels as tokens, one encoder block, and the mean of its tokens to a Linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * PATCH * PATCH, WIDTH)
+        self.place = self.create_parameter([1, 16, WIDTH], default_initializer=nn.initializer.Normal(0, 0.02))
+        self.block = nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=2 * WIDTH, dropout=0.0)
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x):
+        x = x.reshape([-1, 3, 4, PATCH, 4, PATCH]).transpose([0, 2, 4, 1, 3, 5]).flatten(3).flatten(1, 2)
+        return self.head(self.block(self.embed(x) + self.place).mean(1))
+
+
+def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Handwritten digits that come with lowbit's packages, [N, 3, 16, 16] from -1 to 1, and their labels."""
+    data = open_digits(split)
+    images = np.stack([data.image(i)[::2, ::2] for i in range(len(data))]).transpose(0, 3, 1, 2)
+    labels = np.array([data.label(i) for i in range(len(data))])
+    return images.astype("float32") / 127.5 - 1, labels
+
+
+def train(net: nn.Layer, images: np.ndarray, labels: np.ndarray, *, epochs: int, rate: float) -> None:
+    optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
+    net.train()
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(len(images))
+        for some in np.array_split(order, len(images) // 32):
+            logits = net(paddle.to_tensor(images[some]))
+            loss = F.cross_entropy(logits, paddle.to_tensor(labels[some]))
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+
+def accuracy(net: nn.Layer, images: np.ndarray, labels: np.ndarray) -> float:
+    net.eval()
+    with paddle.no_grad():
+        return float((net(paddle.to_tensor(images)).numpy().argmax(1) == labels).mean())
+
+
+def main(folder: Path) -> None:
+    paddle.seed(0)
+    images, labels = digits("train")
+    test_images, test_labels = digits("val")
+
+    net = prepare(Net(), load_recipe(RECIPE))  # from scratch: weights, activations and gradients in 4 bits
+    print(preparation_of(net))
+    train(net, images, labels, epochs=6, rate=0.003)
+    print(f"trained as W4A4G4, tested as W4A4  {accuracy(net, test_images, test_labels):.2%}")
+    with tested_as(net, "full"):
+        print(f"the same weights in full precision {accuracy(net, test_images, test_labels):.2%}")
+
+    # Training chose a scale for every sample anew, which engines cannot: fixed ones, from training images.
+    fixed = prepare(Net(), fixed_recipe(net, steps=8))
+    fix_inputs(net, fixed, [paddle.to_tensor(images[start : start + 32]) for start in range(0, 256, 32)])
+    print(f"with the scales of inputs fixed    {accuracy(fixed, test_images, test_labels):.2%}")
+
+    made = export_onnx(fixed, folder / "model.onnx", model_name="Net", image_shape=(3, 16, 16))
+    print(f"model.onnx is {made.fp32_size / made.size:.1f} times smaller than in fp32")
+    for engine in (OnnxRuntimeEngine(made.path), OpenVinoEngine(made.path)):
+        print(f"{engine.name}: {compare_outputs(fixed, engine, test_images)}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/transformer_block"))
