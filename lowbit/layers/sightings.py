@@ -120,7 +120,7 @@ def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
     stride = x.size // _ENOUGH
     if len(axes) == x.ndim and stride > 1:
         # Odd, so that it does not fall on the same columns of an image every time.
-        sample = x.flatten()[:: stride | 1]
+        sample = x.flatten()[:: stride | 1].contiguous()  # the C++ kernel reads no other memory
         # A value outside the sample that is not finite shall be seen, too.
         start = pact_initial_alpha(sample, grid, (0,)).reshape([1] * x.ndim)
         return paddle.where(paddle.isfinite(x).all(), start, paddle.full_like(start, float("nan")))
