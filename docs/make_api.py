@@ -30,6 +30,7 @@ ROOMS = (
     "lowbit.numerics",
 )
 LAZY = {"PACT": "lowbit.compat.paddleslim", "QAT": "lowbit.compat.paddleslim"}  # see lowbit/__init__.py
+USAGE = ("property", "classmethod", "staticmethod", "contextmanager")
 INTRODUCTION = """\
 # API reference
 
@@ -121,10 +122,11 @@ def find(module: str, name: str) -> tuple[Source, ast.stmt]:
 
 
 def signature(source: Source, node: ast.FunctionDef) -> str:
-    """A function's decorators and head, as written."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    head = source.text(first, node.body[0].lineno - 1) if node.body[0].lineno > node.lineno else ""
-    return re.sub(r":\s*\Z", "", head or source.text(first, node.lineno).partition(": ...")[0])
+    """A function's head as written, under the decorators that change how it is used."""
+    last = max(node.lineno, node.body[0].lineno - 1)
+    head = re.sub(r":( \.\.\.)?\s*\Z", "", source.text(node.lineno, last))
+    decorators = [f"@{word}" for word in map(ast.unparse, node.decorator_list) if word in USAGE]
+    return "\n".join([*decorators, head])
 
 
 def class_head(source: Source, node: ast.ClassDef) -> str:
@@ -152,12 +154,14 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
 
 def docstring(node: ast.ClassDef | ast.FunctionDef) -> str:
     """The docstring as Markdown: what is Python in it becomes a block of code."""
-    paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+    text = (ast.get_docstring(node) or "").replace("  # doctest: +SKIP", "")
+    paragraphs = re.split(r"\n\s*\n", text)
     return "\n\n".join(_code(text) if is_code(text) else text for text in paragraphs if text)
 
 
 def is_code(paragraph: str) -> bool:
-    """
+    """Whether it is an example: Python that does something.
+
     >>> is_code("net = prepare(net, recipe)"), is_code(">>> 1 + 1"), is_code("The model, in place")
     (True, True, False)
     """

@@ -23,8 +23,9 @@ _LEFT_OUT: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def tested_as(model: nn.Layer, how: Way) -> Iterator[None]:
-    """Within it, and in evaluation mode, the model's inputs, or inputs and weights, stay as they are.
+    """Within it, in evaluation mode, the model computes as `how` says; afterwards as before.
 
+    "quantized" is as it was trained, "weights" leaves inputs as they are, "full" leaves weights, too.
     Nothing of the model's state is touched: parameters, ranges, steps and signs are what they were.
 
     with tested_as(model, "weights"):

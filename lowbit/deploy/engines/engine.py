@@ -29,9 +29,7 @@ class Engine(Protocol):
 
     name: str  # of the program and its version, such as "Paddle Inference 3.3.1"
     options: EngineOptions
-    image_shape: (
-        tuple[int, int, int] | None
-    )  # (C, H, W) that the model takes; None when its folder does not say
+    image_shape: tuple[int, int, int] | None  # (C, H, W) that the model takes, where its folder says so
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]; any N from 1."""

@@ -32,7 +32,8 @@ class Latency:
     rounds: int
 
     def verdict(self) -> str:
-        """
+        """Which form is faster, in words; the rounds must agree on it.
+
         >>> Latency(1, 2, 8.0, 10.0, 0.8, 0.78, 0.83, 15).verdict()
         'quantized is slower (0.80x)'
         """
