@@ -76,7 +76,7 @@ def to_bytes(
 
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
     """The values of integers of a byte: q * scale."""
-    if q.dtype not in (paddle.int8, paddle.uint8) or q.ndim > _MOST_AXES or q.size == 0:
+    if q.dtype not in (paddle.int8, paddle.uint8) or q.ndim > _MOST_AXES or 0 in q.shape:
         return None
     if _kernels(scale) is None or scale.ndim != q.ndim or not q.place.is_cpu_place() or not q.is_contiguous():
         return None
@@ -94,7 +94,7 @@ def _integers(grid: Grid) -> Integers:
 
 
 def _kernels(x: Tensor) -> Operands | None:
-    if not paddle.in_dynamic_mode() or not isinstance(x, Tensor) or x.ndim > _MOST_AXES or x.size == 0:
+    if not paddle.in_dynamic_mode() or not isinstance(x, Tensor) or x.ndim > _MOST_AXES or 0 in x.shape:
         return None
     plain = x.dtype == paddle.float32 and x.place.is_cpu_place() and x.is_contiguous()
     return operands() if plain else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import paddle
@@ -18,5 +19,5 @@ def new_tensor(shape: Sequence[int], dtype: str | paddle.dtype = "float32") -> T
     """
     tensor = paddle.empty(shape, dtype)
     if tensor.place.is_cpu_place():
-        advise_large_pages(tensor.data_ptr(), tensor.size * tensor.element_size())
+        advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
     return tensor
