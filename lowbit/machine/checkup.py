@@ -25,6 +25,8 @@ Status = Literal["ok", "missing", "broken"]
 # A header and a template: finds compilers whose standard library is not installed.
 _TRY_TO_COMPILE = "#include <vector>\nint main() { return std::vector<int>{0}[0]; }\n"
 _SECONDS = 20
+# Where all variants of the kernels have passed their tests
+_TESTED_ON = ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,11 @@ def _kernels() -> Finding:
     cost = "quantization-aware training runs on Paddle's operators, which take several times as long"
     if reason := why_missing():
         return Finding("C++ kernels", "none", "missing", f"{cost}; {reason}")
-    return Finding("C++ kernels", f"built, using {kernels().variant} (of {', '.join(kernels().variants)})")
+    value = f"built, using {kernels().variant} (of {', '.join(kernels().variants)})"
+    if platform.machine() in _TESTED_ON:
+        return Finding("C++ kernels", value)
+    advice = f"nobody has tested them on {platform.machine()} yet: run the tests in tests/kernels"
+    return Finding("C++ kernels", f"{value}, untested", advice=advice)
 
 
 def _run(command: list[str], text: str = "") -> subprocess.CompletedProcess[str] | None:

@@ -83,6 +83,13 @@ def test_which_kernels_are_in_use():
     assert module._kernels().value.startswith(f"built, using {kernels().variant} ")
 
 
+@pytest.mark.skipif(why_missing() is not None, reason=f"no kernels: {why_missing()}")
+def test_kernels_for_a_processor_that_nobody_tried(monkeypatch):
+    monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
+    finding = module._kernels()
+    assert finding.value.endswith("untested") and "riscv64" in finding.advice
+
+
 def test_a_package_that_is_missing_or_broken(monkeypatch, tmp_path):
     finding = module._package("Thing", "no_such_module_here", "no things")
     assert (finding.status, finding.advice) == ("missing", "no things; pip install no_such_module_here")
