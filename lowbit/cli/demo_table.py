@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from lowbit.cli.demo_steps import Training, bench_file
 from lowbit.report import open_run
 
-_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO"}
+# The table and these lines fit a terminal of 80 columns.
 NOTES = (
-    "deployed: the lowest of the three engines. same class: on how many images an engine gives the class of "
-    "the model that was exported.",
-    "file: as ONNX. step: a training step on one core against Paddle's own in fp32, in turns.",
+    "deployed: in the least accurate engine",
+    "agrees:   images to which the engine gives the same class as the exported model",
+    "file:     in ONNX, and how many times smaller than in fp32",
+    "step:     speed of a training step on one core, in turns; Paddle's own fp32 is 1",
 )
 
 
@@ -26,11 +27,11 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
 
     Console().print(make_table(Path("runs/demo"), TRAININGS))
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("training")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("\ntraining")
     titles = ["top-1\ntrained", "top-1\ndeployed"]
-    titles += [f"same class\n{name}" for name in _ENGINES.values()]
-    for title in (*titles, "file", "times\nsmaller", "step, times\nas fast"):
+    titles += [f"agrees\n{name}" for name in _ENGINES.values()]
+    for title in (*titles, "ONNX\nfile", "times\nsmaller", "step\nspeed"):
         table.add_column(title, justify="right")
     (measured,) = json.loads(bench_file(folder).read_text("utf-8"))
     faster = {row["side"]: row["faster"] for row in measured["rows"]}

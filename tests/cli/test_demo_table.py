@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 
 from lowbit.cli.demo_steps import TRAININGS, bench_file
-from lowbit.cli.demo_table import make_table
+from lowbit.cli.demo_table import NOTES, make_table
 
 
 def test_a_row_for_each_training(tmp_path):
@@ -28,10 +28,11 @@ def test_a_row_for_each_training(tmp_path):
     rows = [{"side": one.side, "faster": 1 + index} for index, one in enumerate(TRAININGS)]
     bench_file(tmp_path).write_text(json.dumps([{"rows": [{"side": "Paddle fp32", "faster": 1.0}, *rows]}]))
 
-    console = Console(width=200)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(make_table(tmp_path, TRAININGS))
     lines = [" ".join(line.split()) for line in capture.get().splitlines() if line.strip()]
     assert lines[-4] == "fp32 95.0% 80.0% 100.0% 99.5% 99.1% 0.40 MB 1.00x"
     assert lines[-3] == "W8A8 PACT 95.0% 80.0% 100.0% 99.5% 99.1% 0.40 MB 2.7x 2.00x"
     assert [line.split()[0] for line in lines[-4:]] == ["fp32", "W8A8", "W4A4", "W4A4G4"]
+    assert len(lines) == 6 and all(len(note) <= 80 for note in NOTES)
