@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import webbrowser
@@ -23,31 +24,35 @@ def demo(
 
     **Example**: `lowbit demo --output-dir runs/demo`; a second run takes up what the first one left there.
     """
-    from rich.console import Console
-
     from lowbit.cli.demo_run import run_stages
-    from lowbit.cli.demo_steps import TRAININGS, make_stages, report_file, write_settings
-    from lowbit.cli.demo_table import NOTES, make_table
+    from lowbit.cli.demo_steps import make_stages, report_file, write_settings
     from lowbit.machine import cpu_info
 
     start = time.monotonic()
-    console = Console(highlight=False, soft_wrap=True)
-    console.print("ResNet20 learns handwritten digits, in 32 bits and in fewer; every step is a command.")
+    print("ResNet20 learns handwritten digits, in 32 bits and in fewer; every step is a command.", flush=True)
     write_settings(output_dir)
     run_stages(make_stages(output_dir), at_once=min(2, cpu_info().cores))
-    console.print("\n[bold]What came of it[/bold], on the 360 validation images")
-    # As wide as it must be where nobody watches.
-    Console(width=None if sys.stdout.isatty() else 120).print(make_table(output_dir, TRAININGS))
-    for note in NOTES:
-        console.print(f"[dim]{note}[/dim]")
-    page = report_file(output_dir)
-    console.print(f"\nReport      {page}", markup=False)
-    images = _write_digits(output_dir / "images")
-    console.print(f"Go on with  lowbit infer {output_dir / 'w4a4' / 'export'} {images}", markup=False)
-    console.print(f"            lowbit analyze {output_dir / 'w4a4'}", markup=False)
-    console.print(f"Took {time.monotonic() - start:.0f} s.")
+    _show_results(output_dir)
+    print(f"Took {time.monotonic() - start:.0f} s.")
     if _has_display():
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open(report_file(output_dir).resolve().as_uri())
+
+
+def _show_results(folder: Path) -> None:
+    """The table, where the report is, and what to type next."""
+    from rich.console import Console
+
+    from lowbit.cli.demo_steps import TRAININGS, report_file
+    from lowbit.cli.demo_table import NOTES, make_table
+
+    console = Console(highlight=False)
+    console.print("\n[bold]What came of it[/bold], on the 360 validation images\n")
+    console.print(make_table(folder, TRAININGS))
+    console.print("".join(f"\n[dim]{note}[/dim]" for note in NOTES))
+    print(f"\nReport      {report_file(folder)}")
+    images = _write_digits(folder / "images")
+    print("Go on with ", shlex.join(["lowbit", "infer", str(folder / "w4a4" / "export"), str(images)]))
+    print("           ", shlex.join(["lowbit", "analyze", str(folder / "w4a4")]))
 
 
 def _has_display() -> bool:
