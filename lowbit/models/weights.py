@@ -17,6 +17,8 @@ from lowbit.safe_pickle import load_arrays
 
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
+# What lowbit.layers gives a quantized layer beside its own parameters.
+_QUANTIZERS = frozenset(("input_quantizer", "weight_quantizer", "backward_quantizers"))
 
 # paddle.save adds this table of internal names to a state dict; it holds no weights.
 _NAME_TABLE = "StructuredToParameterName@@"
@@ -38,6 +40,22 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
     if not isinstance(content, dict):
         raise LowbitError(f"{file}: holds a {type(content).__name__}, not weights by name")
     return {str(key): _as_array(value, key, file) for key, value in content.items() if key != _NAME_TABLE}
+
+
+def without_quantizers(weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The weights of a quantized model as those of the model, and the names of what was its quantizers'.
+
+    >>> without_quantizers({"fc.weight": np.ones(2), "fc.weight_quantizer.step.value": np.ones(1)})[1]
+    ['fc.weight_quantizer.step.value']
+    """
+    left = [
+        name
+        for name in weights
+        if _QUANTIZERS.intersection(name.split("."))
+        # A batch norm that is to be frozen counts its steps.
+        or (name.endswith(".steps") and f"{name.removesuffix('.steps')}._mean" in weights)
+    ]
+    return {name: value for name, value in weights.items() if name not in left}, left
 
 
 def load_weights(model: Layer, path: str | Path, *, reset_classifier: bool = False) -> list[str]:

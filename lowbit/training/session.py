@@ -24,7 +24,7 @@ from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_record, keep_freed_memory, resolve_device
-from lowbit.models import assign_weights, build_model, load_weights
+from lowbit.models import assign_weights, build_model, read_weights, without_quantizers
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
@@ -200,7 +200,13 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
     renewed: list[str] = []
     if config.pretrained:
-        renewed = load_weights(model, config.pretrained, reset_classifier=config.Global.reset_classifier)
+        weights, left = without_quantizers(read_weights(config.pretrained))
+        renewed = assign_weights(
+            model, weights, source=config.pretrained, reset_classifier=config.Global.reset_classifier
+        )
+        if left:
+            what = "weights of a quantized model, taken without what its quantizers had learned"
+            notes.append(f"{config.pretrained}: {what} (to go on with all of it: --resume)")
         if renewed:
             notes.append(f"{config.pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
     if config.Global.sync_bn or config.Arch.use_sync_bn:

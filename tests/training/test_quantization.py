@@ -188,3 +188,12 @@ def test_a_run_says_when_it_quantizes_without_kernels(reason, tmp_path, monkeypa
     monkeypatch.setattr("lowbit.training.session.why_missing", lambda: reason)
     notes = loop.open_session(qat_config(tmp_path, WAYS["lsq"])).notes
     assert sum("slower than the C++ kernels: they were not built" in note for note in notes) == bool(reason)
+
+
+def test_a_quantized_runs_weights_are_a_start_too(run, way, tmp_path):
+    weights = str(run / "checkpoints/best.pdparams")
+    session = loop.open_session(qat_config(tmp_path, {}, pretrained_model=weights))
+    assert sum("without what its quantizers had learned" in note for note in session.notes) == 1
+    saved = read_checkpoint(run / "checkpoints/best.lowbit").model
+    for name, value in session.model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), saved[name], err_msg=name)
