@@ -26,12 +26,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """A layer that may get other bits: how many weights, and the loss that `bits` bits add."""
+    """A layer that may get other bits: how many weights, and what `bits` bits cost.
+
+    The cost is the divergence of lowbit.analysis.sensitivity, or any number that goes as the squared error.
+    """
 
     name: str
     count: int
     bits: int
-    loss: float
+    cost: float
 
 
 def parse_budget(text: str) -> Budget:
@@ -52,8 +55,8 @@ def parse_budget(text: str) -> Budget:
 def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int = 0) -> dict[str, int]:
     """The bits of each layer, from 2 to 8, whose weights fit the budget together.
 
-    A bit more makes the error of rounding four times smaller, so the loss of a layer is taken to be
-    loss · 4^(bits - b) at b bits. All start with 2, and the next bit goes where it saves most loss for its
+    A bit more makes the squared error of rounding four times smaller, so the cost of a layer is taken to be
+    cost · 4^(bits - b) at b bits. All start with 2, and the next bit goes where it saves most cost for its
     size. `fixed_bits` are those of the weights that stay as they are; they count against a size.
 
     >>> propose_bits([LayerCost("a", 10, 4, 1.0), LayerCost("b", 10, 4, 0.001)], Budget(bits=4))
@@ -68,8 +71,8 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
             f"{budget} are fewer than {FEWEST_BITS} bits a weight: give at least {FEWEST_BITS}bits, or "
             f"{least}B, which counts what is not quantized, too"
         )
-    # What measures as no loss at all, or less, still has an order: by noise, which a small share stands for.
-    smallest = max(max((layer.loss for layer in layers), default=0.0) * 1e-4, 1e-9)
+    # What measures as no cost at all still has an order, by size: a small share stands for it.
+    smallest = max(max((layer.cost for layer in layers), default=0.0) * 1e-4, 1e-9)
     chosen = {layer.name: FEWEST_BITS for layer in layers}
     waiting = [(-_saved(layer, FEWEST_BITS, smallest), index) for index, layer in enumerate(layers)]
     heapq.heapify(waiting)
@@ -86,6 +89,6 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
 
 
 def _saved(layer: LayerCost, bits: int, smallest: float) -> float:
-    """The loss that one bit more than `bits` takes away, for each weight."""
-    at = max(layer.loss, smallest) * 4.0 ** (layer.bits - bits)
+    """The cost that one bit more than `bits` takes away, for each weight."""
+    at = max(layer.cost, smallest) * 4.0 ** (layer.bits - bits)
     return 0.75 * at / layer.count

@@ -21,7 +21,8 @@ def rank(
     """One row a quantized layer, the one that costs most first.
 
     `only_loss` is the loss that the layer adds when it alone is quantized, `without_loss` the loss that goes
-    away when it alone is not; `only_top1` and `without_top1` are the accuracies. The order is by `only_loss`:
+    away when it alone is not; `only_top1` and `without_top1` are the accuracies, `divergence` how far the
+    answers move when it alone is quantized (KL divergence, in nats). The order is by `only_loss`:
     without a layer, the errors that others have added before it are seen in another light, too. A layer has
     two gradients, one for each product of the way back: the row has the figures of the one with the lower
     SQNR, and both histograms.
@@ -38,6 +39,7 @@ def rank(
             "bits": _bits(assigned.plan),
             "only_loss": _mean(only, sums) - _mean(sums.full, sums),
             "only_top1": only.hits / sums.images,
+            "divergence": only.divergence / sums.images,
             "without_loss": _mean(sums.quantized, sums) - _mean(without, sums),
             "without_top1": without.hits / sums.images,
         }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
+from paddle import Tensor, nn
 
 from lowbit.data import Batch
 from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
@@ -22,10 +22,15 @@ _BROKEN = 1e6  # the loss of an image where it is NaN or Inf: more than anything
 
 @dataclass
 class Sum:
-    """Over images: the cross entropy, and how many got their class."""
+    """Over images: the cross entropy, how many got their class, and how far the answers moved.
+
+    The last is the KL divergence from those in full precision. It needs no labels and is never below 0, so that a few images tell small
+    changes apart where the cross entropy goes up for some images and down for others.
+    """
 
     loss: float = 0.0
     hits: int = 0
+    divergence: float = 0.0
 
 
 @dataclass
@@ -65,22 +70,31 @@ def add_batch(model: nn.Layer, batch: Batch, sums: Sums, advance: Callable[[], N
     layers, names = layers_by_name(model), list(quantized_layers(model))
     images, labels = paddle.to_tensor(batch.images), np.asarray(batch.labels)
 
-    def run(into: Sum) -> None:
+    def run(into: Sum) -> Tensor:
         logits = model(images).astype("float32")
         loss = F.cross_entropy(logits, paddle.to_tensor(labels), reduction="sum")
-        into.loss += float(loss) if math.isfinite(float(loss)) else _BROKEN * len(labels)
+        into.loss += _finite(loss, len(labels))
         into.hits += int((logits.numpy().argmax(axis=1) == labels).sum())
         advance()
+        return F.log_softmax(logits.astype("float64"))
 
     with quantizing_only(model, ()), recording(layers) as seen:
-        run(sums.full)
+        full = run(sums.full)
+
+    def compare(into: Sum) -> None:
+        into.divergence += _finite((full.exp() * (full - run(into))).sum(), len(labels))
+
     for name in names:
         with quantizing_only(model, {name}), replaying(layers, seen, until=name):
-            run(sums.only.setdefault(name, Sum()))
+            compare(sums.only.setdefault(name, Sum()))
     with quantizing_only(model, names), recording(layers) as seen:
-        run(sums.quantized)
+        compare(sums.quantized)
     for name in names:
         with quantizing_only(model, set(names) - {name}), replaying(layers, seen, until=name):
-            run(sums.without.setdefault(name, Sum()))
+            compare(sums.without.setdefault(name, Sum()))
     sums.batches += 1
     sums.images += len(labels)
+
+
+def _finite(total: Tensor, images: int) -> float:
+    return float(total) if math.isfinite(float(total)) else _BROKEN * images

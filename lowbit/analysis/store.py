@@ -10,7 +10,7 @@ from typing import Any
 from lowbit.errors import LowbitError
 from lowbit.training.files import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 FILE = "analysis.json"
 
 

@@ -141,8 +141,8 @@ def _propose(preparation: Preparation, found: Analysis, budget: Budget) -> dict[
     for assigned in preparation.layers:
         grid, count = assigned.plan.forward.weight.grid, math.prod(assigned.layer.shape)
         if grid.is_integer and assigned.layer.name in rows:
-            loss = rows[assigned.layer.name]["only_loss"]
-            costs.append(LayerCost(assigned.layer.name, count, grid.bits, loss))
+            cost = rows[assigned.layer.name]["divergence"]
+            costs.append(LayerCost(assigned.layer.name, count, grid.bits, cost))
         else:
             fixed += 32 * count
     if not costs:
@@ -169,7 +169,7 @@ def _print_table(found: Analysis, bits: dict[str, int] | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else 10_000)
     console.print(Text(f"{found.title}: the layers that cost most first"))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ["layer", "bits", "only it:\nloss", "\ntop-1", "all but it:\nloss", "\ntop-1"]
+    titles = ["layer", "bits", "only it:\nloss", "\ntop-1", "\nanswers", "all but it:\nloss", "\ntop-1"]
     roles = ["weight", "input"]
     if any(row["gradient_sqnr"] is not None for row in found.ranking):
         roles.append("gradient")
@@ -180,7 +180,7 @@ def _print_table(found: Analysis, bits: dict[str, int] | None) -> None:
         table.add_column(title, justify="left" if number < 2 else "right", overflow="fold")
     for row in found.ranking:
         cells = [row["name"], row["bits"], f"{row['only_loss']:+.4f}", f"{row['only_top1']:.2%}"]
-        cells += [f"{-row['without_loss']:+.4f}", f"{row['without_top1']:.2%}"]
+        cells += [f"{row['divergence']:.5f}", f"{-row['without_loss']:+.4f}", f"{row['without_top1']:.2%}"]
         for role in roles:
             sqnr, clipped, dead = (row[f"{role}_{key}"] for key in ("sqnr", "clipped", "dead"))
             cells += ["" if sqnr is None else f"{sqnr:.1f} dB", "" if clipped is None else f"{clipped:.1%}"]

@@ -30,28 +30,28 @@ def test_it_fits_and_no_further_bit_would(layers, average):
     assert all(layer.count > left for layer in layers if chosen[layer.name] < 8)
 
 
-@given(loss=st.tuples(st.floats(1e-3, 10), st.floats(1e-3, 10)), average=st.floats(2, 8))
-def test_of_two_layers_as_large_the_one_that_costs_more_has_no_fewer_bits(loss, average):
-    layers = [LayerCost("a", 100, 4, loss[0]), LayerCost("b", 100, 4, loss[1])]
+@given(cost=st.tuples(st.floats(1e-3, 10), st.floats(1e-3, 10)), average=st.floats(2, 8))
+def test_of_two_layers_as_large_the_one_that_costs_more_has_no_fewer_bits(cost, average):
+    layers = [LayerCost("a", 100, 4, cost[0]), LayerCost("b", 100, 4, cost[1])]
     chosen = propose_bits(layers, Budget(bits=average))
     assert (
         (chosen["a"] >= chosen["b"])
-        if loss[0] > loss[1]
-        else (chosen["a"] <= chosen["b"] or loss[0] == loss[1])
+        if cost[0] > cost[1]
+        else (chosen["a"] <= chosen["b"] or cost[0] == cost[1])
     )
 
 
 def test_with_layers_of_one_size_nothing_is_better():
     layers = [LayerCost("a", 10, 4, 1.0), LayerCost("b", 10, 4, 0.1), LayerCost("c", 10, 4, 0.003)]
 
-    def loss(chosen):
+    def cost(chosen):
         return sum(
-            layer.loss * 4.0 ** (layer.bits - bits) for layer, bits in zip(layers, chosen, strict=True)
+            layer.cost * 4.0 ** (layer.bits - bits) for layer, bits in zip(layers, chosen, strict=True)
         )
 
     found = propose_bits(layers, Budget(bits=4))
     every = [chosen for chosen in itertools.product(range(2, 9), repeat=3) if sum(chosen) <= 12]
-    assert loss(found.values()) == min(map(loss, every))
+    assert cost(found.values()) == min(map(cost, every))
 
 
 def test_a_size_counts_what_is_not_quantized():

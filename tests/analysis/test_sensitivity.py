@@ -11,14 +11,18 @@ from lowbit.analysis.sensitivity import Sums, add_batch
 from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
 
 
-def _slow(model, batches, names) -> tuple[float, int]:
-    loss, hits = 0.0, 0
+def _slow(model, batches, names) -> tuple[float, int, float]:
+    loss, hits, divergence = 0.0, 0, 0.0
     for batch in batches:
+        with quantizing_only(model, ()):
+            full = F.softmax(model(paddle.to_tensor(batch.images)).astype("float64")).numpy()
         with quantizing_only(model, names):
             logits = model(paddle.to_tensor(batch.images))
+        moved = F.softmax(logits.astype("float64")).numpy()
+        divergence += float((full * np.log(full / moved)).sum())
         loss += float(F.cross_entropy(logits, paddle.to_tensor(batch.labels), reduction="sum"))
         hits += int((logits.numpy().argmax(axis=1) == batch.labels).sum())
-    return loss, hits
+    return loss, hits, divergence
 
 
 def test_sums_are_those_of_running_every_model(model, loader):
@@ -31,9 +35,10 @@ def test_sums_are_those_of_running_every_model(model, loader):
     cases |= {f"only {name}": ({name}, sums.only[name]) for name in names}
     cases |= {f"without {name}": (set(names) - {name}, sums.without[name]) for name in names}
     for case, (quantized, found) in cases.items():
-        loss, hits = _slow(model, loader.batches, quantized)
+        loss, hits, divergence = _slow(model, loader.batches, quantized)
         assert found.loss == pytest.approx(loss, rel=1e-6), case
         assert found.hits == hits, case
+        assert found.divergence == pytest.approx(divergence, rel=1e-4, abs=1e-9), case
     assert len({round(found.loss, 4) for _, found in cases.values()}) > len(names)
 
 
@@ -42,4 +47,5 @@ def test_a_loss_that_is_no_number_is_the_worst_of_all(model, loader):
     sums = Sums()
     add_batch(model, loader.batches[0], sums)
     assert max(sums.only, key=lambda name: sums.only[name].loss) == "late"
+    assert max(sums.only, key=lambda name: sums.only[name].divergence) == "late"
     assert Sums.of(sums.values()) == sums
