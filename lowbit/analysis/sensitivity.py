@@ -24,8 +24,8 @@ _BROKEN = 1e6  # the loss of an image where it is NaN or Inf: more than anything
 class Sum:
     """Over images: the cross entropy, how many got their class, and how far the answers moved.
 
-    The last is the KL divergence from those in full precision. It needs no labels and is never below 0, so that a few images tell small
-    changes apart where the cross entropy goes up for some images and down for others.
+    The last is the KL divergence from those in full precision. It needs no labels and is never below 0, so
+    that a few images tell small changes apart where the cross entropy goes up for some and down for others.
     """
 
     loss: float = 0.0
