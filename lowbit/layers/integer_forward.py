@@ -13,6 +13,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 
+from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.layers.contraction import Contraction
 from lowbit.layers.integer_products import in_integers
@@ -77,6 +78,11 @@ class _IntegerForward(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if paddle.is_grad_enabled():
+            raise LowbitError(
+                "a gradient of a gradient cannot go through a product of integers: "
+                'set_executor(model, "simulate") multiplies in floats'
+            )
         dy, dx, dweight = dy.contiguous(), None, None
         if ctx.learning[0]:
             dx = ctx.contraction.grad_input(dy, ctx.weight.operand().values())

@@ -139,3 +139,17 @@ def test_what_is_kept_for_backward_is_small():
     finally:
         module.KeptOperand = original
     assert kept == [2 * 4 * 9 * 9 // 2, 8 * 4 * 3 * 3 // 2]
+
+
+def test_gradients_of_gradients_are_for_floats():
+    def penalty(executor):
+        layer = quantize_layer(nn.Linear(4, 3), _plan("W8A8"))
+        layer.executor = executor
+        x = _input([2, 4], "W8A8")
+        (dx,) = paddle.grad(layer(x).square().sum(), x, create_graph=True)
+        dx.square().sum().backward()
+        return layer.weight.grad
+
+    assert float(penalty("simulate").abs().sum()) > 0
+    with pytest.raises(Exception, match="simulate"):  # Paddle may wrap the error
+        penalty("auto")
