@@ -75,14 +75,14 @@ def write_settings(folder: Path) -> None:
 def make_stages(folder: Path) -> list[list[Step]]:
     """All steps; those of one stage do not need each other and can run at once.
 
-    What measures time has a stage of its own. Nothing is trained in a process that has run an engine.
+    What measures time has a stage of its own.
     """
     from_scratch = [_train(folder, one) for one in TRAININGS if not one.from_fp32]
     from_fp32 = [_train(folder, one) for one in TRAININGS if one.from_fp32]
     return [
         from_scratch,
         from_fp32,
-        *([_verify(folder, one)] for one in TRAININGS),
+        [_verify(folder, one) for one in TRAININGS],
         [_bench(folder)],
         [_report(folder)],
     ]
@@ -121,8 +121,8 @@ def _verify(folder: Path, training: Training) -> Step:
     run = folder / training.name
     return Step(
         title=f"Export and verify {training.title}",
-        # On so small a network, how long an image takes says little, and measuring it takes long.
-        arguments=("verify", str(run), "--no-latency"),
+        # Two run at once, so one thread each; and no latency, of which so small a network says little.
+        arguments=("verify", str(run), "--no-latency", "--threads", "1"),
         log=folder / "logs" / f"verify_{training.name}.log",
         summary=partial(_agreement, run / "verify.json"),
     )
