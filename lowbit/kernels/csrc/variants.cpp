@@ -7,6 +7,9 @@
 
 #include <atomic>
 #include <cstring>
+#if LOWBIT_X86
+#include <cpuid.h>
+#endif
 
 #ifndef LOWBIT_FINGERPRINT
 #define LOWBIT_FINGERPRINT "unknown"
@@ -75,9 +78,14 @@ const Variant kAvx512Vnni = with_products(avx512::variant, "avx512vnni", Instruc
     return avx512::runs_here() && __builtin_cpu_supports("avx512vnni");
 });
 #if LOWBIT_AVXVNNI
-const Variant kAvxVnni = with_products(avx2::variant, "avxvnni", InstructionSet::avxvnni, [] {
-    return avx2::runs_here() && __builtin_cpu_supports("avxvnni");
-});
+// Asked of the processor: clang's __builtin_cpu_supports does not know the word.
+bool has_avxvnni() {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+
+const Variant kAvxVnni = with_products(avx2::variant, "avxvnni", InstructionSet::avxvnni,
+                                       [] { return avx2::runs_here() && has_avxvnni(); });
 #endif
 #endif
 
