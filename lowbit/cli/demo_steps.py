@@ -9,6 +9,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from lowbit.errors import LowbitError
 from lowbit.tipc.log_lines import last_accuracy
 
 _CONFIG = "digits.yaml"
@@ -66,10 +67,15 @@ class Step:
 
 
 def write_settings(folder: Path) -> None:
-    """The config and the recipes, so that the commands work outside a clone, too, and can be changed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in (files("lowbit.cli") / "demo_files").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    """The config and the recipes, so that the commands work outside a clone, too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (files("lowbit.cli") / "demo_files").iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    except OSError as error:
+        raise LowbitError(
+            f"cannot write into {folder}: {error.strerror}; give another folder with --output-dir"
+        ) from None
 
 
 def make_stages(folder: Path) -> list[list[Step]]:

@@ -6,6 +6,7 @@ import pytest
 
 from lowbit.cli.demo_steps import TRAININGS, make_stages, write_settings
 from lowbit.config import load_config
+from lowbit.errors import LowbitError
 from lowbit.recipe import load_recipe
 from tests.test_docs import OPTIONS
 
@@ -16,6 +17,12 @@ def test_the_settings_can_be_read(tmp_path):
     for training in TRAININGS:
         if training.recipe:
             assert load_recipe(tmp_path / "new" / "demo" / training.recipe).rules
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LowbitError, match="--output-dir"):
+        write_settings(tmp_path / "file" / "demo")
 
 
 def test_the_trainings_are_those_that_were_promised():
