@@ -36,6 +36,8 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
             isinstance(quantizer, Quantizer)  # not a class of the user's own
             and quantizer.gives_integers
             and set(quantizer.spec.granularity.letters) <= {"N"}
+            # Who listens to a quantizer hears it only when it is called.
+            and not (quantizer._forward_pre_hooks or quantizer._forward_post_hooks)
             for quantizer in (layer.input_quantizer, layer.weight_quantizer)
         )
     )

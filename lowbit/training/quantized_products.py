@@ -25,6 +25,7 @@ def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
     layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
     for layer in layers:
         layer.amp = amp
+        layer.executor = "simulate"  # on the narrow grid there are no integers
         layer.__class__ = _sparing_class(type(layer))
     return bool(layers)
 

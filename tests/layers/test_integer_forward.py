@@ -153,3 +153,10 @@ def test_gradients_of_gradients_are_for_floats():
     assert float(penalty("simulate").abs().sum()) > 0
     with pytest.raises(Exception, match="simulate"):  # Paddle may wrap the error
         penalty("auto")
+
+
+def test_hooks_of_quantizers_are_called():
+    layer, seen = quantize_layer(nn.Linear(4, 3), _plan("W8A8")), []
+    layer.input_quantizer.register_forward_post_hook(lambda _layer, _x, y: seen.append(y))
+    layer(_input([2, 4], "W8A8"))
+    assert len(seen) == 1
