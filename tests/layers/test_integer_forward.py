@@ -26,6 +26,11 @@ PLANS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _same_weights_every_time():
+    paddle.seed(0)
+
+
 def _plan(name):
     spec = PLANS[name]
     bits = spec["grid"].removeprefix("u")
@@ -62,7 +67,8 @@ def _same(layer, x, monkeypatch):
     assert calls == [True] and not none
     assert floats.keys() == integers.keys()
     for key, value in floats.items():
-        most = max(float(np.abs(value).max()), 1e-6)
+        # A step's gradient is a sum in which most cancels: what is left tells nothing about its error.
+        most = 1.0 if "quantizer" in key else max(float(np.abs(value).max()), 1e-6)
         np.testing.assert_allclose(integers[key], value, rtol=1e-5, atol=2e-5 * most, err_msg=key)
 
 
