@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def main() -> None:
         used = [batch for _, batch in zip(range(arguments.batches), batches(arguments.data, 1), strict=False)]
         full = network(weights, None)
         references = [gradient(full, *batch) for batch in used]
-        sides: dict[str, Callable[[], None]] = {}
+        sides: dict[str, Callable[[], np.ndarray]] = {}
         print(f"{'gradients':28} {'noise':>8} {'bias':>8} {'cosine':>8}")
         for name, pair in OPTIONS.items():
             model = network(weights, pair)
@@ -163,7 +164,7 @@ def main() -> None:
                 found.append(quality([gradient(model, *batch) for _ in range(arguments.draws)], reference))
             noise, bias, cosine = np.mean(found, axis=0)
             print(f"{name:28} {noise:8.3f} {bias:8.3f} {cosine:8.3f}", flush=True)
-            sides[name] = lambda model=model: gradient(model, *used[0]) and None
+            sides[name] = partial(gradient, model, *used[0])
         if arguments.rounds:
             times = take_turns(sides, arguments.rounds)
             for name in sides:

@@ -17,9 +17,9 @@ def set_executor(
 ) -> list[str]:
     """Lets the quantized layers of a prepared model multiply so; returns lines that the user must see.
 
-    `auto` takes integers where the scales allow it; `integer` is an error where those of low-precision
-    training do not. In quantization-aware training it is about forward alone. `qat_in_floats` is for mixed
-    precision, whose grid its products are computed on.
+    `auto` takes integers where the scales allow it, `integer` is an error where they do not. In quantization-
+    aware training it is about forward alone. `qat_in_floats` is for mixed precision, on whose grid the
+    products of quantization-aware training are computed.
 
     set_executor(model, "integer")
     """
@@ -27,7 +27,7 @@ def set_executor(
     if not layers:
         return []
     parts = [layer for layer in model.sublayers(include_self=True) if isinstance(layer, BackwardQuantizers)]
-    simulated = {} if executor == "simulate" else _simulated(model)
+    simulated = {} if executor == "simulate" else _simulated(model, qat_in_floats=qat_in_floats)
     missing = why_missing() if device == "cpu" else f"the C++ kernels are for the CPU, not for {device}"
     if executor == "integer" and (missing or simulated):
         reasons = [missing] if missing else _lines(simulated)
@@ -37,27 +37,33 @@ def set_executor(
         layer.executor = "simulate" if qat_in_floats else chosen
     for part in parts:
         part.executor = chosen
-    if not parts:
-        return ["forward products in integers in C++"] if layers[0].executor != "simulate" else []
+    what = "products" if parts else "forward products"
     if executor == "simulate":
-        return ["products of integers are simulated in floats, as asked for"]
+        return [f"{what} of integers are simulated in floats, as asked for"]
     if missing:
-        return [f"products of integers are simulated in floats: {missing}"]
+        return [f"{what} of integers are simulated in floats: {missing}"]
     if simulated:
-        lines = ["products in integers in C++, but for these, simulated in floats:", *_lines(simulated)]
+        lines = [f"{what} in integers in C++, but for these, simulated in floats:", *_lines(simulated)]
         return ["\n  ".join(lines)]
-    return ["products in integers in C++"]
+    return [f"{what} in integers in C++"]
 
 
-def _simulated(model: nn.Layer) -> dict[str, list[str]]:
+def _simulated(model: nn.Layer, *, qat_in_floats: bool) -> dict[str, list[str]]:
     """`product: reason` -> the layers whose product cannot run in integers though it is quantized."""
     found: dict[str, list[str]] = {}
+    layers = dict(model.named_sublayers(include_self=True))
     for assigned in preparation_of(model).layers:
-        if assigned.plan.is_straight_through:
+        name, layer = assigned.layer.name, layers[assigned.layer.name]
+        if not is_quantized(layer):
             continue
-        for product, why in assigned.plan.runs_in_integers(assigned.layer.type).items():
+        reasons = assigned.plan.runs_in_integers(assigned.layer.type)
+        if assigned.plan.is_straight_through and qat_in_floats:
+            reasons["forward"] = "mixed precision computes it on its own grid"
+        elif hasattr(layer, "fold"):
+            reasons["forward"] = "the weight is quantized with its batch norm folded into it"
+        for product, why in reasons.items():
             if why and "straight-through" not in why:
-                found.setdefault(f"{product}: {why}", []).append(assigned.layer.name)
+                found.setdefault(f"{product}: {why}", []).append(name)
     return found
 
 

@@ -51,12 +51,16 @@ def runs_in_integers(layer: nn.Layer) -> bool:
     """
     if layer.training or (paddle.in_dynamic_mode() and paddle.is_grad_enabled()):
         return False
-    operands = (layer.input_quantizer, layer.weight_quantizer)
+    return forward_is_of_integers(layer)
+
+
+def forward_is_of_integers(layer: nn.Layer) -> bool:
+    """Whether both operands of forward are integers, with scales that come out of its sum."""
     return all(
         isinstance(operand, Quantizer)  # not a class of the user's own
         and operand.gives_integers
         and set(operand.spec.granularity.letters) <= {"N"}
-        for operand in operands
+        for operand in (layer.input_quantizer, layer.weight_quantizer)
     )
 
 

@@ -16,6 +16,7 @@ from paddle.autograd import PyLayer
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.layers.contraction import Contraction
+from lowbit.layers.integer_form import forward_is_of_integers
 from lowbit.layers.integer_products import in_integers
 from lowbit.layers.kept_operand import KeptOperand
 from lowbit.layers.operand import Operand, round_operand
@@ -29,18 +30,12 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
         return False
     if not paddle.in_dynamic_mode() or kernels() is None:
         return False
-    return (
-        x.dtype == layer.weight.dtype == paddle.float32
-        and x.place.is_cpu_place()
-        and all(
-            isinstance(quantizer, Quantizer)  # not a class of the user's own
-            and quantizer.gives_integers
-            and set(quantizer.spec.granularity.letters) <= {"N"}
-            # Who listens to a quantizer hears it only when it is called.
-            and not (quantizer._forward_pre_hooks or quantizer._forward_post_hooks)
-            for quantizer in (layer.input_quantizer, layer.weight_quantizer)
-        )
-    )
+    if x.dtype != paddle.float32 or layer.weight.dtype != paddle.float32 or not x.place.is_cpu_place():
+        return False
+    quantizers = (layer.input_quantizer, layer.weight_quantizer)
+    # Who listens to a quantizer hears it only when it is called.
+    heard = any(quantizer._forward_pre_hooks or quantizer._forward_post_hooks for quantizer in quantizers)
+    return not heard and forward_is_of_integers(layer)
 
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:

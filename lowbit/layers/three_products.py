@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
+from lowbit.errors import LowbitError
 from lowbit.layers.contraction import Contraction
 from lowbit.layers.kept_operand import KeptOperand
 from lowbit.layers.low_precision import Operands
@@ -53,6 +55,8 @@ class _ThreeProducts(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if paddle.is_grad_enabled():
+            raise LowbitError("there are no gradients of gradients through a layer in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
         if ctx.learning[0]:
             w = ctx.w.operand()

@@ -134,14 +134,46 @@ def test_a_model_that_is_not_quantized_has_no_executor():
     assert set_executor(nn.Linear(2, 2), "integer") == []
 
 
-def test_quantization_aware_training_has_its_forward_in_integers():
-    def chosen(executor, **words):
-        model = prepare(_model(), make_recipe({"rules": [{"forward": {"input": {"grid": "int8"}}}]}))
-        lines = set_executor(model, executor, **words)
-        (used,) = {layer.executor for layer in model.sublayers() if is_quantized(layer)}
-        return used, lines
+def _qat(executor, model=None, *, recipe=None, **words):
+    """Who multiplies in a model of QAT, and the lines about it."""
+    spec = {"grid": "int8"}
+    recipe = recipe or {"rules": [{"forward": {"input": spec, "weight": spec}}]}
+    model = prepare(model or _model(), make_recipe(recipe), paddle.zeros([1, 3, 9, 9]))
+    lines = set_executor(model, executor, **words)
+    (used,) = {layer.executor for layer in model.sublayers() if is_quantized(layer)}
+    return used, "".join(lines)
 
-    assert chosen("auto") == ("auto", ["forward products in integers in C++"])
-    assert chosen("simulate") == ("simulate", [])
-    assert chosen("auto", qat_in_floats=True) == ("simulate", [])
-    assert chosen("auto", device="gpu") == ("simulate", [])
+
+def test_quantization_aware_training_has_its_forward_in_integers():
+    assert _qat("auto") == ("auto", "forward products in integers in C++")
+    assert _qat("integer") == ("integer", "forward products in integers in C++")
+    used, line = _qat("simulate")
+    assert used == "simulate" and "simulated in floats, as asked for" in line
+    used, line = _qat("auto", device="gpu")
+    assert used == "simulate" and "not for gpu" in line
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "why"),
+    [
+        ({"rules": [{"forward": {"input": {"grid": "int8"}}}]}, {}, "weight is on the grid full"),
+        (None, {"qat_in_floats": True}, "mixed precision"),
+        (
+            {
+                "rules": [{"forward": {"input": {"grid": "int8"}, "weight": {"grid": "int8"}}}],
+                "batch_norm": {"fold": "training"},
+            },
+            {},
+            "batch norm folded",
+        ),
+    ],
+)
+def test_and_where_it_has_not_that_is_said_or_an_error(recipe, words, why):
+    def folded():
+        return nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4))
+
+    model = folded if recipe and "batch_norm" in recipe else _model
+    _, line = _qat("auto", model(), recipe=recipe, **words)
+    assert "but for these, simulated in floats" in line and why in line
+    with pytest.raises(LowbitError, match=f"integer cannot be had.*{why}"):
+        _qat("integer", model(), recipe=recipe, **words)

@@ -247,3 +247,13 @@ def test_an_all_zero_gradient_stays_zero():
     layer = quantize_layer(nn.Conv2D(2, 3, 3), W4A4G4)
     dx, dweight = _gradients(layer, paddle.randn([1, 2, 5, 5]), paddle.zeros([1, 3, 3, 3]))
     assert not dx.any() and not dweight.any()
+
+
+def test_no_gradients_of_gradients():
+    spec = _spec("int4", "per-tensor")
+    backward = {"grad_input": GradInput(weight=spec), "grad_weight": GradWeight(input=spec)}
+    layer = quantize_layer(nn.Linear(4, 3), Plan(forward=Forward(input=spec, weight=spec), **backward))
+    x = paddle.ones([2, 4])
+    x.stop_gradient = False
+    with pytest.raises(Exception, match="no gradients of gradients"):  # Paddle may wrap the error
+        paddle.grad(layer(x).square().sum(), x, create_graph=True)
