@@ -14,15 +14,6 @@ FORMAT = 3
 FILE = "analysis.json"
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256, as the tools print it."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def folder_of(checkpoint: Path) -> Path:
     """The run of a checkpoint, or the folder of one that stands alone.
 

@@ -97,8 +97,9 @@ def _analyze(
 
     from lowbit.analysis import analyze as measure
     from lowbit.analysis.quantize import quantize_as
-    from lowbit.analysis.store import FILE, Store, file_digest, folder_of
+    from lowbit.analysis.store import FILE, Store, folder_of
     from lowbit.data.spread import SpreadDataset
+    from lowbit.deploy.model_files import sha256
     from lowbit.layers import preparation_of
     from lowbit.machine import resolve_device
     from lowbit.training.display import PlainDisplay, open_display
@@ -123,7 +124,7 @@ def _analyze(
     store = Store(
         folder / FILE,
         checkpoint=trained.source.name,
-        digest=file_digest(trained.source),
+        digest=sha256(trained.source),
         settings=settings,
     )
     how = "" if recipe is None else f" with {recipe.name}"

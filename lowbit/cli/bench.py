@@ -20,9 +20,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of every side.")] = 1,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
     """Measure training on this machine: fp32, QAT, 8 and 4 bits, all in turns, as ratios.
 

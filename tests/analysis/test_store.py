@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
-from lowbit.analysis.store import Store, file_digest
+from lowbit.analysis.store import Store
 from lowbit.errors import LowbitError
 
 
@@ -34,9 +32,3 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path):
     file.write_text("{")
     with pytest.raises(LowbitError, match="remove it"):
         _store(file).load()
-
-
-def test_the_digest_is_that_of_the_tools(tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(b"x" * 3_000_000)
-    assert file_digest(file) == hashlib.sha256(file.read_bytes()).hexdigest()
