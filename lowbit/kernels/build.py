@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -36,8 +37,11 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_library(target: Path = LIBRARY) -> Path:
-    """The library, compiled with $CXX, g++ or clang++; a BuildError when that cannot be done."""
+def compile_library(target: Path = LIBRARY, *, extra: Sequence[str] = ()) -> Path:
+    """The library, compiled with $CXX, g++ or clang++; a BuildError when that cannot be done.
+
+    `extra` are options that do not change what it computes: warnings, sanitizers.
+    """
     compiler = _compiler()
     sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
     define = f'-DLOWBIT_FINGERPRINT="{fingerprint()}"'
@@ -46,7 +50,7 @@ def compile_library(target: Path = LIBRARY) -> Path:
     new = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         done = subprocess.run(
-            [compiler, *OPTIONS, define, *sources, "-o", str(new)],
+            [compiler, *OPTIONS, *extra, define, *sources, "-o", str(new)],
             capture_output=True,
             text=True,
             timeout=_SECONDS,

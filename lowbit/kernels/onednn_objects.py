@@ -116,9 +116,7 @@ def description(shape: tuple[int, ...], *, plain: bool = True) -> MemoryDescript
     """A tensor of this shape, one axis after the other in memory, or in whichever layout is fastest."""
     made = MemoryDescription()
     if not plain:
-        call(
-            "memory_desc_create_with_tag", byref(made), len(shape), Dims(*shape), _F32, _ANY_LAYOUT
-        )
+        call("memory_desc_create_with_tag", byref(made), len(shape), Dims(*shape), _F32, _ANY_LAYOUT)
         return made
     strides = [1]
     for size in reversed(shape[1:]):

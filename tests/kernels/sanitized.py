@@ -17,10 +17,12 @@ from pathlib import Path
 
 import paddle
 
-from lowbit.kernels import build
+from lowbit.kernels.build import compile_library
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
-OPTIONS = (*build.OPTIONS, "-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS)
+OPTIONS = (
+    *("-O1", "-g", "-fno-omit-frame-pointer"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+)
 _OVERRUN = """
 import sys, numpy as np
 from pathlib import Path
@@ -37,9 +39,7 @@ def main(arguments: list[str]) -> int:
     """Build, prove that overruns are seen, test; the exit code is pytest's."""
     with tempfile.TemporaryDirectory() as folder:
         print("compiling with sanitizers: a minute or two", flush=True)
-        # Not by compile_library's fingerprint of other options: the library must fit the sources as they are
-        fingerprint = build.fingerprint()
-        library = _compile(Path(folder) / "liblowbit_kernels.so", fingerprint)
+        library = compile_library(Path(folder) / "liblowbit_kernels.so", extra=OPTIONS)
         environment = {
             **os.environ,
             "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so")),
@@ -59,15 +59,6 @@ def main(arguments: list[str]) -> int:
         wanted = arguments or ["tests/kernels"]
         command = [sys.executable, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
         return subprocess.run(command, env=environment, check=False).returncode
-
-
-def _compile(target: Path, fingerprint: str) -> Path:
-    original = build.OPTIONS, build.fingerprint
-    build.OPTIONS, build.fingerprint = OPTIONS, lambda: fingerprint
-    try:
-        return build.compile_library(target)
-    finally:
-        build.OPTIONS, build.fingerprint = original
 
 
 def _runtime(name: str) -> str:
