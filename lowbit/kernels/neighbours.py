@@ -12,16 +12,19 @@ from lowbit.kernels.library import Layout, kernels
 class Norm(NamedTuple):
     """A batch norm's input and settings; no weight is 1, no bias 0.
 
-    `scale`, or None, has a number for each channel of each image, of which x may be whole multiples.
+    `other`, if given, is added to what is normalized; then a ReLU follows if it is `rectified`. `scale` has a
+    number for each channel of each image, of which x may be whole multiples.
     """
 
     x: int | None
     weight: int | None
     bias: int | None
-    scale: int | None
     layout: Layout
     epsilon: float
     momentum: float
+    other: int | None = None
+    scale: int | None = None
+    rectified: bool = False
 
 
 class Pool(NamedTuple):
@@ -46,9 +49,11 @@ class _Layout(ctypes.Structure):
 
 class _Norm(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "scale")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
         ("layout", _Layout),
         *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
+        *((name, ctypes.c_void_p) for name in ("other", "scale")),
+        ("rectified", ctypes.c_int32),
     ]
 
 
@@ -58,8 +63,8 @@ class _Pool(ctypes.Structure):
 
 _ADDRESS, _LONG = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
-    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 6,
-    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 7,
+    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 7,
+    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 9,
     "lowbit_relu_forward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_relu_backward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_max_pool_forward": [_ADDRESS] * 3 + [ctypes.POINTER(_Pool)],
@@ -85,14 +90,17 @@ class Neighbours:
         inverse: int,
         running_mean: int,
         running_variance: int,
+        *,
+        bits: int | None = None,
         multiples: int | None = None,
     ) -> bool:
         """Y, the batch's mean and 1 / deviation, and the running statistics moved on.
 
+        A ReLU behind a sum writes its `bits`: (pixels + 7) // 8 bytes for each channel of each image.
         Returned is whether `multiples`, 16-bit integers, times the scale are x.
         """
         found = self._library.lowbit_batch_norm_forward(
-            _norm(norm), y, mean, inverse, running_mean, running_variance, multiples
+            _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples
         )
         return bool(found)
 
@@ -105,11 +113,17 @@ class Neighbours:
         dx: int | None,
         dweight: int | None,
         dbias: int | None,
+        *,
+        dother: int | None = None,
+        bits: int | None = None,
         multiples: int | None = None,
     ) -> None:
-        """The gradients that are wanted; from the multiples, if given, and not from x."""
+        """The gradients that are wanted; from the multiples, if given, and not from x.
+
+        `dother` is what of dY comes through the ReLU; without one it is dY, and not written.
+        """
         self._library.lowbit_batch_norm_backward(
-            _norm(norm), multiples, mean, inverse, dy, dx, dweight, dbias
+            _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother
         )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:

@@ -12,8 +12,11 @@ from paddle import Tensor, _C_ops
 
 from lowbit.kernels import kernels
 from lowbit.kernels.neighbours import Pool
-from lowbit.layers.neighbours import BatchNorm, MaxPool, Relu, Statistics
+from lowbit.layers.neighbours import MaxPool, Relu
+from lowbit.layers.norm_readers import noted_reader
 from lowbit.layers.product_scale import noted_scale
+from lowbit.layers.trained_norm import BatchNorm, Statistics
+from lowbit.layers.waiting_norm import WaitingNorm
 
 
 @contextmanager
@@ -22,9 +25,11 @@ def fast_neighbours(*, wanted: bool = True) -> Iterator[None]:
 
     That is batch norm with the batch's statistics, ReLU, and max-pools of 2 or 3 with a stride of 1 or 2, on
     fp32 tensors in NCHW on the CPU, whoever calls them. Less time and much less memory; the same results but
-    for the order of sums (ReLU, and the max-pool without NaN and Inf: the same bits). Everything else goes
-    the usual way: evaluation, what no gradient is wanted of, other types, layouts and devices, programs being
-    exported; and all of it where the kernels are missing (lowbit.kernels.why_missing says why).
+    for the order of sums (ReLU, and the max-pool without NaN and Inf: the same bits). A batch norm whose
+    reader is noted (`note_readers`) waits for it, and is computed in one pass with the residual sum and the
+    ReLU that follow, to the same bits. Everything else goes the usual way: evaluation, what no gradient is
+    wanted of, other types, layouts and devices, programs being exported; and all of it where the kernels are
+    missing (lowbit.kernels.why_missing says why).
 
     with fast_neighbours():
         loss = criterion(model(images), labels)
@@ -34,9 +39,12 @@ def fast_neighbours(*, wanted: bool = True) -> Iterator[None]:
         yield
         return
     wrappers = {"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d}
-    originals = {name: getattr(_C_ops, name) for name in wrappers}
+    readers = {"relu": _rectified, "relu_": _rectified, "add": _sum, "add_": _sum}
+    originals = {name: getattr(_C_ops, name) for name in wrappers | readers}
     for name, wrapper in wrappers.items():
         setattr(_C_ops, name, _or_original(wrapper, originals[name]))
+    for name, reader in readers.items():
+        setattr(_C_ops, name, _or_waiting(reader, getattr(_C_ops, name)))
     try:
         yield
     finally:
@@ -60,6 +68,28 @@ def _or_original(wrapper: Callable[..., Any], original: Callable[..., Any]) -> C
         return original(*arguments, **named) if result is None else result
 
     return operator
+
+
+def _or_waiting(reader: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator, or `reader` where a batch norm waits to be read."""
+
+    @functools.wraps(operator)
+    def reading(*arguments: Any, **named: Any) -> Any:
+        if not any(isinstance(argument, WaitingNorm) for argument in arguments):
+            return operator(*arguments, **named)
+        if all(value is None for value in named.values()):  # paddle.add has an `out`
+            return reader(*arguments)
+        return operator(*(a.tensor() if isinstance(a, WaitingNorm) else a for a in arguments), **named)
+
+    return reading
+
+
+def _rectified(x: WaitingNorm) -> Tensor:
+    return x.rectified()
+
+
+def _sum(x: Tensor | WaitingNorm, y: Tensor | WaitingNorm) -> Tensor | WaitingNorm:
+    return x + y
 
 
 def _is_trained(x: Any) -> bool:
@@ -104,7 +134,11 @@ def _batch_norm(
         return None
     mean, inverse = paddle.empty([channels], "float32"), paddle.empty([channels], "float32")
     statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, noted_scale(x))
-    y = BatchNorm.apply(x, weight, bias, statistics, learning)
+    reader = noted_reader(weight)
+    if reader is None:
+        y = BatchNorm.apply(x, weight, bias, None, statistics, False)
+    else:
+        y = WaitingNorm(x, weight, bias, statistics, reader)
     return y, running_mean, running_variance, mean, inverse, paddle.empty([0], "uint8")
 
 

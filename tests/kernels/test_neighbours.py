@@ -66,7 +66,6 @@ def test_batch_norm(shape, centre, affine, seed):
         _at(x),
         _at(weight) if affine else None,
         _at(bias) if affine else None,
-        None,
         Layout(*shape),
         1e-5,
         0.9,
@@ -121,23 +120,91 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
         place = tuple(random.integers(0, shape))
         x[place] = F32(spoilt) * scale[place[:2]]
     dy, channels = random.standard_normal(shape).astype(F32), shape[1]
-    norm = Norm(_at(x), None, None, _at(scale), Layout(*shape), 1e-5, 0.9)
+    norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, scale=_at(scale))
 
     def compute() -> list[np.ndarray]:
         y, dx, again, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
         mean, inverse, running, other, dweight, dbias = (_Result((channels,)) for _ in range(6))
         running.values[:] = other.values[:] = 1
         fits = neighbours().batch_norm_forward(
-            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples.at
+            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples=multiples.at
         )
         assert fits == (spoilt is None) and (not fits or (multiples.checked() == integers).all())
         statistics = (mean.at, inverse.at, _at(dy))
         neighbours().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
         if fits:
             without_x = norm._replace(x=None)
-            neighbours().batch_norm_backward(without_x, *statistics, again.at, None, dbias.at, multiples.at)
+            wanted = (again.at, None, dbias.at)
+            neighbours().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples.at)
             np.testing.assert_array_equal(again.checked(), dx.values)
         return [result.checked() for result in (y, dx, dweight, dbias)]
+
+    _in_every_variant(compute)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
+    summed=st.booleans(),
+    rectified=st.booleans(),
+    strange=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf]),
+    packed=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
+    shape, summed, rectified, strange, packed, seed
+):
+    random = np.random.default_rng(seed)
+    scale = random.uniform(1e-2, 2, shape[:2]).astype(F32)
+    x = random.integers(-20, 21, shape).astype(F32) * scale[..., None]
+    other, dy = random.standard_normal((2, *shape)).astype(F32)
+    if strange is not None:
+        for values in (x, other, dy)[:: 1 if strange == 0 else 2]:  # an x that is NaN would hide all else
+            values[random.random(shape) < 0.2] = strange
+    weight, bias = random.uniform(-1, 2, (2, shape[1])).astype(F32)
+    norm = Norm(
+        _at(x), _at(weight), _at(bias), Layout(*shape), 1e-5, 0.9, scale=_at(scale) if packed else None
+    )
+    both = norm._replace(other=_at(other) if summed else None, rectified=rectified)
+
+    def alone(mean: int, inverse: int) -> list[np.ndarray]:
+        y, moved = np.empty(shape, F32), np.zeros((2, shape[1]), F32)
+        neighbours().batch_norm_forward(norm, _at(y), mean, inverse, *map(_at, moved))
+        y, given = y + other if summed else y, dy
+        if rectified:
+            bits, given = np.empty((y.size + 7) // 8, np.uint8), np.empty(shape, F32)
+            neighbours().relu_forward(_at(y), _at(y), _at(bits), y.size)
+            neighbours().relu_backward(_at(dy), _at(bits), _at(given), y.size)
+        dx, dweight, dbias = np.empty(shape, F32), *np.empty((2, shape[1]), F32)
+        gradients = map(_at, (dx, dweight, dbias))
+        neighbours().batch_norm_backward(norm, mean, inverse, _at(given), *gradients)
+        return [y, moved, dx, dweight, dbias, given]
+
+    def compute() -> list[np.ndarray]:
+        y, dx, dother, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        mean, inverse, dweight, dbias = (_Result((shape[1],)) for _ in range(4))
+        bits = _Result((shape[0] * shape[1], (shape[2] + 7) // 8), np.uint8)
+        moved = np.zeros((2, shape[1]), F32)
+        fits = neighbours().batch_norm_forward(
+            both,
+            *(y.at, mean.at, inverse.at, *map(_at, moved)),
+            bits=bits.at if summed and rectified else None,
+            multiples=multiples.at if packed else None,
+        )
+        neighbours().batch_norm_backward(
+            both._replace(x=None if fits else both.x),
+            *(mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at),
+            dother=dother.at,
+            bits=bits.at if summed and rectified else None,
+            multiples=multiples.at if fits else None,
+        )
+        if not rectified:
+            dother.values[:] = dy
+        found = [y.checked(), moved, *(result.checked() for result in (dx, dweight, dbias, dother))]
+        bits.checked(), multiples.checked()
+        for ours, theirs in zip(found, alone(mean.at, inverse.at), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        return found
 
     _in_every_variant(compute)
 
@@ -146,7 +213,7 @@ def test_a_mean_far_from_zero_costs_no_digits():
     """As sums in float would: the deviation is a ten-thousandth of the mean."""
     x = (1000 + 0.1 * np.random.default_rng(0).standard_normal((8, 1, 1000))).astype(F32)
     y, mean, inverse, running = np.empty_like(x), *np.zeros((3, 1), F32)
-    norm = Norm(_at(x), None, None, None, Layout(*x.shape), 0.0, 0.9)
+    norm = Norm(_at(x), None, None, Layout(*x.shape), 0.0, 0.9)
     neighbours().batch_norm_forward(norm, _at(y), _at(mean), _at(inverse), _at(running), _at(running))
     assert inverse[0] == pytest.approx(1 / x.astype(np.float64).std(), rel=1e-6)
 

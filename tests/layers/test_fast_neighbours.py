@@ -13,7 +13,8 @@ from paddle.nn import functional as F
 from lowbit.kernels import kernels, why_missing
 from lowbit.layers import fast_neighbours as module
 from lowbit.layers.fast_neighbours import fast_neighbours, neighbour_library
-from lowbit.layers.neighbours import BatchNorm, MaxPool, Relu
+from lowbit.layers.neighbours import MaxPool, Relu
+from lowbit.layers.trained_norm import BatchNorm
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 

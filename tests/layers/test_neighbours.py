@@ -13,8 +13,8 @@ from lowbit.kernels import kernels, why_missing
 from lowbit.layers import fast_neighbours as module
 from lowbit.layers.draws import seed_draws
 from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.neighbours import BatchNorm
 from lowbit.layers.prepare import prepare
+from lowbit.layers.trained_norm import BatchNorm
 from lowbit.recipe.load import make_recipe
 from tests.layers.test_fast_neighbours import _both_ways, _tensor
 

@@ -17,10 +17,10 @@ using lowbit::neighbours::Channels;
 // Of a few channels, a chunk, a plane.
 struct Loops {
     bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean, float* inverse,
-                               float* running_mean, float* running_variance, int16_t* multiples);
-    void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,
-                                const float* mean, const float* inverse, const float* dy, float* dx, float* dweight,
-                                float* dbias, float* room);
+                               float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples);
+    void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
+                                const int16_t* multiples, const float* mean, const float* inverse, const float* dy,
+                                float* dx, float* dweight, float* dbias, float* dother, float* room);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
@@ -28,19 +28,20 @@ struct Loops {
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
 };
 
-#define LOWBIT_NEIGHBOURS(NAME, TARGET)                                                                         \
+#define LOWBIT_NEIGHBOURS(NAME, TARGET, WIDE)                                                                   \
     namespace NAME {                                                                                            \
     TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,       \
                                    float* inverse, float* running_mean, float* running_variance,                \
-                                   int16_t* multiples) {                                                        \
-        return lowbit::neighbours::batch_norm_forward(of, channels, y, mean, inverse, running_mean,             \
-                                                      running_variance, multiples);                             \
+                                   uint8_t* bits, int16_t* multiples) {                                         \
+        return lowbit::neighbours::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,       \
+                                                            running_variance, bits, multiples);                 \
     }                                                                                                           \
-    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,   \
-                                    const float* mean, const float* inverse, const float* dy, float* dx,        \
-                                    float* dweight, float* dbias, float* room) {                                \
-        lowbit::neighbours::batch_norm_backward(of, channels, multiples, mean, inverse, dy, dx, dweight,        \
-                                                dbias, room);                                                   \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,        \
+                                    const int16_t* multiples, const float* mean, const float* inverse,          \
+                                    const float* dy, float* dx, float* dweight, float* dbias, float* dother,    \
+                                    float* room) {                                                              \
+        lowbit::neighbours::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,     \
+                                                      dweight, dbias, dother, room);                            \
     }                                                                                                           \
     TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                          \
         lowbit::neighbours::relu_forward(x, y, bits, count);                                                    \
@@ -60,10 +61,10 @@ struct Loops {
     }
 
 #if LOWBIT_X86
-LOWBIT_NEIGHBOURS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
-LOWBIT_NEIGHBOURS(avx2, __attribute__((target("avx2"))))
+LOWBIT_NEIGHBOURS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), 8)
+LOWBIT_NEIGHBOURS(avx2, __attribute__((target("avx2"))), 4)
 #endif
-LOWBIT_NEIGHBOURS(baseline, )
+LOWBIT_NEIGHBOURS(baseline, , 4)
 
 const Loops& loops() {
     switch (lowbit::instruction_set()) {
@@ -104,26 +105,26 @@ void by_chunks(int64_t count, Body body) {
 }  // namespace
 
 int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
-                                  float* running_mean, float* running_variance, int16_t* multiples) {
+                                  float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples) {
     const Loops& own = loops();
     std::atomic<bool> fits{multiples != nullptr};
     by_channels(of->layout, [&](Channels channels) {
         int16_t* wanted = fits ? multiples : nullptr;
         const bool done =
-            own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, wanted);
+            own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, bits, wanted);
         if (!done) fits = false;
     });
     return fits;
 }
 
-void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const int16_t* multiples, const float* mean,
-                                const float* inverse, const float* dy, float* dx, float* dweight, float* dbias) {
+void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits, const int16_t* multiples,
+                                const float* mean, const float* inverse, const float* dy, float* dx, float* dweight,
+                                float* dbias, float* dother) {
     const Loops& own = loops();
     by_channels(of->layout, [&](Channels channels) {
         thread_local Room memory;
-        const int64_t size = of->layout.outer * channels.count * of->layout.inner;
-        float* room = multiples ? memory.of<float>(size) : nullptr;
-        own.batch_norm_backward(*of, channels, multiples, mean, inverse, dy, dx, dweight, dbias, room);
+        float* room = memory.of<float>(2 * of->layout.inner);
+        own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, room);
     });
 }
 

@@ -11,24 +11,31 @@
 #include "kernels.h"
 
 // Sizes as lowbit_layout has them: [images, channels, pixels]. `weight` may be null (1), `bias` too (0).
+// `other`, or null, is added to what is normalized, a residual sum; then a ReLU follows if it is `rectified`.
 // `scale`, or null, is what x may be whole multiples of: a number for each channel of each image.
 struct lowbit_batch_norm {
-    const float *x, *weight, *bias, *scale;
+    const float *x, *weight, *bias;
     lowbit_layout layout;
     float epsilon, momentum;
+    const float *other, *scale;
+    int32_t rectified;
 };
 
-// y = (x - mean) * inverse * weight + bias, where `mean` and `inverse`, 1 / sqrt(variance + epsilon) with the
-// variance over all of count = images * pixels, are written, one per channel. Of the running statistics,
-// `momentum` times the old ones and 1 - momentum times the batch's. Returns 1 if `multiples`, wanted where
-// there is a scale, times the scale are x, and 0 if two bytes do not hold it.
+// y = (x - mean) * inverse * weight + bias + other, where `mean` and `inverse`, 1 / sqrt(variance + epsilon) with
+// the variance over all of count = images * pixels, are written, one per channel. Of the running statistics,
+// `momentum` times the old ones and 1 - momentum times the batch's. `bits` are the ReLU's if it is behind a sum:
+// (pixels + 7) / 8 bytes for each channel of each image. Returns 1 if `multiples`, wanted where there is a scale,
+// times the scale are x, and 0 if two bytes do not hold it.
 LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
-                                                float* running_mean, float* running_variance, int16_t* multiples);
+                                                float* running_mean, float* running_variance, uint8_t* bits,
+                                                int16_t* multiples);
 
-// From dy: dx, dweight and dbias, each if wanted. Where there are `multiples`, they are taken and not x.
-LOWBIT_PUBLIC void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const int16_t* multiples,
-                                              const float* mean, const float* inverse, const float* dy, float* dx,
-                                              float* dweight, float* dbias);
+// From dy: dx, dweight and dbias, each if wanted. `dother` is what of dy comes through the ReLU; without a ReLU it
+// is dy, and not written. Where there are `multiples`, they are taken and not x.
+LOWBIT_PUBLIC void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
+                                              const int16_t* multiples, const float* mean, const float* inverse,
+                                              const float* dy, float* dx, float* dweight, float* dbias,
+                                              float* dother);
 
 // y = x where x > 0, else 0 (NaN, too, as in Paddle); `bits`, (count + 7) / 8 bytes, say where, lowest first.
 LOWBIT_PUBLIC void lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count);

@@ -5,30 +5,46 @@
 
 #include "bodies.h"
 #include "neighbours.h"
+#include "neighbours_relu.h"
 
 namespace lowbit::neighbours {
 
-// Four values, widened.
-LOWBIT_INLINE void take_four(const float* from, Doubles& to) {
-    Floats values;
-    std::memcpy(&values, from, sizeof values);
-    to = __builtin_convertvector(values, Doubles);
-}
+// `kWide` doubles, as the registers hold them, and the floats that they come from.
+template <int kWide>
+struct Wide;
+template <>
+struct Wide<4> {
+    using Narrow = Floats;
+    using Vector = Doubles;
+};
+template <>
+struct Wide<8> {
+    typedef float Narrow __attribute__((vector_size(8 * sizeof(float))));
+    typedef double Vector __attribute__((vector_size(8 * sizeof(double))));
+};
 
 // Sums of pairs: of the first ones, and of the products. Of two floats, both are exact in double.
+template <int kWide>
 struct PairSums {
-    Doubles firsts[kLanes / 4] = {}, products[kLanes / 4] = {};
+    using Narrow = typename Wide<kWide>::Narrow;
+    using Vector = typename Wide<kWide>::Vector;
+    static constexpr int kParts = kLanes / kWide;
+    Vector firsts[kParts] = {}, products[kParts] = {};
 
     // Sixteen pairs at a time into sixteen sums of either kind; a pair at place i belongs to i mod 16.
     LOWBIT_INLINE void add(const float* x, const float* other, int64_t count) {
-        // By name, since arrays would be written to memory in every turn.
-        Doubles a = firsts[0], b = firsts[1], c = firsts[2], d = firsts[3];
-        Doubles e = products[0], f = products[1], g = products[2], h = products[3];
+        // Of their own, since those of the struct would be written to memory in every turn.
+        Vector sums[kParts], squares[kParts];
+        for (int part = 0; part < kParts; ++part) sums[part] = firsts[part], squares[part] = products[part];
         const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
-            add_four(p, q, a, e);
-            add_four(p + 4, q + 4, b, f);
-            add_four(p + 8, q + 8, c, g);
-            add_four(p + 12, q + 12, d, h);
+            for (int part = 0; part < kParts; ++part) {
+                Narrow narrow, narrow_other;
+                std::memcpy(&narrow, p + part * kWide, sizeof narrow);
+                std::memcpy(&narrow_other, q + part * kWide, sizeof narrow_other);
+                const Vector value = __builtin_convertvector(narrow, Vector);
+                sums[part] += value;
+                squares[part] += value * __builtin_convertvector(narrow_other, Vector);
+            }
         };
         int64_t at = 0;
         for (; at + kLanes <= count; at += kLanes) sixteen(x + at, other + at);
@@ -38,22 +54,17 @@ struct PairSums {
             std::memcpy(other_rest, other + at, size_t(count - at) * sizeof(float));
             sixteen(rest, other_rest);
         }
-        firsts[0] = a, firsts[1] = b, firsts[2] = c, firsts[3] = d;
-        products[0] = e, products[1] = f, products[2] = g, products[3] = h;
+        for (int part = 0; part < kParts; ++part) firsts[part] = sums[part], products[part] = squares[part];
     }
 
-    static LOWBIT_INLINE double total(const Doubles* parts) {
-        const Doubles all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-        return (all[0] + all[1]) + (all[2] + all[3]);
-    }
-
-  private:
-    static LOWBIT_INLINE void add_four(const float* p, const float* q, Doubles& first, Doubles& product) {
-        Doubles value, other;
-        take_four(p, value);
-        take_four(q, other);
-        first += value;
-        product += value * other;
+    // In the same order for every width.
+    static LOWBIT_INLINE double total(const Vector* parts) {
+        double all[kLanes];
+        std::memcpy(all, parts, sizeof all);
+        for (int apart = kLanes / 2; apart; apart /= 2) {
+            for (int i = 0; i < apart; ++i) all[i] += all[i + apart];
+        }
+        return all[0];
     }
 };
 
@@ -90,20 +101,24 @@ LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* 
     for (int64_t i = 0; i < count; ++i) x[i] = float(multiples[i]) * scale;
 }
 
+// Where the bits of a row begin, of which `at` is the place in x.
+LOWBIT_INLINE int64_t bits_at(int64_t at, int64_t inner) { return at / inner * ((inner + 7) / 8); }
+
+template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
-                                      float* inverse, float* running_mean, float* running_variance,
+                                      float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
                                       int16_t* multiples) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
-    PairSums sums[kMostChannels];
+    PairSums<kWide> sums[kMostChannels];
     rows_of(layout, channels, [&](int64_t k, int64_t, int64_t at) LOWBIT_INLINE_LAMBDA {
         sums[k].add(of.x + at, of.x + at, layout.inner);
     });
     for (int64_t k = 0; k < channels.count; ++k) {
         const int64_t c = channels.first + k;
-        const double middle = PairSums::total(sums[k].firsts) / count;
-        const double spread = PairSums::total(sums[k].products) / count - middle * middle;
+        const double middle = PairSums<kWide>::total(sums[k].firsts) / count;
+        const double spread = PairSums<kWide>::total(sums[k].products) / count - middle * middle;
         const double variance = spread < 0 ? 0 : spread;  // NaN stays
         mean[c] = float(middle);
         inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
@@ -117,49 +132,82 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
         const float* __restrict from = of.x + at;
         float* __restrict to = y + at;
-        for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
+        if (of.other) {
+            const float* __restrict other = of.other + at;
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift + other[i];
+            if (of.rectified) relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
+        } else if (of.rectified) {
+            for (int64_t i = 0; i < layout.inner; ++i) {
+                const float value = (from[i] - centre) * gain + shift;
+                to[i] = value > 0 ? value : 0.0f;
+            }
+        } else {
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
+        }
         fits = fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
     });
     return fits;
 }
 
-// `room` holds x of these channels of all images, where they are given as multiples.
-LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const int16_t* multiples,
-                                       const float* mean, const float* inverse, const float* dy, float* dx,
-                                       float* dweight, float* dbias, float* room) {
+// `room` holds two rows.
+template <int kWide>
+LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
+                                       const int16_t* multiples, const float* mean, const float* inverse,
+                                       const float* dy, float* dx, float* dweight, float* dbias, float* dother,
+                                       float* room) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
-    const auto x_of = [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        return multiples ? room + (image * channels.count + k) * layout.inner : of.x + at;
+    const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
+        return of.weight ? of.weight[c] * inverse[c] : inverse[c];
     };
-    PairSums sums[kMostChannels];
-    rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        if (multiples) {
-            const float scale = of.scale[image * layout.channels + channels.first + k];
-            from_multiples(multiples + at, scale, room + (image * channels.count + k) * layout.inner, layout.inner);
+    const auto x_of = [&](int64_t c, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        if (!multiples) return of.x + at;
+        from_multiples(multiples + at, of.scale[image * layout.channels + c], room, layout.inner);
+        return static_cast<const float*>(room);
+    };
+    // What comes through the ReLU, if there is one, to `to`. Without a sum before it, x says what that is.
+    const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x, float* __restrict to)
+                              LOWBIT_INLINE_LAMBDA {
+        const float* __restrict from = dy + at;
+        if (!of.rectified) return from;
+        if (bits) {
+            relu_backward(from, bits + bits_at(at, layout.inner), to, layout.inner);
+        } else {
+            const float centre = mean[c], gain = gain_of(c), shift = of.bias ? of.bias[c] : 0.0f;
+            for (int64_t i = 0; i < layout.inner; ++i) {
+                to[i] = from[i] * ((x[i] - centre) * gain + shift > 0 ? 1.0f : 0.0f);
+            }
         }
-        sums[k].add(dy + at, x_of(k, image, at), layout.inner);
+        return static_cast<const float*>(to);
+    };
+    float* rest = room + layout.inner;
+    if (!of.rectified) dother = nullptr;
+    PairSums<kWide> sums[kMostChannels];
+    rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float* x = x_of(c, image, at);
+        sums[k].add(given_of(c, at, x, dother ? dother + at : rest), x, layout.inner);
     });
     float common[kMostChannels], slope[kMostChannels];
     for (int64_t k = 0; k < channels.count; ++k) {
         const int64_t c = channels.first + k;
-        const double sum = PairSums::total(sums[k].firsts);
+        const double sum = PairSums<kWide>::total(sums[k].firsts);
         // Of dy * (x - mean): in double the difference loses nothing that a float could show.
-        const double centred = PairSums::total(sums[k].products) - double(mean[c]) * sum;
+        const double centred = PairSums<kWide>::total(sums[k].products) - double(mean[c]) * sum;
         if (dweight) dweight[c] = float(centred * inverse[c]);
         if (dbias) dbias[c] = float(sum);
         common[k] = float(sum / count);
         slope[k] = float(centred / count * inverse[c] * inverse[c]);
     }
     if (!dx) return;
+    // Both rows are made once more: what they come from takes less memory than they do.
     rows_of(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;
-        const float centre = mean[c], gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
-        const float shared = common[k], steep = slope[k];
-        const float* __restrict from = x_of(k, image, at);
-        const float* __restrict given = dy + at;
+        const float centre = mean[c], gain = gain_of(c), shared = common[k], steep = slope[k];
+        const float* __restrict x = x_of(c, image, at);
+        const float* __restrict given = dother ? dother + at : given_of(c, at, x, rest);
         float* __restrict to = dx + at;
-        for (int64_t i = 0; i < layout.inner; ++i) to[i] = (given[i] - shared - (from[i] - centre) * steep) * gain;
+        for (int64_t i = 0; i < layout.inner; ++i) to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
     });
 }
 

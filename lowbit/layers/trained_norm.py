@@ -1,0 +1,184 @@
+"""Batch norm of training, with a residual sum and a ReLU behind it in the same pass.
+
+For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
+element), two numbers per channel, and a bit per element if there is a ReLU. Where a gradient of a gradient is
+wanted, backward is made of Paddle's operators, which it can derive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+from paddle.autograd import PyLayer
+
+from lowbit.errors import LowbitError
+from lowbit.kernels.library import Layout
+from lowbit.kernels.neighbours import Norm, neighbours
+from lowbit.numerics import fused
+from lowbit.numerics.new_tensor import new_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """A batch norm's settings, the running statistics that it moves on, and those of the batch, written."""
+
+    running_mean: Tensor
+    running_variance: Tensor
+    mean: Tensor
+    inverse: Tensor  # 1 / deviation
+    epsilon: float
+    momentum: float
+    scale: Tensor | None = None  # what the input may be whole multiples of, [images, channels]
+
+
+class BatchNorm(PyLayer):
+    """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after a ReLU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        other: Tensor | None,
+        statistics: Statistics,
+        rectified: bool,
+    ) -> Tensor:
+        inputs = (x, weight, bias, other)
+        ctx.given = [tensor is not None for tensor in inputs]
+        ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
+        x, y = x.contiguous(), new_tensor(x.shape)
+        other = None if other is None else other.contiguous()
+        # Without a sum before it, what the ReLU lets through shows in x.
+        ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
+        multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
+        fits = neighbours().batch_norm_forward(
+            _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
+            y.data_ptr(),
+            statistics.mean.data_ptr(),
+            statistics.inverse.data_ptr(),
+            statistics.running_mean.data_ptr(),
+            statistics.running_variance.data_ptr(),
+            bits=_address(ctx.bits),
+            multiples=_address(multiples),
+        )
+        ctx.multiples = multiples if fits else None
+        kept = (None if fits else x, weight, bias)
+        ctx.kept = [tensor is not None for tensor in kept]
+        ctx.save_for_backward(*(tensor for tensor in kept if tensor is not None))
+        ctx.versions = [fused.version(tensor) for tensor in ctx.saved_tensor()]
+        ctx.statistics, ctx.rectified = statistics, rectified
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        for tensor, version in zip(ctx.saved_tensor(), ctx.versions, strict=True):
+            fused.check_unchanged(tensor, version)
+        saved = iter(ctx.saved_tensor())
+        x, weight, bias = (next(saved) if kept else None for kept in ctx.kept)
+        if paddle.is_grad_enabled():
+            if x is None:
+                raise LowbitError(
+                    "there are no gradients of gradients through a batch norm behind a layer in low precision"
+                )
+            epsilon = ctx.statistics.epsilon
+            if ctx.bits is not None:
+                dy = dy * _flags(ctx.bits, dy.shape)
+            elif ctx.rectified:
+                dy = dy * (normalized(x, weight, bias, epsilon) > 0).cast(dy.dtype)
+            gradients = (*_gradients(x, weight, dy, epsilon), dy)
+        else:
+            gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
+        wanted = zip(gradients, ctx.learning, ctx.given, strict=True)
+        return tuple(gradient if learns else None for gradient, learns, given in wanted if given)
+
+
+def _by_kernel(
+    ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight, bias and the other, those that are wanted."""
+    statistics, (of_x, *of_channels, of_other) = ctx.statistics, ctx.learning
+    dx = new_tensor(dy.shape) if of_x else None
+    dweight, dbias = (paddle.empty_like(statistics.mean) if learns else None for learns in of_channels)
+    dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
+    neighbours().batch_norm_backward(
+        _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
+        statistics.mean.data_ptr(),
+        statistics.inverse.data_ptr(),
+        dy.data_ptr(),
+        *(_address(gradient) for gradient in (dx, dweight, dbias)),
+        dother=_address(dother),
+        bits=_address(ctx.bits),
+        multiples=_address(ctx.multiples),
+    )
+    return dx, dweight, dbias, dy if dother is None else dother
+
+
+def _norm(
+    shape: Sequence[int],
+    statistics: Statistics,
+    x: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    other: Tensor | None = None,
+    *,
+    rectified: bool,
+) -> Norm:
+    images, channels, *pixels = shape
+    return Norm(
+        _address(x),
+        _address(weight),
+        _address(bias),
+        Layout(images, channels, math.prod(pixels)),
+        statistics.epsilon,
+        statistics.momentum,
+        _address(other),
+        _address(statistics.scale),
+        rectified,
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
+    """The batch norm of x by Paddle's operators; no running statistics are moved on."""
+    others, along = _axes(x)
+    centred = x - x.mean(others, keepdim=True)
+    y = centred / paddle.sqrt((centred * centred).mean(others, keepdim=True) + epsilon)
+    y = y if weight is None else y * weight.reshape(along)
+    return y if bias is None else y + bias.reshape(along)
+
+
+def _axes(x: Tensor) -> tuple[list[int], list[int]]:
+    """The axes of a channel's values, and the shape that lays a number per channel along x."""
+    return [axis for axis in range(x.ndim) if axis != 1], [1, -1] + [1] * (x.ndim - 2)
+
+
+def _gradients(x: Tensor, weight: Tensor | None, dy: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The readable twin of the kernel's backward pass."""
+    others, along = _axes(x)
+    centred = x - x.mean(others, keepdim=True)
+    inverse = 1 / paddle.sqrt((centred * centred).mean(others, keepdim=True) + epsilon)
+    normal = centred * inverse
+    dx = dy - dy.mean(others, keepdim=True) - normal * (dy * normal).mean(others, keepdim=True)
+    gain = inverse if weight is None else inverse * weight.reshape(along)
+    return dx * gain, (dy * normal).sum(others), dy.sum(others)
+
+
+def _bits_shape(shape: Sequence[int]) -> list[int]:
+    images, channels, *pixels = shape
+    return [images * channels, (math.prod(pixels) + 7) // 8]
+
+
+def _flags(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """1 where the ReLU let a value through, else 0."""
+    flags = np.unpackbits(bits.numpy(), axis=1, count=math.prod(shape[2:]), bitorder="little")
+    return paddle.to_tensor(flags.astype(np.float32)).reshape(shape)
