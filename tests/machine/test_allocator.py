@@ -10,7 +10,7 @@ import pytest
 from lowbit.machine import allocator
 from lowbit.machine.allocator import keep_freed_memory
 
-# How many pages are new when 24 MB come, go and come again.
+# How many pages are new when three pieces of this many MB come, go and come again.
 PROGRAM = """
 import ctypes, resource, sys
 from lowbit.machine.allocator import keep_freed_memory
@@ -25,18 +25,19 @@ def use(size):
         ctypes.memset(piece, 1, size)
     for piece in pieces:
         libc.free(piece)
-use(24 << 20)
+use(int(sys.argv[2]) << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-use(24 << 20)
+use(int(sys.argv[2]) << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_what_is_freed_is_used_again():
+@pytest.mark.parametrize("size", [24, 60])
+def test_what_is_freed_is_used_again(size):
     pages = {}
     for wanted in ("no", "yes"):
-        command = [sys.executable, "-c", PROGRAM, wanted]
+        command = [sys.executable, "-c", PROGRAM, wanted, str(size)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd())
         pages[wanted] = int(done.stdout)
     assert pages["yes"] < 500 < pages["no"]
