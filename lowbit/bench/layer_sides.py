@@ -45,7 +45,7 @@ def layer_sides(case: LayerCase, batch: int) -> dict[str, Callable[[], None]]:
     dy = paddle.randn(x.shape)
     x.stop_gradient = False
     sides = {FP32: _step(_layer(case), x, dy)}
-    for name in ("W8A8G8", "W4A4G4"):
+    for name in ("W8A8G8", "W4A4G4", "W4A4G4 fast"):
         layer = quantize_layer(_layer(case), _plan(name), name=str(case))
         sides[name] = _step(layer, x, dy)
     return sides

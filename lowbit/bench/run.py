@@ -17,6 +17,7 @@ from lowbit.bench.sides import CASES, PADDLE, step_sides
 from lowbit.bench.turns import Times, ratio, take_turns
 from lowbit.kernels import kernels, why_missing
 from lowbit.layers.fast_convolutions import convolution_library
+from lowbit.machine import keep_freed_memory
 
 LAYERS_WORD = "layers"
 _LAYER_BATCH = 16
@@ -29,6 +30,7 @@ def run_bench(names: Sequence[str], *, rounds: int, threads: int, batch: int | N
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)
     """
+    keep_freed_memory()  # as in training, and for every side
     console = Console()
     found = kernels()
     variant = f"none ({why_missing()})" if found is None else found.variant

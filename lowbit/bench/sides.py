@@ -26,6 +26,7 @@ RECIPES = {
     "QAT W4A4": "qat_w4a4.yaml",
     "W8A8G8": "w8a8g8.yaml",
     "W4A4G4": "w4a4g4.yaml",
+    "W4A4G4 fast": "w4a4g4_fast.yaml",
 }
 
 

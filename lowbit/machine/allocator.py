@@ -1,8 +1,8 @@
 """Freed memory kept for the next tensors of a training step, instead of given back and asked for anew.
 
-Every page that the system hands out anew costs a call into it, and it fills it with zeros. glibc gives pieces of
-more than 32 MB back at once, unless it is told to take none from the system for them alone: of a ResNet18 step
-at 224² on a CPU that was a quarter.
+Every page that the system hands out anew costs a call into it, and it fills it with zeros. glibc gives
+pieces of more than 32 MB back at once, unless it is told to take none from the system for them alone: of a
+ResNet18 step at 224² on a CPU that was a quarter.
 """
 
 from __future__ import annotations

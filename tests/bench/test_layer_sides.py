@@ -5,7 +5,7 @@ from lowbit.bench.layer_sides import FP32, LayerCase, layer_sides
 
 def test_every_side_computes_a_layers_step():
     sides = layer_sides(LayerCase(8, 6), batch=2)
-    assert list(sides) == [FP32, "W8A8G8", "W4A4G4"]
+    assert list(sides) == [FP32, "W8A8G8", "W4A4G4", "W4A4G4 fast"]
     for step in sides.values():
         step()
         step()
