@@ -1,7 +1,7 @@
 """What a recipe, or an option of one, does to accuracy: a training for each of them and each seed.
 
-On the handwritten digits unless another config is given, so that a training takes a minute. Everything but the
-recipe is the same in every row.
+On the handwritten digits unless another config is given, so that a training takes a minute. Everything but
+the recipe is the same in every row.
 
     python benchmarks/option_accuracy.py
     python benchmarks/option_accuracy.py --only "learned inputs" qt_w8a8g8.yaml --seeds 0
@@ -33,7 +33,8 @@ def recipe(gradients: Pair, signal: dict[str, Any] = DYNAMIC) -> dict[str, Any]:
         "grad_input": {"grad_output": gradients[0], "weight": {**MSE, "granularity": "C"}},
         "grad_weight": {"grad_output": gradients[1], "input": signal},
     }
-    return {"rules": [rule, {"match": {"index": [0, -1]}, "skip": True}]}
+    rules = [rule, {"match": {"index": [0, -1]}, "skip": True}]
+    return {"rules": rules, "calibration": {"steps": 20 if "scaling" in signal else 0}}
 
 
 PER_TENSOR = {"grid": "int4", "sign": "auto", "observer": "mse"}
