@@ -63,8 +63,8 @@ class _Pool(ctypes.Structure):
 
 _ADDRESS, _LONG = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES = {
-    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 7,
-    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 9,
+    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 8,
+    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 10,
     "lowbit_relu_forward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_relu_backward": [_ADDRESS] * 3 + [_LONG],
     "lowbit_max_pool_forward": [_ADDRESS] * 3 + [ctypes.POINTER(_Pool)],
@@ -93,14 +93,16 @@ class Neighbours:
         *,
         bits: int | None = None,
         multiples: int | None = None,
+        largest: int | None = None,
     ) -> bool:
         """Y, the batch's mean and 1 / deviation, and the running statistics moved on.
 
         A ReLU behind a sum writes its `bits`: (pixels + 7) // 8 bytes for each channel of each image.
-        Returned is whether `multiples`, 16-bit integers, times the scale are x.
+        `largest` are the largest magnitudes of Y, [images, channels]. Returned is whether `multiples`, 16-bit
+        integers, times the scale are x.
         """
         found = self._library.lowbit_batch_norm_forward(
-            _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples
+            _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples, largest
         )
         return bool(found)
 
@@ -117,13 +119,15 @@ class Neighbours:
         dother: int | None = None,
         bits: int | None = None,
         multiples: int | None = None,
+        largest: int | None = None,
     ) -> None:
         """The gradients that are wanted; from the multiples, if given, and not from x.
 
-        `dother` is what of dY comes through the ReLU; without one it is dY, and not written.
+        `dother` is what of dY comes through the ReLU; without one it is dY, and not written. `largest` are
+        the largest magnitudes of dX, [images, channels].
         """
         self._library.lowbit_batch_norm_backward(
-            _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother
+            _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, largest
         )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:

@@ -1,8 +1,9 @@
 """Batch norm of training, with a residual sum and a ReLU behind it in the same pass.
 
 For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
-element), two numbers per channel, and a bit per element if there is a ReLU. Where a gradient of a gradient is
-wanted, backward is made of Paddle's operators, which it can derive.
+element), two numbers per channel, and a bit per element for a ReLU behind a sum. Where a gradient of a
+gradient is wanted, backward is made of Paddle's operators, which it can derive. How large its results are,
+and the gradients that it gives, is noted for who quantizes them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lowbit.kernels.library import Layout
 from lowbit.kernels.neighbours import Norm, neighbours
 from lowbit.numerics import fused
 from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.noted_ranges import note_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ class BatchNorm(PyLayer):
         # Without a sum before it, what the ReLU lets through shows in x.
         ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
         multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
+        largest = paddle.empty([*x.shape[:2], 1, 1], "float32")
         fits = neighbours().batch_norm_forward(
             _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
             y.data_ptr(),
@@ -67,7 +70,9 @@ class BatchNorm(PyLayer):
             statistics.running_variance.data_ptr(),
             bits=_address(ctx.bits),
             multiples=_address(multiples),
+            largest=largest.data_ptr(),
         )
+        note_ranges(y, largest)
         ctx.multiples = multiples if fits else None
         kept = (None if fits else x, weight, bias)
         ctx.kept = [tensor is not None for tensor in kept]
@@ -107,6 +112,7 @@ def _by_kernel(
     dx = new_tensor(dy.shape) if of_x else None
     dweight, dbias = (paddle.empty_like(statistics.mean) if learns else None for learns in of_channels)
     dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
+    largest = paddle.empty([*dy.shape[:2], 1, 1], "float32")
     neighbours().batch_norm_backward(
         _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
         statistics.mean.data_ptr(),
@@ -116,7 +122,10 @@ def _by_kernel(
         dother=_address(dother),
         bits=_address(ctx.bits),
         multiples=_address(ctx.multiples),
+        largest=largest.data_ptr(),
     )
+    if dx is not None:
+        note_ranges(dx, largest)
     return dx, dweight, dbias, dy if dother is None else dother
 
 

@@ -15,6 +15,7 @@ from lowbit.kernels.operands import Draw, Integers, Operands, axes_of, operands
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.noted_ranges import noted_ranges
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
@@ -27,6 +28,8 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
         return None
     shape = shape_of_scales(x.shape, axes)
     found = paddle.empty(shape, "float32")
+    if signed and x.ndim == _MOST_AXES and (noted := noted_ranges(x, axes)) is not None:
+        x = noted
     kernels.ranges(x.data_ptr(), found.data_ptr(), axes_of(x.shape, shape), signed=signed)
     return found
 

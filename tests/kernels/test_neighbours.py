@@ -184,12 +184,14 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
         y, dx, dother, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
         mean, inverse, dweight, dbias = (_Result((shape[1],)) for _ in range(4))
         bits = _Result((shape[0] * shape[1], (shape[2] + 7) // 8), np.uint8)
+        largest, largest_dx = _Result(shape[:2]), _Result(shape[:2])
         moved = np.zeros((2, shape[1]), F32)
         fits = neighbours().batch_norm_forward(
             both,
             *(y.at, mean.at, inverse.at, *map(_at, moved)),
             bits=bits.at if summed and rectified else None,
             multiples=multiples.at if packed else None,
+            largest=largest.at,
         )
         neighbours().batch_norm_backward(
             both._replace(x=None if fits else both.x),
@@ -197,7 +199,10 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
             dother=dother.at,
             bits=bits.at if summed and rectified else None,
             multiples=multiples.at if fits else None,
+            largest=largest_dx.at,
         )
+        np.testing.assert_array_equal(largest.checked(), np.abs(y.values).max(2))
+        np.testing.assert_array_equal(largest_dx.checked(), np.abs(dx.values).max(2))
         if not rectified:
             dother.values[:] = dy
         found = [y.checked(), moved, *(result.checked() for result in (dx, dweight, dbias, dother))]

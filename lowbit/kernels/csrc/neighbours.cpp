@@ -17,10 +17,11 @@ using lowbit::neighbours::Channels;
 // Of a few channels, a chunk, a plane.
 struct Loops {
     bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean, float* inverse,
-                               float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples);
+                               float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples,
+                               float* largest);
     void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
                                 const int16_t* multiples, const float* mean, const float* inverse, const float* dy,
-                                float* dx, float* dweight, float* dbias, float* dother, float* room);
+                                float* dx, float* dweight, float* dbias, float* dother, float* largest, float* room);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
@@ -32,16 +33,16 @@ struct Loops {
     namespace NAME {                                                                                            \
     TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,       \
                                    float* inverse, float* running_mean, float* running_variance,                \
-                                   uint8_t* bits, int16_t* multiples) {                                         \
+                                   uint8_t* bits, int16_t* multiples, float* largest) {                         \
         return lowbit::neighbours::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,       \
-                                                            running_variance, bits, multiples);                 \
+                                                            running_variance, bits, multiples, largest);        \
     }                                                                                                           \
     TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,        \
                                     const int16_t* multiples, const float* mean, const float* inverse,          \
                                     const float* dy, float* dx, float* dweight, float* dbias, float* dother,    \
-                                    float* room) {                                                              \
+                                    float* largest, float* room) {                                              \
         lowbit::neighbours::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,     \
-                                                      dweight, dbias, dother, room);                            \
+                                                      dweight, dbias, dother, largest, room);                   \
     }                                                                                                           \
     TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                          \
         lowbit::neighbours::relu_forward(x, y, bits, count);                                                    \
@@ -105,13 +106,14 @@ void by_chunks(int64_t count, Body body) {
 }  // namespace
 
 int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
-                                  float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples) {
+                                  float* running_mean, float* running_variance, uint8_t* bits, int16_t* multiples,
+                                  float* largest) {
     const Loops& own = loops();
     std::atomic<bool> fits{multiples != nullptr};
     by_channels(of->layout, [&](Channels channels) {
         int16_t* wanted = fits ? multiples : nullptr;
-        const bool done =
-            own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, bits, wanted);
+        const bool done = own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance,
+                                                 bits, wanted, largest);
         if (!done) fits = false;
     });
     return fits;
@@ -119,12 +121,13 @@ int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* 
 
 void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits, const int16_t* multiples,
                                 const float* mean, const float* inverse, const float* dy, float* dx, float* dweight,
-                                float* dbias, float* dother) {
+                                float* dbias, float* dother, float* largest) {
     const Loops& own = loops();
     by_channels(of->layout, [&](Channels channels) {
         thread_local Room memory;
         float* room = memory.of<float>(2 * of->layout.inner);
-        own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, room);
+        own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother,
+                                largest, room);
     });
 }
 

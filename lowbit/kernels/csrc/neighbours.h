@@ -24,18 +24,19 @@ struct lowbit_batch_norm {
 // y = (x - mean) * inverse * weight + bias + other, where `mean` and `inverse`, 1 / sqrt(variance + epsilon) with
 // the variance over all of count = images * pixels, are written, one per channel. Of the running statistics,
 // `momentum` times the old ones and 1 - momentum times the batch's. `bits` are the ReLU's if it is behind a sum:
-// (pixels + 7) / 8 bytes for each channel of each image. Returns 1 if `multiples`, wanted where there is a scale,
-// times the scale are x, and 0 if two bytes do not hold it.
+// (pixels + 7) / 8 bytes for each channel of each image. `largest`, if wanted, is the largest magnitude of y in each
+// channel of each image. Returns 1 if `multiples`, wanted where there is a scale, times the scale are x, and 0 if
+// two bytes do not hold it.
 LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
                                                 float* running_mean, float* running_variance, uint8_t* bits,
-                                                int16_t* multiples);
+                                                int16_t* multiples, float* largest);
 
 // From dy: dx, dweight and dbias, each if wanted. `dother` is what of dy comes through the ReLU; without a ReLU it
-// is dy, and not written. Where there are `multiples`, they are taken and not x.
+// is dy, and not written. Where there are `multiples`, they are taken and not x. `largest` is as above, of dx.
 LOWBIT_PUBLIC void lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
                                               const int16_t* multiples, const float* mean, const float* inverse,
                                               const float* dy, float* dx, float* dweight, float* dbias,
-                                              float* dother);
+                                              float* dother, float* largest);
 
 // y = x where x > 0, else 0 (NaN, too, as in Paddle); `bits`, (count + 7) / 8 bytes, say where, lowest first.
 LOWBIT_PUBLIC void lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count);

@@ -6,6 +6,7 @@
 #include "bodies.h"
 #include "neighbours.h"
 #include "neighbours_relu.h"
+#include "range_bodies.h"
 
 namespace lowbit::neighbours {
 
@@ -104,10 +105,19 @@ LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* 
 // Where the bits of a row begin, of which `at` is the place in x.
 LOWBIT_INLINE int64_t bits_at(int64_t at, int64_t inner) { return at / inner * ((inner + 7) / 8); }
 
+LOWBIT_INLINE float largest_of(const float* row, int64_t count) {
+    const Bits* bits = reinterpret_cast<const Bits*>(row);
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; ++i) most = larger(most, magnitude(bits[i], true));
+    float found;
+    std::memcpy(&found, &most, sizeof found);
+    return found;
+}
+
 template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                       float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
-                                      int16_t* multiples) {
+                                      int16_t* multiples, float* largest) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
@@ -144,6 +154,7 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         } else {
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
         }
+        if (largest) largest[image * layout.channels + c] = largest_of(to, layout.inner);
         fits = fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
     });
     return fits;
@@ -154,7 +165,7 @@ template <int kWide>
 LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
                                        const int16_t* multiples, const float* mean, const float* inverse,
                                        const float* dy, float* dx, float* dweight, float* dbias, float* dother,
-                                       float* room) {
+                                       float* largest, float* room) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
@@ -208,6 +219,7 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
         const float* __restrict given = dother ? dother + at : given_of(c, at, x, rest);
         float* __restrict to = dx + at;
         for (int64_t i = 0; i < layout.inner; ++i) to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
+        if (largest) largest[image * layout.channels + c] = largest_of(to, layout.inner);
     });
 }
 
