@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
@@ -25,7 +27,9 @@ _LAYER_BATCH = 16
 __all__ = ["CASES", "LAYERS_WORD", "run_bench"]
 
 
-def run_bench(names: Sequence[str], *, rounds: int, threads: int, batch: int | None) -> list[dict[str, Any]]:
+def run_bench(
+    names: Sequence[str], *, rounds: int, threads: int, batch: int | None, processor_time: bool = False
+) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)
@@ -38,22 +42,27 @@ def run_bench(names: Sequence[str], *, rounds: int, threads: int, batch: int | N
     console.print(
         f"Paddle {paddle.__version__}; convolutions: {library}; kernels: {variant}; threads: {threads}"
     )
+    measure = partial(
+        _measure, console, rounds=rounds, clock=time.process_time if processor_time else time.perf_counter
+    )
     figures = []
     for name in names:
         if name == LAYERS_WORD:
-            figures += _measure_layers(console, rounds, batch or _LAYER_BATCH)
+            figures += _measure_layers(console, measure, batch or _LAYER_BATCH)
         else:
             case = CASES[name]
             case = dataclasses.replace(case, batch=batch or case.batch)
-            figures.append(_measure(console, f"A training step: {case}", step_sides(case), PADDLE, rounds))
+            figures.append(measure(f"A training step: {case}", step_sides(case), PADDLE))
     return figures
 
 
-def _measure_layers(console: Console, rounds: int, batch: int) -> list[dict[str, Any]]:
+def _measure_layers(
+    console: Console, measure: Callable[..., dict[str, Any]], batch: int
+) -> list[dict[str, Any]]:
     figures = []
     for case in LAYERS:
         title = f"A layer's three products, quantizing included: {case}, batch {batch}"
-        figure = _measure(console, title, layer_sides(case, batch), FP32, rounds)
+        figure = measure(title, layer_sides(case, batch), FP32)
         for row in figure["rows"]:
             speed = case.multiplications(batch) / row["seconds"]
             row["share_of_ceiling"] = speed / found if (found := ceilings().get(row["side"])) else None
@@ -63,10 +72,16 @@ def _measure_layers(console: Console, rounds: int, batch: int) -> list[dict[str,
 
 
 def _measure(
-    console: Console, title: str, sides: dict[str, Callable[[], None]], base: str, rounds: int
+    console: Console,
+    title: str,
+    sides: dict[str, Callable[[], None]],
+    base: str,
+    *,
+    rounds: int,
+    clock: Callable[[], float],
 ) -> dict[str, Any]:
     with console.status(title):
-        times = take_turns(sides, rounds)
+        times = take_turns(sides, rounds, clock)
     table = Table("", "ms", "times faster", "from", "to", title=title, title_justify="left", box=None)
     rows = [_row(times, name, base) for name in sides]
     for row in rows:

@@ -19,6 +19,10 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Threads of every side.")] = 1,
+    processor_time: Annotated[
+        bool,
+        typer.Option("--processor-time", help="Not the clock's: for a machine with other work."),
+    ] = False,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -43,7 +47,11 @@ def bench(
     for name in models or ():
         if name not in known:
             raise LowbitError(f'nothing called "{name}" to measure, {did_you_mean(name, known)}')
+    if processor_time and threads > 1:
+        raise LowbitError("--processor-time adds up what all threads take: use it with --threads 1")
     print(apply_amd_fix().message)
-    figures = run_bench(models or known, rounds=rounds, threads=threads, batch=batch_size)
+    figures = run_bench(
+        models or known, rounds=rounds, threads=threads, batch=batch_size, processor_time=processor_time
+    )
     if output:
         output.write_text(json.dumps(figures, indent=2), "utf-8")

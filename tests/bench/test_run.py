@@ -34,3 +34,13 @@ def test_command(small, tmp_path, monkeypatch):
     assert json.loads(file.read_text())[0]["base"] == "Paddle fp32"
     done = CliRunner().invoke(app, ["bench", "resnet2"])
     assert done.exit_code != 0 and 'did you mean "resnet20"' in str(done.exception)
+
+
+def test_processor_time(small, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    seconds = iter(range(10000))
+    monkeypatch.setattr(run.time, "process_time", lambda: next(seconds))
+    (step,) = run.run_bench(["resnet20"], rounds=1, threads=1, batch=2, processor_time=True)
+    assert {row["seconds"] for row in step["rows"]} == {1}
+    done = CliRunner().invoke(app, ["bench", "resnet20", "--processor-time", "--threads", "2"])
+    assert done.exit_code != 0 and "--threads 1" in str(done.exception)
