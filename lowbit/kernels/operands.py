@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
-from lowbit.kernels.library import kernels
+from lowbit.kernels.library import Kernels, kernels
 
 _MOST_AXES = 4
+_KEPT = 4096  # shapes; a step meets the same ones as the step before
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -26,6 +27,11 @@ def axes_of(shape: Sequence[int], scale_shape: Sequence[int]) -> Axes:
     >>> axes_of([16, 64, 7, 7], [16, 1, 7, 7]).owns
     (True, False, True, True)
     """
+    return _axes(tuple(shape), tuple(scale_shape))
+
+
+@lru_cache(maxsize=_KEPT)
+def _axes(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> Axes:
     missing = _MOST_AXES - len(shape)
     fits = len(shape) == len(scale_shape) and all(
         s in (1, n) for n, s in zip(shape, scale_shape, strict=True)
@@ -33,7 +39,7 @@ def axes_of(shape: Sequence[int], scale_shape: Sequence[int]) -> Axes:
     if missing < 0 or not fits:
         raise ValueError(f"scales of shape {list(scale_shape)} do not fit a tensor of shape {list(shape)}")
     # Along an axis of size 1 it does not matter.
-    return Axes((1,) * missing + tuple(shape), (False,) * missing + tuple(s != 1 for s in scale_shape))
+    return Axes((1,) * missing + shape, (False,) * missing + tuple(s != 1 for s in scale_shape))
 
 
 class Integers(NamedTuple):
@@ -123,13 +129,12 @@ class Operands:
         Int8, or uint8 where the lowest is not below 0. `first` is the number of the first element, for the
         draws. What is NaN becomes 0; returned is how many values were.
         """
-        ends = [end * len(draws) for end in (grid.lowest, grid.highest)]
-        if len(draws) > 2 or (draws and (ends[0] < -128 or ends[1] > (127 if grid.lowest < 0 else 255))):
-            raise ValueError(f"{len(draws)} draws of {grid} do not fit into a byte")
-        drawn = (_Draw * len(draws))(*draws)
-        return self._library.lowbit_to_integers(
-            x, q, scales, _seen(axes), ctypes.byref(_Levels(*grid)), drawn, len(draws), first
-        )
+        count = len(draws)
+        lowest, highest = grid.lowest * count, grid.highest * count
+        if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
+            raise ValueError(f"{count} draws of {grid} do not fit into a byte")
+        drawn = (_Draw * count)(*draws)
+        return self._library.lowbit_to_integers(x, q, scales, _seen(axes), _levels(grid), drawn, count, first)
 
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""
@@ -160,16 +165,22 @@ class Operands:
         self._library.lowbit_hadamard(x, y, before, size, after, block)
 
 
+@lru_cache(maxsize=_KEPT)
 def _seen(axes: Axes) -> ctypes.Structure:
     return ctypes.byref(_Axes(axes.sizes, axes.owns))
 
 
 @cache
-def _bound(library: ctypes.CDLL) -> Operands:
-    return Operands(library)
+def _levels(grid: Integers) -> ctypes.Structure:
+    return ctypes.byref(_Levels(*grid))
+
+
+@cache
+def _bound(kernels_: Kernels) -> Operands:
+    return Operands(kernels_.library)
 
 
 def operands() -> Operands | None:
     """The passes; None where there are no kernels (lowbit.kernels.why_missing says why)."""
     found = kernels()
-    return None if found is None else _bound(found.library)
+    return None if found is None else _bound(found)

@@ -7,15 +7,13 @@ each function computes and which scales it takes.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 
 from lowbit.kernels.library import kernels
 from lowbit.kernels.onednn import Geometry
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operand:
+class Operand(ctypes.Structure):
     """The address of integers (int8, or uint8 where the lowest is not below 0), their bounds, their scales.
 
     `scale` is the address of fp32 scales, `of_n`, `of_c` and `of_pixel` how far apart they lie along an axis:
@@ -24,18 +22,31 @@ class Operand:
     >>> weight = Operand(integers=w.data_ptr(), lowest=-8, highest=7, scale=s.data_ptr(), of_n=1)
     """
 
-    integers: int
-    lowest: int
-    highest: int
-    scale: int | None = None
-    of_n: int = 0
-    of_c: int = 0
-    of_pixel: int = 0
+    _fields_ = [
+        ("integers", ctypes.c_void_p),
+        ("lowest", ctypes.c_int32),
+        ("highest", ctypes.c_int32),
+        ("scale", ctypes.c_void_p),
+        ("of_n", ctypes.c_int64),
+        ("of_c", ctypes.c_int64),
+        ("of_pixel", ctypes.c_int64),
+    ]
 
-    def __post_init__(self) -> None:
-        bottom, top = (-128, 127) if self.lowest < 0 else (0, 255)
-        if not bottom <= self.lowest <= self.highest <= top:
-            raise ValueError(f"integers from {self.lowest} to {self.highest} do not lie in a byte")
+    def __init__(
+        self,
+        *,
+        integers: int,
+        lowest: int,
+        highest: int,
+        scale: int | None = None,
+        of_n: int = 0,
+        of_c: int = 0,
+        of_pixel: int = 0,
+    ) -> None:
+        bottom, top = (-128, 127) if lowest < 0 else (0, 255)
+        if not bottom <= lowest <= highest <= top:
+            raise ValueError(f"integers from {lowest} to {highest} do not lie in a byte")
+        super().__init__(integers, lowest, highest, scale, of_n, of_c, of_pixel)
 
 
 def forward(
@@ -51,8 +62,8 @@ def forward(
 
     >>> forward(geometry, x, w, y.data_ptr(), bias=bias.data_ptr())
     """
-    _share(x, "x", "of_c", "of_pixel")
-    _share(w, "w", "of_c", "of_pixel")
+    _share("x", of_c=x.of_c, of_pixel=x.of_pixel)
+    _share("w", of_c=w.of_c, of_pixel=w.of_pixel)
     _call("lowbit_forward", geometry, x, w, bias, y, sums)
 
 
@@ -63,8 +74,8 @@ def grad_input(
 
     >>> grad_input(geometry, dy, w, dx.data_ptr())
     """
-    _share(dy, "dy", "of_c")
-    _share(w, "w", "of_n", "of_pixel")
+    _share("dy", of_c=dy.of_c)
+    _share("w", of_n=w.of_n, of_pixel=w.of_pixel)
     _call("lowbit_grad_input", geometry, dy, w, dx, sums)
 
 
@@ -75,8 +86,8 @@ def grad_weight(
 
     >>> grad_weight(geometry, dy, x, dw.data_ptr())
     """
-    _share(dy, "dy", "of_pixel")
-    _share(x, "x", "of_pixel")
+    _share("dy", of_pixel=dy.of_pixel)
+    _share("x", of_pixel=x.of_pixel)
     _call("lowbit_grad_weight", geometry, dy, x, dw, sums)
 
 
@@ -91,19 +102,7 @@ class _Geometry(ctypes.Structure):
     ]
 
 
-class _Operand(ctypes.Structure):
-    _fields_ = [
-        ("integers", ctypes.c_void_p),
-        ("lowest", ctypes.c_int32),
-        ("highest", ctypes.c_int32),
-        ("scale", ctypes.c_void_p),
-        ("of_n", ctypes.c_int64),
-        ("of_c", ctypes.c_int64),
-        ("of_pixel", ctypes.c_int64),
-    ]
-
-
-_ADDRESS, _SHAPE, _INTEGERS = ctypes.c_void_p, ctypes.POINTER(_Geometry), ctypes.POINTER(_Operand)
+_ADDRESS, _SHAPE, _INTEGERS = ctypes.c_void_p, ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
 _ARGUMENTS = {
     "lowbit_forward": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS, _ADDRESS],
     "lowbit_grad_input": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
@@ -132,16 +131,12 @@ def _shape(geometry: Geometry) -> _Geometry:
     )  # fmt: skip
 
 
-def _share(operand: Operand, name: str, *axes: str) -> None:
-    for axis in axes:
-        if getattr(operand, axis):
+def _share(name: str, **steps: int) -> None:
+    for axis, step in steps.items():
+        if step:
             raise ValueError(f"{name} has scales along an axis that is summed over ({axis})")
 
 
 def _call(name: str, geometry: Geometry, first: Operand, second: Operand, *addresses: int | None) -> None:
-    operands = [
-        _Operand(o.integers, o.lowest, o.highest, o.scale, o.of_n, o.of_c, o.of_pixel)
-        for o in (first, second)
-    ]
-    if getattr(_library(), name)(_shape(geometry), *operands, *addresses):
+    if getattr(_library(), name)(_shape(geometry), first, second, *addresses):
         raise MemoryError(f"no memory for the product {name} of {geometry}")

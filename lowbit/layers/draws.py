@@ -29,13 +29,13 @@ class Draws(nn.Layer):
 
     def next_step(self) -> None:
         """To be called once in every forward pass of training."""
-        self.step.set_value(self.step + 1)
+        paddle.increment(self._buffers["step"])
 
     def rounding(self, operand: str, sample: int, *, size: int) -> Stochastic:
         """The rounding of an operand of `size` values in this step; `sample` tells several of it apart."""
         return Stochastic(
             seed=self.seed,
-            step=int(self.step.item()),
+            step=int(self._buffers["step"].item()),
             layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
             # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
             first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),

@@ -126,6 +126,6 @@ class _Convolution(PyLayer):
             dx = new_tensor(x.shape)
             product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
         if ctx.learning[1]:
-            dweight = paddle.empty_like(weight)
+            dweight = new_tensor(weight.shape)
             product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
         return dx, dweight

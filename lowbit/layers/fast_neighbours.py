@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from lowbit.layers.norm_readers import noted_reader
 from lowbit.layers.product_scale import noted_scale
 from lowbit.layers.trained_norm import BatchNorm, Statistics
 from lowbit.layers.waiting_norm import WaitingNorm
+from lowbit.numerics.new_tensor import new_tensor
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def _is_trained(x: Any) -> bool:
         isinstance(x, Tensor)  # not a value of a static program
         and paddle.is_grad_enabled()
         and _is_plain(x)
-        and x.size > 0
+        and 0 not in x.shape
     )
 
 
@@ -127,19 +129,19 @@ def _batch_norm(
     if is_test or use_global_stats or data_format != "NCHW" or x.ndim != 4 or not any(learning):
         return None
     channels = x.shape[1]
-    if x.size == channels:  # one value each, which Paddle lets through as it is
+    if math.prod(x.shape) == channels:  # one value each, which Paddle lets through as it is
         return None
     of_channels = [tensor for tensor in (running_mean, running_variance, weight, bias) if tensor is not None]
     if not all(_is_plain(t) and t.shape == [channels] and t.is_contiguous() for t in of_channels):
         return None
-    mean, inverse = paddle.empty([channels], "float32"), paddle.empty([channels], "float32")
+    mean, inverse = new_tensor([channels]), new_tensor([channels])
     statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, noted_scale(x))
     reader = noted_reader(weight)
     if reader is None:
         y = BatchNorm.apply(x, weight, bias, None, statistics, False)
     else:
         y = WaitingNorm(x, weight, bias, statistics, reader)
-    return y, running_mean, running_variance, mean, inverse, paddle.empty([0], "uint8")
+    return y, running_mean, running_variance, mean, inverse, new_tensor([0], "uint8")
 
 
 def _pool2d(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 from paddle import nn
 
@@ -16,16 +18,16 @@ def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
     >>> geometry_of(nn.Conv2D(3, 8, 3, padding="SAME"), [1, 3, 5, 5]).output
     (1, 8, 5, 5)
     """
-    kernel, stride, dilation = layer.weight.shape[2:], layer._stride, layer._dilation
     if len(shape) != 4 or shape[1] != layer._in_channels:
         return None
+    kernel, stride, dilation = layer.weight.shape[2:], layer._stride, layer._dilation
     if layer._padding_mode != "zeros":
         padding = (0, 0, 0, 0)  # done before
     elif isinstance(layer._padding, str):
         padding, dilation = _by_word(layer._padding.upper(), shape[2:], kernel, stride, dilation)
     else:
         padding = _sides(layer)
-    geometry = Geometry(
+    return _geometry(
         input=tuple(shape),
         outputs=layer._out_channels,
         kernel=tuple(kernel),
@@ -34,7 +36,12 @@ def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
         dilation=tuple(dilation),
         groups=layer._groups,
     )
-    return geometry if min(geometry.input + geometry.output) > 0 and min(padding) >= 0 else None
+
+
+@lru_cache(maxsize=4096)
+def _geometry(**sizes: Any) -> Geometry | None:
+    geometry = Geometry(**sizes)
+    return geometry if min(geometry.input + geometry.output) > 0 and min(geometry.padding) >= 0 else None
 
 
 def transposed_geometry(

@@ -19,7 +19,7 @@ from lowbit.layers.contraction import Contraction
 from lowbit.layers.integer_form import forward_is_of_integers
 from lowbit.layers.integer_products import in_integers
 from lowbit.layers.kept_operand import KeptOperand
-from lowbit.layers.operand import Operand, round_operand
+from lowbit.layers.operand import Operand, round_operand, with_axes_of
 from lowbit.layers.quantizer import Quantizer
 
 
@@ -53,7 +53,7 @@ def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) 
 
 def _operand(values: Tensor, scale: Tensor, quantizer: Quantizer) -> Operand:
     """The integers of values that are whole multiples of the scale; with a NaN, which is none, the values."""
-    scale = scale.detach().reshape([1] * (values.ndim - scale.ndim) + scale.shape)
+    scale = with_axes_of(values, scale.detach())
     made = round_operand(values.detach(), scale, quantizer.grid())
     return made if made.scale is scale else Operand(data=values.detach())
 

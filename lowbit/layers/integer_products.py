@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
@@ -26,8 +29,10 @@ _BYTES = (paddle.int8, paddle.uint8)
 
 def in_integers(contraction: Contraction, product: str, a: Operand, b: Operand) -> Tensor | None:
     """The product of the operands' integers; None where it cannot be one (then it is for `simulate`)."""
-    if kernels() is None or not all(_is_bytes(operand) for operand in (a, b)):
+    if kernels() is None or not (_is_bytes(a) and _is_bytes(b)):
         return None
+    if isinstance(contraction, Convolution):
+        return _convolution(contraction.geometry, product, a, b)
     if isinstance(contraction, Matrix):
         return _matrix(product, a, b)
     if isinstance(contraction, ChannelsLast):
@@ -35,13 +40,12 @@ def in_integers(contraction: Contraction, product: str, a: Operand, b: Operand) 
         result = in_integers(contraction.inner, product, a, b)
         return result if result is None or product == "grad_weight" else channels_last(result)
     if isinstance(contraction, Transposed):
-        product, a, b = _swapped(product, a, b)
-        contraction = contraction.convolution
-    return _convolution(contraction.geometry, product, a, b) if isinstance(contraction, Convolution) else None
+        return _convolution(contraction.convolution.geometry, *_swapped(product, a, b))
+    return None
 
 
 def _channels_first(operand: Operand) -> Operand:
-    return _as(operand, channels_first(operand.data), channels_first(operand.scale))
+    return operand.laid_out(channels_first(operand.data), channels_first(operand.scale))
 
 
 def _swapped(product: str, a: Operand, b: Operand) -> tuple[str, Operand, Operand]:
@@ -52,23 +56,25 @@ def _swapped(product: str, a: Operand, b: Operand) -> tuple[str, Operand, Operan
 
 
 def _is_bytes(operand: Operand) -> bool:
-    return operand.is_integer and operand.data.dtype in _BYTES and operand.data.place.is_cpu_place()
+    data = operand.data
+    return operand.is_integer and data.dtype in _BYTES and data.place.is_cpu_place()
 
 
 def _convolution(geometry: Geometry, product: str, a: Operand, b: Operand) -> Tensor | None:
     """dY, X and W as NCHW; the result in the shape of Y, dX or dW."""
-    if not all(
-        _owners(operand) <= allowed for operand, allowed in zip((a, b), _SCALES[product], strict=True)
-    ):
+    allowed, scales = _SCALES[product], (_scales_of(a), _scales_of(b))
+    if not (scales[0].owners <= allowed[0] and scales[1].owners <= allowed[1]):
         return None
-    weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
-    shape = {"forward": geometry.output, "grad_input": geometry.input, "grad_weight": weight}[product]
-    first, first_scale = _handed_over(a)
-    second, second_scale = _handed_over(b)
-    result = new_tensor(shape)
+    first, second = _handed_over(a, scales[0]), _handed_over(b, scales[1])
+    result = new_tensor(_shape_of_result(geometry, product))
     getattr(cpp, product)(geometry, first, second, result.data_ptr())
-    del first_scale, second_scale  # had to live until here
     return result
+
+
+@lru_cache(maxsize=4096)
+def _shape_of_result(geometry: Geometry, product: str) -> tuple[int, ...]:
+    weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
+    return {"forward": geometry.output, "grad_input": geometry.input, "grad_weight": weight}[product]
 
 
 def _matrix(product: str, a: Operand, b: Operand) -> Tensor | None:
@@ -104,39 +110,58 @@ def _rows(operand: Operand, rows: int) -> Operand:
     """[..., features] as [rows, features, 1, 1], with a scale per row where they differ along any of them."""
     data, scale = operand.data, operand.scale
     features = data.shape[-1]
-    if any(axis != data.ndim - 1 for axis in _owners(operand)):
+    if any(axis != data.ndim - 1 for axis in _owners(scale.shape)):
         scale = paddle.expand(scale, [*data.shape[:-1], scale.shape[-1]]).reshape([rows, -1, 1, 1])
     else:
         scale = scale.reshape([1, -1, 1, 1])
-    return _as(operand, data.reshape([rows, features, 1, 1]), scale)
+    return operand.laid_out(data.reshape([rows, features, 1, 1]), scale)
 
 
 def _turned(weight: Operand) -> Operand:
     """A weight [inputs, outputs] as [outputs, inputs, 1, 1]."""
     data = weight.data.transpose([1, 0]).contiguous().unsqueeze([2, 3])
-    return _as(weight, data, weight.scale.transpose([1, 0]).contiguous().unsqueeze([2, 3]))
+    return weight.laid_out(data, weight.scale.transpose([1, 0]).contiguous().unsqueeze([2, 3]))
 
 
-def _as(operand: Operand, data: Tensor, scale: Tensor) -> Operand:
-    return Operand(data=data, scale=scale, lowest=operand.lowest, highest=operand.highest)
+class _Scales(NamedTuple):
+    """Along which axes of NCHW scales differ, and how far apart they lie once they have this shape."""
+
+    owners: frozenset[int]
+    shape: list[int]
+    steps: dict[str, int]
 
 
-def _handed_over(operand: Operand) -> tuple[cpp.Operand, Tensor]:
-    """The operand as addresses, and the scales, which must live as long as those are used."""
-    _, channels, height, width = operand.data.shape
-    owners, scale = _owners(operand), operand.scale
+def _scales_of(operand: Operand) -> _Scales:
+    return _scales(tuple(operand.data.shape), tuple(operand.scale.shape))
+
+
+@lru_cache(maxsize=4096)
+def _scales(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> _Scales:
+    owners = _owners(scale_shape)
     if owners & {2, 3}:
-        samples = scale.shape[0]
-        scale = paddle.expand(scale, [samples, 1, height, width])
-        steps = {"of_n": height * width if samples > 1 else 0, "of_pixel": 1}
-    else:
-        steps = {"of_n": channels if 1 in owners else 1} if 0 in owners else {}
-        steps |= {"of_c": 1} if 1 in owners else {}
-    scale = scale.contiguous()
-    addresses = {"integers": operand.data.contiguous().data_ptr(), "scale": scale.data_ptr()}
-    return cpp.Operand(lowest=operand.lowest, highest=operand.highest, **addresses, **steps), scale
+        samples, pixels = scale_shape[0], shape[2:]
+        steps = {"of_n": math.prod(pixels) if samples > 1 else 0, "of_pixel": 1}
+        return _Scales(owners, [samples, 1, *pixels], steps)
+    steps = {"of_n": shape[1] if 1 in owners else 1} if 0 in owners else {}
+    steps |= {"of_c": 1} if 1 in owners else {}
+    return _Scales(owners, list(scale_shape), steps)
 
 
-def _owners(operand: Operand) -> set[int]:
+def _handed_over(operand: Operand, scales: _Scales) -> cpp.Operand:
+    """The operand as addresses."""
+    data, scale = operand.data.contiguous(), operand.scale
+    scale = (scale if scale.shape == scales.shape else paddle.expand(scale, scales.shape)).contiguous()
+    handed = cpp.Operand(
+        integers=data.data_ptr(),
+        lowest=operand.lowest,
+        highest=operand.highest,
+        scale=scale.data_ptr(),
+        **scales.steps,
+    )
+    handed.tensors = data, scale  # live as long as their addresses are used
+    return handed
+
+
+def _owners(scale_shape: Sequence[int]) -> frozenset[int]:
     """The axes along which scales differ."""
-    return {axis for axis, size in enumerate(operand.scale.shape) if size != 1}
+    return frozenset(axis for axis, size in enumerate(scale_shape) if size != 1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
-import paddle
 from paddle import Tensor
 
 from lowbit.kernels.operands import operands
@@ -28,7 +27,7 @@ class KeptOperand:
             self._shape, self._operand = None, operand
         else:
             self._shape, self._signed = operand.data.shape, operand.lowest < 0
-            self._operand = replace(operand, data=packed)
+            self._operand = operand.laid_out(packed, operand.scale)
         self._version = fused.version(self._operand.data)
 
     @property
@@ -43,8 +42,9 @@ class KeptOperand:
         if self._shape is None:
             return self._operand
         whole = new_tensor(self._shape, "int8" if self._signed else "uint8")
-        operands().unpack_nibbles(data.data_ptr(), whole.data_ptr(), whole.size, signed=self._signed)
-        return replace(self._operand, data=whole)
+        count = math.prod(self._shape)
+        operands().unpack_nibbles(data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
+        return self._operand.laid_out(whole, self._operand.scale)
 
 
 def _packed(operand: Operand) -> Tensor | None:
@@ -52,9 +52,11 @@ def _packed(operand: Operand) -> Tensor | None:
     bottom, top = (-8, 7) if operand.lowest < 0 else (0, 15)
     if not operand.is_integer or operand.lowest < bottom or operand.highest > top:
         return None
-    if operands() is None or not operand.data.place.is_cpu_place():
+    kernels = operands()
+    if kernels is None or not operand.data.place.is_cpu_place():
         return None
     data = operand.data.contiguous()
-    packed = paddle.empty([(data.size + 1) // 2], "uint8")
-    operands().pack_nibbles(data.data_ptr(), packed.data_ptr(), data.size)
+    count = math.prod(data.shape)
+    packed = new_tensor([(count + 1) // 2], "uint8")
+    kernels.pack_nibbles(data.data_ptr(), packed.data_ptr(), count)
     return packed

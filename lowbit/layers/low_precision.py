@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from paddle import Tensor, nn
@@ -41,48 +42,51 @@ class BackwardQuantizers(nn.Layer):
             quantizer = TrainingQuantizer(spec, layout, role, shape=shape, name=name)
             self.add_sublayer(_key(operand), quantizer)
         self.draws = Draws(number) if plan.is_stochastic else None
+        self.shared = frozenset(operand for operand in FORWARD_OF if is_shared(plan, operand))
+
+    def quantizer(self, operand: str) -> TrainingQuantizer | None:
+        """The operand's own; None where it has none."""
+        return self._sub_layers.get(_key(operand))
 
 
 class Operands:
     """The operands of one call of a layer: made in forward, and still there in backward."""
 
     def __init__(self, layer: nn.Layer) -> None:
-        self._layer, self._plan = layer, layer.plan
-        if layer.backward_quantizers.draws is not None:
-            layer.backward_quantizers.draws.next_step()
+        self._layer, self._backward = layer, layer.backward_quantizers
+        self._draws = self._backward.draws
+        if self._draws is not None:
+            self._draws.next_step()
 
     @property
     def executor(self) -> Executor:
         """Who multiplies."""
-        return self._layer.backward_quantizers.executor
+        return self._backward.executor
 
     def make(self, operand: str, x: Tensor) -> Operand:
         """`x` quantized as the plan says of the operand, such as `forward.input`."""
         quantizer = self._quantizer(operand)
-        if quantizer is None or (operand in GRADIENTS and self._layer.backward_quantizers.gradients_in_full):
+        if quantizer is None or (operand in GRADIENTS and self._backward.gradients_in_full):
             return Operand(data=x.detach())
-        roundings = [None]
-        if quantizer.spec.rounding == "stochastic":
-            draws = self._layer.backward_quantizers.draws
-            roundings = [
-                draws.rounding(operand, sample, size=x.size) for sample in range(quantizer.spec.samples)
-            ]
+        roundings, spec = [None], quantizer.spec
+        if spec.rounding == "stochastic":
+            size = math.prod(x.shape)
+            roundings = [self._draws.rounding(operand, sample, size=size) for sample in range(spec.samples)]
         made = quantizer.operand(x, roundings)
-        look = self._layer.backward_quantizers.look
-        if look is not None:
-            look(operand, x, made)
+        if self._backward.look is not None:
+            self._backward.look(operand, x, made)
         return made
 
     def is_shared(self, operand: str) -> bool:
         """Whether a backward product takes the operand as forward has quantized it."""
-        return is_shared(self._plan, operand)
+        return operand in self._backward.shared
 
     def _quantizer(self, operand: str) -> TrainingQuantizer | None:
         if operand == "forward.input":
             return self._layer.input_quantizer
         if operand == "forward.weight":
             return self._layer.weight_quantizer
-        return getattr(self._layer.backward_quantizers, _key(operand), None)
+        return self._backward.quantizer(operand)
 
 
 def is_shared(plan: Plan, operand: str) -> bool:

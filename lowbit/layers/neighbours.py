@@ -7,6 +7,7 @@ derive.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import paddle
@@ -23,8 +24,9 @@ class Relu(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
-        y, ctx.bits = new_tensor(x.shape), paddle.empty([(x.size + 7) // 8], "uint8")
-        neighbours().relu_forward(x.data_ptr(), y.data_ptr(), ctx.bits.data_ptr(), x.size)
+        count = math.prod(x.shape)
+        y, ctx.bits = new_tensor(x.shape), new_tensor([(count + 7) // 8], "uint8")
+        neighbours().relu_forward(x.data_ptr(), y.data_ptr(), ctx.bits.data_ptr(), count)
         return y
 
     @staticmethod
@@ -36,7 +38,7 @@ class Relu(PyLayer):
 
 def _where_bits(dy: Tensor, bits: Tensor) -> Tensor:
     dx = new_tensor(dy.shape)
-    neighbours().relu_backward(dy.data_ptr(), bits.data_ptr(), dx.data_ptr(), dy.size)
+    neighbours().relu_backward(dy.data_ptr(), bits.data_ptr(), dx.data_ptr(), math.prod(dy.shape))
     return dx
 
 

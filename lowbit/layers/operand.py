@@ -43,6 +43,10 @@ class Operand:
         found = fused_groups.from_bytes(self.data, self.scale)
         return multiply(self.integers(), self.scale) if found is None else found
 
+    def laid_out(self, data: Tensor, scale: Tensor | None) -> Operand:
+        """The same integers in another layout."""
+        return Operand(data=data, scale=scale, lowest=self.lowest, highest=self.highest)
+
 
 def round_operand(
     x: Tensor, scale: Tensor, grid: Grid, roundings: Sequence[Rounding | None] = (None,)
@@ -66,10 +70,21 @@ def round_operand(
         found = data, bool(broken.any())
     data, broken = found
     if count > 1:
-        scale = multiply(scale, paddle.full([], 1 / count, "float32"))
+        scale = multiply(scale, 1 / count)
     if broken:
         scale = paddle.full_like(scale, float("nan"))
     return Operand(data=data, scale=scale, lowest=lowest, highest=highest)
+
+
+def with_axes_of(x: Tensor, scale: Tensor) -> Tensor:
+    """The scale with as many axes as `x` has, such that it is broadcast against it as before.
+
+    >>> with_axes_of(paddle.ones([2, 3]), paddle.ones([3])).shape
+    [1, 3]
+    """
+    shape = scale.shape
+    missing = len(x.shape) - len(shape)
+    return scale.reshape([1] * missing + shape) if missing else scale
 
 
 def _type_for(lowest: int, highest: int) -> str:

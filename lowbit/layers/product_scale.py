@@ -18,9 +18,9 @@ def note_scale(y: Tensor, contraction: Contraction, x: Operand, weight: Operand)
 
     Whoever takes it must see that it is right: Y may be changed in place.
     """
-    small = all(o.is_integer and max(-o.lowest, o.highest) <= _SMALL for o in (x, weight))
-    images = y.ndim == 4 and not isinstance(contraction, ChannelsLast)
-    scale = contraction.forward_scale(x.scale, weight.scale) if small and images else None
+    if not (_is_small(x) and _is_small(weight)) or len(y.shape) != 4 or isinstance(contraction, ChannelsLast):
+        return
+    scale = contraction.forward_scale(x.scale, weight.scale)
     if scale is not None:
         setattr(y, _ATTRIBUTE, scale)
 
@@ -28,8 +28,13 @@ def note_scale(y: Tensor, contraction: Contraction, x: Operand, weight: Operand)
 def noted_scale(y: Tensor) -> Tensor | None:
     """The scale of every channel of every image, [images, channels], if there is one."""
     scale = getattr(y, _ATTRIBUTE, None)
-    return (
-        None
-        if scale is None
-        else paddle.expand(scale, [*y.shape[:2], 1, 1]).reshape(y.shape[:2]).contiguous()
-    )
+    if scale is None:
+        return None
+    each = y.shape[:2]
+    if scale.shape != [*each, 1, 1]:
+        scale = paddle.expand(scale, [*each, 1, 1])
+    return scale.reshape(each).contiguous()
+
+
+def _is_small(operand: Operand) -> bool:
+    return operand.is_integer and operand.lowest >= -_SMALL and operand.highest <= _SMALL

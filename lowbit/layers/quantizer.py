@@ -109,19 +109,19 @@ class Quantizer(nn.Layer):
     def grid(self) -> Grid:
         """The grid in use; with `sign: auto`, the one that calibration has chosen."""
         if self.spec.sign == "fixed":
-            return parse_grid(self.spec.grid.name)
-        if not self.knows_sign:
+            return self.spec.grid
+        unsigned = self._unsigned()
+        if unsigned == _UNKNOWN:
             raise LowbitError(
                 f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
                 "has not been done: call lowbit.layers.calibrate(model, batches) first"
             )
-        unsigned = int(self._buffers["unsigned"].item())
-        return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else parse_grid(self.spec.grid.name)
+        return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else self.spec.grid
 
     @property
     def knows_sign(self) -> bool:
         """Whether `sign: auto` has been decided; always, where the sign is fixed."""
-        return self.spec.sign == "fixed" or int(self._buffers["unsigned"].item()) != _UNKNOWN
+        return self.spec.sign == "fixed" or self._unsigned() != _UNKNOWN
 
     def set_sign(self, *, unsigned: bool) -> None:
         """Decides `sign: auto`."""
@@ -256,24 +256,28 @@ class Quantizer(nn.Layer):
             )
         return part
 
+    def _unsigned(self) -> int:
+        return int(self._buffers["unsigned"].item())
+
     def _axes(self, x: Tensor, granularity: Granularity) -> tuple[int, ...]:
+        axes = len(x.shape)
         if not granularity.letters:
-            return tuple(range(x.ndim))
-        layout = self._layout_of(x)
-        if x.ndim != len(layout):
+            return tuple(range(axes))
+        layout = self._layout_of(axes)
+        if axes != len(layout):
             raise LowbitError(
-                f"{self._who()} has {x.ndim} axes, for which the granularity {granularity} has no "
+                f"{self._who()} has {axes} axes, for which the granularity {granularity} has no "
                 "meaning: use per-tensor"
             )
         return granularity.reduced_axes(layout)
 
-    def _layout_of(self, x: Tensor) -> str:
-        if self.role != "weight" and self.layout.endswith("C") and 0 < x.ndim < len(self.layout):
-            return self.layout[: x.ndim - 1] + "C"
+    def _layout_of(self, axes: int) -> str:
+        if 0 < axes < len(self.layout) and self.role != "weight" and self.layout.endswith("C"):
+            return self.layout[: axes - 1] + "C"
         return self.layout
 
     def _round(self, x: Tensor) -> Tensor:
-        grid = parse_grid(self.spec.grid.name)
+        grid = self.spec.grid
         if grid.storage is None or paddle.in_dynamic_mode():
             return round_to_grid(x, grid)
         return x.cast(grid.storage).cast(x.dtype)

@@ -60,7 +60,7 @@ class BatchNorm(PyLayer):
         # Without a sum before it, what the ReLU lets through shows in x.
         ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
         multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
-        largest = paddle.empty([*x.shape[:2], 1, 1], "float32")
+        largest = new_tensor([*x.shape[:2], 1, 1])
         fits = neighbours().batch_norm_forward(
             _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
             y.data_ptr(),
@@ -110,9 +110,9 @@ def _by_kernel(
     """The gradients of x, weight, bias and the other, those that are wanted."""
     statistics, (of_x, *of_channels, of_other) = ctx.statistics, ctx.learning
     dx = new_tensor(dy.shape) if of_x else None
-    dweight, dbias = (paddle.empty_like(statistics.mean) if learns else None for learns in of_channels)
+    dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
     dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
-    largest = paddle.empty([*dy.shape[:2], 1, 1], "float32")
+    largest = new_tensor([*dy.shape[:2], 1, 1])
     neighbours().batch_norm_backward(
         _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
         statistics.mean.data_ptr(),

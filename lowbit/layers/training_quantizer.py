@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import paddle
 from paddle import Tensor
 
 from lowbit.layers.across_ranks import largest_across_ranks
-from lowbit.layers.operand import Operand, round_operand
+from lowbit.layers.operand import Operand, round_operand, with_axes_of
 from lowbit.layers.quantizer import Quantizer
 from lowbit.layers.sightings import initial_alpha, initial_step
 from lowbit.numerics import (
@@ -45,11 +44,11 @@ class TrainingQuantizer(Quantizer):
             x = lsq_fake_quantize(x, step, grid)
         return x
 
-    @paddle.no_grad()
     def operand(self, x: Tensor, roundings: Sequence[Rounding | None] = (None,)) -> Operand:
         """`x`, of which `trained` has been taken, as an operand: rounded to nearest, or as said.
 
-        Of several roundings it is the mean: their integers are added up, and the scale is divided.
+        Of several roundings it is the mean: their integers are added up, and the scale is divided. Nothing of
+        it has a gradient.
         """
         x = as_float32(x.detach())
         if not self.spec.grid.is_integer:
@@ -57,13 +56,13 @@ class TrainingQuantizer(Quantizer):
         if self._sightings is not None:
             self._sightings.see(x)
             return Operand(data=x)
-        grid, channels = self._grid_of(x), self._layout_of(x).index("C")
-        x = self.spec.rotation(x, channels)
-        scale = self._scale_for(x, grid)
-        made = round_operand(x, scale, grid, roundings)
-        if self.spec.rotation:  # what is turned back is on no grid
-            return Operand(data=self.spec.rotation(made.values(), channels))
-        return made
+        grid, rotation = self._grid_of(x), self.spec.rotation
+        if not rotation:
+            return round_operand(x, self._scale_for(x, grid), grid, roundings)
+        channels = self._layout_of(len(x.shape)).index("C")
+        x = rotation(x, channels)
+        made = round_operand(x, self._scale_for(x, grid), grid, roundings)
+        return Operand(data=rotation(made.values(), channels))  # what is turned back is on no grid
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""
@@ -75,7 +74,7 @@ class TrainingQuantizer(Quantizer):
     def _scale_for(self, x: Tensor, grid: Grid) -> Tensor:
         """The scale of every group of `x`, with as many axes as it has."""
         if self.step is not None:
-            scale = at_least_smallest(self.step.value)
+            scale = at_least_smallest(self.step.value.detach())
         else:
             axes = self._axes(x, self.spec.granularity)
             if self.spec.scaling.name == "hindsight":
@@ -83,7 +82,7 @@ class TrainingQuantizer(Quantizer):
             else:
                 range_ = self._range(x, grid, axes, None)
             scale = scale_from_range(range_, grid)
-        return scale.reshape([1] * (x.ndim - scale.ndim) + scale.shape)
+        return with_axes_of(x, scale)
 
     def _range_in_hindsight(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
         """The range of earlier batches; the first one has its own."""

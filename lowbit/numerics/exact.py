@@ -18,7 +18,13 @@ _MULTIPLY, _DIVIDE = Tensor.__mul__, Tensor.__truediv__
 
 def as_float32(x: Tensor) -> Tensor:
     """`x` in fp32; itself when it is, since Paddle would copy it."""
-    return x if x.dtype == paddle.float32 else x.cast("float32")
+    return x if is_float32(x) else x.cast("float32")
+
+
+def is_float32(x: Tensor) -> bool:
+    """Whether `x` is in fp32."""
+    dtype = x.dtype
+    return dtype is paddle.float32 or dtype == paddle.float32  # Paddle's == takes microseconds
 
 
 def as_type_of(x: Tensor, y: Tensor) -> Tensor:
@@ -36,8 +42,8 @@ def subtract(x: Tensor, y: Tensor) -> Tensor:
     return _SUBTRACT(x, y) if isinstance(x, Tensor) else x - y
 
 
-def multiply(x: Tensor, y: Tensor) -> Tensor:
-    """x * y, rounded once."""
+def multiply(x: Tensor, y: Tensor | float) -> Tensor:
+    """x * y, rounded once; a number `y` is one of fp32."""
     return _MULTIPLY(x, y) if isinstance(x, Tensor) else x * y
 
 

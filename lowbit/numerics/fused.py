@@ -16,6 +16,7 @@ from paddle import Tensor
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.kernels.library import Layout, Levels
+from lowbit.numerics.exact import is_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.new_tensor import new_tensor
 
@@ -24,7 +25,7 @@ def layout(x: Tensor, *scales: Tensor) -> Layout | None:
     """How a kernel sees `x` under these scales (or bounds); None when it is one for plain operators."""
     if not paddle.in_dynamic_mode() or kernels() is None:
         return None
-    if not all(_is_plain_memory(tensor) for tensor in (x, *scales)):
+    if not all(is_plain_memory(tensor) for tensor in (x, *scales)):
         return None
     return _layout(tuple(x.shape), *(tuple(scale.shape) for scale in scales))
 
@@ -36,8 +37,9 @@ def layout_of_gradient(dy: Tensor, x: Tensor, *scales: Tensor) -> Layout | None:
     return layout(x, *scales)
 
 
-def _is_plain_memory(x: Tensor) -> bool:
-    return x.dtype == paddle.float32 and x.place.is_cpu_place() and x.is_contiguous()
+def is_plain_memory(x: Tensor) -> bool:
+    """Whether a kernel can take the address of its values: contiguous fp32 on the CPU."""
+    return is_float32(x) and x.place.is_cpu_place() and x.is_contiguous()
 
 
 @lru_cache(maxsize=4096)
@@ -102,7 +104,7 @@ def straight_through(
     """The gradients of `x` and of the bound, as far as they are learning."""
     dy = dy.contiguous()
     dx = new_tensor(x.shape) if learning[0] else None
-    dbound = paddle.empty_like(bound) if learning[1] else None
+    dbound = new_tensor(bound.shape) if learning[1] else None
     kernels().quantize_grad(
         x.data_ptr(),
         dy.data_ptr(),
@@ -122,7 +124,7 @@ def learned_step(
     """LSQ's gradients of `x` and of the step, the latter not yet multiplied by its pace."""
     dy = dy.contiguous()
     dx = new_tensor(x.shape) if learning[0] else None
-    dstep = paddle.empty_like(step) if learning[1] else None
+    dstep = new_tensor(step.shape) if learning[1] else None
     kernels().lsq_grad(
         x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)
     )

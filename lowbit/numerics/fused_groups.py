@@ -6,12 +6,15 @@ types and devices, more than four axes, memory that is not contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import paddle
 from paddle import Tensor
 
-from lowbit.kernels.operands import Draw, Integers, Operands, axes_of, operands
+from lowbit.kernels.operands import Axes, Draw, Integers, Operands, axes_of, operands
+from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
@@ -26,11 +29,11 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
     kernels = _kernels(x)
     if kernels is None:
         return None
-    shape = shape_of_scales(x.shape, axes)
-    found = paddle.empty(shape, "float32")
-    if signed and x.ndim == _MOST_AXES and (noted := noted_ranges(x, axes)) is not None:
+    if signed and (noted := noted_ranges(x, axes)) is not None:
         x = noted
-    kernels.ranges(x.data_ptr(), found.data_ptr(), axes_of(x.shape, shape), signed=signed)
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    found = new_tensor(shape)
+    kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
     return found
 
 
@@ -38,7 +41,7 @@ def mse_ranges(x: Tensor, grid: Grid, axes: Sequence[int], turns: int) -> Tensor
     """What lowbit.numerics.mse computes."""
     found = ranges(x, axes)
     if found is not None:
-        seen = axes_of(x.shape, found.shape)
+        _, seen = _groups(tuple(x.shape), tuple(axes))
         operands().mse_ranges(x.data_ptr(), found.data_ptr(), seen, _integers(grid), turns=turns)
     return found
 
@@ -48,8 +51,9 @@ def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
     kernels = _kernels(ranges_)
     if kernels is None:
         return None
-    found = paddle.empty_like(ranges_)
-    kernels.scales(ranges_.data_ptr(), found.data_ptr(), ranges_.size, _integers(grid))
+    shape = ranges_.shape
+    found = new_tensor(shape)
+    kernels.scales(ranges_.data_ptr(), found.data_ptr(), math.prod(shape), _integers(grid))
     return found
 
 
@@ -57,36 +61,38 @@ def to_bytes(
     x: Tensor, scale: Tensor, grid: Grid, roundings: Sequence[Rounding | None]
 ) -> tuple[Tensor, int] | None:
     """The integers, or the sums of those of two roundings, a byte each; and how many values were NaN."""
-    kernels = _kernels(x)
-    draws = [rounding for rounding in roundings if isinstance(rounding, Stochastic)]
-    if kernels is None or _kernels(scale) is None or scale.ndim != x.ndim:
+    kernels = _kernels(x, scale)
+    shape, scale_shape = x.shape, scale.shape
+    if kernels is None or len(scale_shape) != len(shape):
         return None
-    if len(draws) not in (0, len(roundings)) or (not draws and len(roundings) > 1):
+    draws = [Draw(r.seed, r.step, r.layer) for r in roundings if isinstance(r, Stochastic)]
+    count = len(roundings)
+    if len(draws) not in (0, count) or (not draws and count > 1):
         return None
-    lowest, highest = grid.lowest * len(roundings), grid.highest * len(roundings)
-    if lowest < -128 or highest > (127 if grid.signed else 255):
+    if grid.lowest * count < -128 or grid.highest * count > (127 if grid.signed else 255):
         return None
-    q = new_tensor(x.shape, "int8" if grid.signed else "uint8")
+    q = new_tensor(shape, "int8" if grid.signed else "uint8")
     broken = kernels.to_integers(
         *(x.data_ptr(), q.data_ptr(), scale.data_ptr()),
-        axes_of(x.shape, scale.shape),
+        axes_of(shape, scale_shape),
         _integers(grid),
-        [Draw(draw.seed, draw.step, draw.layer) for draw in draws],
-        first=draws[0].first if draws else 0,
+        draws,
+        first=roundings[0].first if draws else 0,
     )
     return q, broken
 
 
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
     """The values of integers of a byte: q * scale."""
-    if q.dtype not in (paddle.int8, paddle.uint8) or q.ndim > _MOST_AXES or 0 in q.shape:
+    kernels, shape, scale_shape = _kernels(scale), q.shape, scale.shape
+    if kernels is None or len(scale_shape) != len(shape) or 0 in shape:
         return None
-    if _kernels(scale) is None or scale.ndim != q.ndim or not q.place.is_cpu_place() or not q.is_contiguous():
+    if q.dtype not in (paddle.int8, paddle.uint8) or not q.place.is_cpu_place() or not q.is_contiguous():
         return None
-    y = new_tensor(q.shape)
-    operands().from_integers(
+    y = new_tensor(shape)
+    kernels.from_integers(
         *(q.data_ptr(), y.data_ptr(), scale.data_ptr()),
-        axes_of(q.shape, scale.shape),
+        axes_of(shape, scale_shape),
         signed=q.dtype == paddle.int8,
     )
     return y
@@ -96,8 +102,21 @@ def _integers(grid: Grid) -> Integers:
     return Integers(grid.lowest, grid.highest, grid.logarithmic)
 
 
-def _kernels(x: Tensor) -> Operands | None:
-    if not paddle.in_dynamic_mode() or not isinstance(x, Tensor) or x.ndim > _MOST_AXES or 0 in x.shape:
+@lru_cache(maxsize=4096)
+def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], Axes]:
+    """The scales' shape where groups lie along `axes`, and how they lie along the tensor."""
+    scale_shape = shape_of_scales(shape, axes)
+    return scale_shape, axes_of(shape, scale_shape)
+
+
+def _kernels(*tensors: Tensor) -> Operands | None:
+    """The kernels, if they can take the values of all of these."""
+    if not paddle.in_dynamic_mode():
         return None
-    plain = x.dtype == paddle.float32 and x.place.is_cpu_place() and x.is_contiguous()
-    return operands() if plain else None
+    for x in tensors:
+        if not isinstance(x, Tensor) or not is_plain_memory(x):
+            return None
+        shape = x.shape
+        if len(shape) > _MOST_AXES or 0 in shape:
+            return None
+    return operands()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from lowbit.errors import LowbitError, nearest
 from lowbit.numerics.groups import shape_of_scales
@@ -54,8 +55,7 @@ class Granularity:
         >>> parse_granularity("N").reduced_axes("CN")
         (0,)
         """
-        _check_layout(layout)
-        return tuple(axis for axis, letter in enumerate(layout) if letter not in self.letters)
+        return _axes_without(self.letters, layout)
 
 
 def parse_granularity(word: str) -> Granularity:
@@ -92,6 +92,8 @@ def _what_instead(word: object) -> str:
     return f'did you mean "{_PER_TENSOR}"?' if nearest(word, [_PER_TENSOR]) else valid
 
 
-def _check_layout(layout: str) -> None:
+@cache
+def _axes_without(letters: str, layout: str) -> tuple[int, ...]:
     if not set(layout) <= set(LETTERS) or len(set(layout)) != len(layout):
         raise ValueError(f'layout "{layout}" must be different letters of {LETTERS}, one per axis')
+    return tuple(axis for axis, letter in enumerate(layout) if letter not in letters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,14 @@ class Grid:
         """Whether values are integers times a scale."""
         return self.bits is not None
 
-    @property
+    @cached_property
     def lowest(self) -> int:
         """The smallest integer: 0, or -2^(b-1), or, narrow or logarithmic, as far from 0 as the highest."""
         if not self.signed:
             return 0
         return -self.highest if self.narrow or self.logarithmic else -(1 << (self._integer_bits() - 1))
 
-    @property
+    @cached_property
     def highest(self) -> int:
         """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1, or, logarithmic, the last power of two."""
         if self.logarithmic:  # 0 and 2^(b-1)-1 powers of two on either side

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -32,9 +30,9 @@ def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
     dx, y = np.empty(geometry.input, np.float32), np.empty(geometry.output, np.float32)
     x = rng.integers(-8, 8, geometry.input).astype(np.int8)
     of_n, of_pixel = (scale[0].size, 1) if by_pixel else (1, 0)
-    gradient, data, weights = (
+    gradient, data, data_of_one_scale, weights = (
         Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=scale.ctypes.data, of_n=n, of_pixel=pixel)
-        for a, n, pixel in [(dy, of_n, of_pixel), (x, 1, 0), (w, 0, 0)]
+        for a, n, pixel in [(dy, of_n, of_pixel), (x, 1, 0), (x, 0, 0), (w, 0, 0)]
     )
     products.grad_input(geometry, gradient, weights, dx.ctypes.data)
     products.forward(geometry, data, weights, y.ctypes.data)
@@ -44,7 +42,7 @@ def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
         for n in (1, 0)
     )
     products.grad_weight(geometry, by_sample, data, dw[0].ctypes.data)
-    products.grad_weight(geometry, shared, replace(data, of_n=0), dw[1].ctypes.data)
+    products.grad_weight(geometry, shared, data_of_one_scale, dw[1].ctypes.data)
     return [dx, y, dw]
 
 
