@@ -82,8 +82,6 @@ _SIGNATURES = {
     "lowbit_from_integers": (None, [_ADDRESS] * 3 + [_SEEN, _NUMBER]),
     "lowbit_pack_nibbles": (None, [_ADDRESS] * 2 + [_LONG]),
     "lowbit_unpack_nibbles": (None, [_ADDRESS] * 2 + [_LONG, _NUMBER]),
-    "lowbit_mask_bits": (None, [_ADDRESS] * 3 + [_SEEN] + [_NUMBER] * 2),
-    "lowbit_apply_mask": (None, [_ADDRESS] * 3 + [_LONG]),
     "lowbit_hadamard": (None, [_ADDRESS] * 2 + [_LONG] * 4),
 }
 
@@ -147,14 +145,6 @@ class Operands:
     def unpack_nibbles(self, packed: int, q: int, count: int, *, signed: bool) -> None:
         """The other way."""
         self._library.lowbit_unpack_nibbles(packed, q, count, signed)
-
-    def mask_bits(self, x: int, bits: int, scales: int, axes: Axes, grid: Integers) -> None:
-        """A bit per element, 1 where the grid does not clip it, lowest first: (elements + 7) // 8 bytes."""
-        self._library.lowbit_mask_bits(x, bits, scales, _seen(axes), grid.lowest, grid.highest)
-
-    def apply_mask(self, dy: int, bits: int, dx: int, count: int) -> None:
-        """`dy` where the bit is 1, elsewhere 0."""
-        self._library.lowbit_apply_mask(dy, bits, dx, count)
 
     def hadamard(self, x: int, y: int, before: int, size: int, after: int, block: int) -> None:
         """numerics.rotation.hadamard along the middle axis of [before, size, after]."""

@@ -98,6 +98,17 @@ def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
     return y
 
 
+def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
+    """What lowbit.numerics.rotation computes."""
+    kernels = _kernels(x)
+    if kernels is None or not x.stop_gradient:  # a gradient comes through operators
+        return None
+    y, shape = new_tensor(x.shape), x.shape
+    around = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    kernels.hadamard(x.data_ptr(), y.data_ptr(), *around, block)
+    return y
+
+
 def _integers(grid: Grid) -> Integers:
     return Integers(grid.lowest, grid.highest, grid.logarithmic)
 

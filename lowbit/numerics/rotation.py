@@ -13,6 +13,7 @@ import paddle
 from paddle import Tensor
 
 from lowbit.errors import LowbitError
+from lowbit.numerics import fused_groups
 from lowbit.numerics.exact import add, multiply, subtract
 from lowbit.numerics.words import join_word, name_and_number
 
@@ -63,7 +64,7 @@ def parse_rotation(word: str) -> Rotation:
 
 
 def hadamard(x: Tensor, axis: int, block: int) -> Tensor:
-    """The orthonormal Walsh-Hadamard transform of consecutive blocks along an axis, by its butterflies.
+    """The orthonormal Walsh-Hadamard transform of consecutive blocks along an axis.
 
     >>> hadamard(paddle.to_tensor([1.0, 1.0, 4.0, 0.0]), 0, 4).tolist()
     [3.0, 2.0, -1.0, -2.0]
@@ -71,6 +72,13 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor:
     size = x.shape[axis]
     if block & (block - 1) or size % block:
         raise LowbitError(f"an axis of {size} cannot be turned in blocks of {block}")
+    turned = fused_groups.hadamard(x, axis, block) if block <= _LARGEST else None
+    return butterflies(x, axis, block) if turned is None else turned
+
+
+def butterflies(x: Tensor, axis: int, block: int) -> Tensor:
+    """The same, one stage of sums and differences after the other: the kernel's twin."""
+    size = x.shape[axis]
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     turned, half = x, 1
     while half < block:

@@ -17,7 +17,6 @@ from lowbit.numerics import (
     Stochastic,
     fused,
     fused_groups,
-    hadamard,
     nearest,
     parse_grid,
     scale_from_range,
@@ -26,7 +25,8 @@ from lowbit.numerics.counter_random import random_integers
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.log_grid import log_round
 from lowbit.numerics.mse import mse_range
-from lowbit.numerics.quantize import quantize_to_integers, straight_through
+from lowbit.numerics.quantize import quantize_to_integers
+from lowbit.numerics.rotation import butterflies
 from tests.numerics.twin import F32, HUGE, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -293,29 +293,6 @@ def test_nibbles(count, signed, seed):
         assert_frame(whole)
 
 
-@given(case=tensors(), grid=grids)
-@settings(max_examples=100, deadline=None)
-def test_masks(case, grid):
-    x, shared = case
-    axes, _ = axes_for(x, shared)
-    scale = scales_for(np.where(np.isfinite(x), x, F32(1)) * F32(0.6), shared, grid)
-    dy = np.random.default_rng(x.size).standard_normal(x.shape).astype(F32)
-    dy.ravel()[::7] = np.nan  # to be left out as well
-    passed = straight_through(*map(paddle.to_tensor, (dy, x, scale)), grid).numpy()
-    with np.errstate(all="ignore"):
-        v = x / scale
-    inside = (v >= grid.lowest - 0.5) & (v <= grid.highest + 0.5)
-    for _ in each_variant():
-        bits, whole_bits = framed([(x.size + 7) // 8], np.uint8)
-        operands().mask_bits(at(x), at(bits), at(scale), axes, integers_of(grid))
-        np.testing.assert_array_equal(bits, np.packbits(inside, bitorder="little"))
-        dx, whole = framed(x.shape, F32)
-        operands().apply_mask(at(dy), at(bits), at(dx), x.size)
-        assert_same_bits(dx, passed)
-        assert_frame(whole_bits)
-        assert_frame(whole)
-
-
 @given(
     power=st.integers(0, 6),
     before=st.integers(1, 40),
@@ -328,7 +305,7 @@ def test_hadamard(power, before, blocks, after, seed):
     block = 2**power
     shape = (before if after < 100 else 2, blocks * block, after)
     x = np.random.default_rng(seed).standard_normal(shape).astype(F32)
-    expected = hadamard(paddle.to_tensor(x), 1, block).numpy()
+    expected = butterflies(paddle.to_tensor(x), 1, block).numpy()
     for _ in each_variant():
         found, whole = framed(shape, F32)
         operands().hadamard(at(x), at(found), *shape, block)
@@ -352,7 +329,6 @@ def test_no_elements(shape, scale_shape):
         operands().mse_ranges(0, at(found), axes, Integers(-8, 7))
         assert operands().to_integers(0, 0, at(found), axes, Integers(-8, 7)) == 0
         operands().from_integers(0, 0, at(found), axes, signed=True)
-        operands().mask_bits(0, 0, at(found), axes, Integers(-8, 7))
         assert not found.any()
         assert_frame(whole)
 

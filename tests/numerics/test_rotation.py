@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
-from lowbit.numerics import Rotation, hadamard, parse_rotation
+from lowbit.kernels import kernels
+from lowbit.numerics import Rotation, hadamard, parse_rotation, rotation
+from lowbit.numerics.rotation import butterflies
 
 
 def _matrix(block: int) -> np.ndarray:
@@ -50,3 +52,14 @@ def test_words():
 def test_a_block_that_does_not_divide():
     with pytest.raises(LowbitError, match="cannot be turned"):
         hadamard(paddle.zeros([6]), 0, 4)
+
+
+def test_a_kernel_turns_what_no_gradient_is_wanted_of(monkeypatch):
+    x = paddle.randn([2, 8, 3])
+    expected = butterflies(x, 1, 8).numpy()
+    monkeypatch.setattr(rotation, "butterflies", lambda *a: None)
+    if kernels() is not None:
+        np.testing.assert_array_equal(hadamard(x, 1, 8).numpy(), expected)
+        assert hadamard(paddle.randn([256]), 0, 128) is None  # a larger block than it knows
+    x.stop_gradient = False
+    assert hadamard(x, 1, 8) is None

@@ -20,8 +20,6 @@ struct Passes {
     decltype(&lowbit_from_integers) from_integers;
     decltype(&lowbit_pack_nibbles) pack_nibbles;
     decltype(&lowbit_unpack_nibbles) unpack_nibbles;
-    decltype(&lowbit_mask_bits) mask_bits;
-    decltype(&lowbit_apply_mask) apply_mask;
     decltype(&lowbit_hadamard) hadamard;
     Convert log[3], small[3], large[3];  // for as many draws
 };
@@ -62,13 +60,6 @@ struct Passes {
     TARGET void unpack_nibbles(const uint8_t* packed, void* q, int64_t count, int32_t is_signed) {            \
         lowbit::unpack_nibbles(packed, static_cast<uint8_t*>(q), count, is_signed);                           \
     }                                                                                                         \
-    TARGET void mask_bits(const float* x, uint8_t* bits, const float* scales, const lowbit_axes* axes,        \
-                          int32_t lowest, int32_t highest) {                                                  \
-        lowbit::mask_bits(x, bits, scales, *axes, lowest, highest);                                           \
-    }                                                                                                         \
-    TARGET void apply_mask(const float* dy, const uint8_t* bits, float* dx, int64_t count) {                  \
-        lowbit::apply_mask(dy, bits, dx, count);                                                              \
-    }                                                                                                         \
     TARGET void hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after,               \
                          int64_t block) {                                                                     \
         lowbit::hadamard(x, y, before, size, after, block);                                                   \
@@ -79,8 +70,6 @@ struct Passes {
                            from_integers,                                                                     \
                            pack_nibbles,                                                                      \
                            unpack_nibbles,                                                                    \
-                           mask_bits,                                                                         \
-                           apply_mask,                                                                        \
                            hadamard,                                                                          \
                            {log_nearest, log_one_draw, log_two_draws},                                        \
                            {nearest, small_one_draw, small_two_draws},                                        \
@@ -137,15 +126,6 @@ void lowbit_pack_nibbles(const void* q, uint8_t* packed, int64_t count) { curren
 
 void lowbit_unpack_nibbles(const uint8_t* packed, void* q, int64_t count, int32_t is_signed) {
     current().unpack_nibbles(packed, q, count, is_signed);
-}
-
-void lowbit_mask_bits(const float* x, uint8_t* bits, const float* scales, const lowbit_axes* axes, int32_t lowest,
-                      int32_t highest) {
-    current().mask_bits(x, bits, scales, axes, lowest, highest);
-}
-
-void lowbit_apply_mask(const float* dy, const uint8_t* bits, float* dx, int64_t count) {
-    current().apply_mask(dy, bits, dx, count);
 }
 
 void lowbit_hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after, int64_t block) {

@@ -51,14 +51,6 @@ LOWBIT_PUBLIC void lowbit_from_integers(const void* q, float* y, const float* sc
 LOWBIT_PUBLIC void lowbit_pack_nibbles(const void* q, uint8_t* packed, int64_t count);
 LOWBIT_PUBLIC void lowbit_unpack_nibbles(const uint8_t* packed, void* q, int64_t count, int32_t is_signed);
 
-// A bit for each element in the order of memory, from the lowest bit of the first byte on: 1 where nothing is clipped,
-// that is where lowest - 1/2 <= x / scale <= highest + 1/2; bits behind the last element are 0.
-LOWBIT_PUBLIC void lowbit_mask_bits(const float* x, uint8_t* bits, const float* scales, const lowbit_axes* axes,
-                                    int32_t lowest, int32_t highest);
-
-// dx = dy where the bit is 1, else 0.
-LOWBIT_PUBLIC void lowbit_apply_mask(const float* dy, const uint8_t* bits, float* dx, int64_t count);
-
 // The orthonormal Walsh-Hadamard transform of every `block` consecutive elements along the middle axis of
 // [before, size, after]; block is a power of two up to 64 that divides the size. Its own inverse.
 LOWBIT_PUBLIC void lowbit_hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after,
