@@ -100,6 +100,16 @@ class Loader:
             raise LowbitError(f"cannot start at batch {start} of an epoch of {len(self)} batches")
         return self._iterate(epoch, start)
 
+    def image_shape(self) -> tuple[int, ...]:
+        """The shape that the transform gives, found by trying it on the first image that can be read."""
+        if self._shape is None:
+            image, index = self._good_image(0, [])
+            try:
+                self._shape = self._transform(image, sample_generator(0, 0, index)).shape
+            except LowbitError as error:
+                raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
+        return self._shape
+
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         order = self.sampler.order(epoch)
         waiting: deque[_Pending] = deque()
@@ -118,7 +128,7 @@ class Loader:
     def _submit(self, pool: ThreadPoolExecutor, epoch: int, share: Share) -> _Pending:
         count = len(share.indices)
         batch = Batch(
-            np.empty((count, *self._image_shape()), np.float32),
+            np.empty((count, *self.image_shape()), np.float32),
             np.empty(count, np.int64),
             float(share.weight),
         )
@@ -167,16 +177,6 @@ class Loader:
             self._transform(image, generator, out)
         except LowbitError as error:
             raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
-
-    def _image_shape(self) -> tuple[int, ...]:
-        """The shape that the transform gives, found by trying it on the first image that can be read."""
-        if self._shape is None:
-            image, index = self._good_image(0, [])
-            try:
-                self._shape = self._transform(image, sample_generator(0, 0, index)).shape
-            except LowbitError as error:
-                raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
-        return self._shape
 
     def _count(self, error: BadImageError) -> None:
         if error.name in self.bad_images:

@@ -213,7 +213,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if config.Global.sync_bn or config.Arch.use_sync_bn:
         model = convert_sync_batch_norm(model)
     if neighbours != "Paddle":
-        note_readers(model, example_images(config.Global.image_shape))
+        note_readers(model, example_images(train_loader.image_shape()))
     classes = class_names(train_data, num_classes)
     # With a new classifier the unquantized model knows nothing yet that one could compare with.
     keeps_fp32 = recipe is not None and config.pretrained is not None and not renewed

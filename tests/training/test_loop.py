@@ -11,7 +11,7 @@ import pytest
 from lowbit.errors import LowbitError
 from lowbit.kernels import onednn
 from lowbit.layers.fast_neighbours import neighbour_library
-from lowbit.layers.neighbours import BatchNorm
+from lowbit.layers.trained_norm import BatchNorm
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.distributed import Ranks
