@@ -22,7 +22,8 @@ def note_readers(model: nn.Layer, example: Tensor) -> int:
     """Note at each batch norm's weight its only reader, if a ReLU or a sum; returns how many have one.
 
     Of those, `fast_neighbours` computes norm, sum and ReLU in one pass. The model is run once as it is in
-    evaluation, and nothing of it is changed. Outside of `fast_neighbours`, and before `prepare`.
+    evaluation, and nothing of it is changed; if it does not run, nothing is known. Outside of
+    `fast_neighbours`, and before `prepare`.
 
     >>> model = nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU())
     >>> note_readers(model, paddle.randn([1, 3, 8, 8]))
@@ -38,11 +39,12 @@ def note_readers(model: nn.Layer, example: Tensor) -> int:
     ]
     try:
         with eval_mode(model), paddle.enable_grad():
-            output = model(example)
+            readers = _readers(model(example))
+    except Exception:  # the user's own forward may raise anything; training will tell, with the layer's name
+        readers, results = {}, {norm: [] for norm in norms}
     finally:
         for hook in hooks:
             hook.remove()
-    readers = _readers(output)
     for norm, calls in results.items():
         found = {_reader(node, readers) for node in calls}
         setattr(norm.weight, _ATTRIBUTE, found.pop() if len(found) == 1 else None)

@@ -87,6 +87,13 @@ def test_where_somebody_listens_nothing_waits():
     assert note_readers(block, paddle.randn([2, 3, 4, 4])) == 0
 
 
+def test_of_a_model_that_does_not_run_nothing_is_known():
+    block = _Block(lambda y, x: F.relu(y))
+    note_readers(block, paddle.randn([2, 3, 4, 4]))
+    assert note_readers(block, paddle.randn([2, 1, 4, 4])) == 0
+    assert noted_reader(block.norm.weight) is None and not block.norm._forward_post_hooks
+
+
 def test_a_new_look_forgets_the_old_one():
     block = _Block(lambda y, x: F.relu(y))
     note_readers(block, paddle.randn([2, 3, 4, 4]))
