@@ -34,9 +34,11 @@ class Run {
           product_(product),
           layout_(convolution, *product.source, *product.weight),
           weights_(convolution, layout_, *product.weight, product.transposed),
-          images_(convolution, layout_, product) {
+          images_(convolution, layout_, product),
+          tiles_(layout_.tiles) {
         plan_parts();
         find_places();
+        choose_tiles();
     }
 
     void run() {
@@ -99,6 +101,23 @@ class Run {
         }
     }
 
+    void choose_tiles() {
+#if LOWBIT_AMX
+        if (instruction_set() != InstructionSet::amx || layout_.packed != Packed::bytes) return;
+        std::vector<Pattern> patterns;
+        for (const PartPlan& plan : plans_) {
+            Pattern pattern{plan.places, images_.most() * plan.pixels, layout_.apart(*plan.part), layout_.panels, {}};
+            for (const Sum& sum : plan.sums) {
+                for (const Span& span : sum.spans) {
+                    for (const Segment& segment : span.segments) pattern.steps.push_back(segment.steps);
+                }
+            }
+            patterns.push_back(std::move(pattern));
+        }
+        tiles_ = choose_amx(tiles_, patterns);
+#endif
+    }
+
     void start_sums(PartPlan& plan) {
         const size_t channels = static_cast<size_t>(layout_.panels * kPanel);
         plan.wide_starts.assign(plan.sums.size() * channels, 0);
@@ -118,18 +137,19 @@ class Run {
     void run_images(int64_t group, int64_t first, int64_t count) {
         int64_t pixels = 0;
         for (const PartPlan& plan : plans_) pixels = std::max(pixels, count * plan.pixels);
-        const int64_t strips = up_to(pixels, kStrip) / kStrip, together = layout_.tiles.panels;
+        const int64_t length = tiles_.pixels, strips = up_to(pixels, length) / length, together = tiles_.panels;
         const int64_t bundles = up_to(layout_.panels, together) / together, threads = lowbit_threads();
         const int64_t wanted = threads > 1 ? up_to(threads * kItemsPerThread, bundles) / bundles : 1;
-        const int64_t pieces = std::min(wanted, strips), length = up_to(strips, pieces) / pieces;
+        const int64_t pieces = std::min(wanted, strips), most = up_to(strips, pieces) / pieces;
         parallel_for(bundles * pieces, [&](int64_t item) {
-            const int64_t panel = item / pieces * together, begin = item % pieces * length;
+            const int64_t panel = item / pieces * together, begin = item % pieces * most;
             const int64_t panels = std::min(together, layout_.panels - panel);
-            for (int64_t strip = begin; strip < std::min(strips, begin + length); strip++) {
+            const Ready ready(tiles_);
+            for (int64_t strip = begin; strip < std::min(strips, begin + most); strip++) {
                 for (const PartPlan& plan : plans_) {
-                    const int64_t p = strip * kStrip, left = count * plan.pixels - p;
+                    const int64_t p = strip * length, left = count * plan.pixels - p;
                     if (left <= 0) continue;
-                    const Work work{group, first, panel, panels, p, std::min(kStrip, left)};
+                    const Work work{group, first, panel, panels, p, std::min(length, left)};
                     product_.by_tap ? run_taps(plan, work) : run_strip(plan, work);
                 }
             }
@@ -145,8 +165,10 @@ class Run {
                           weights_.panel(work.panel) + span.first_step * 4 * kPanel,
                           layout_.panel_bytes,
                           start,
-                          sums};
-        (work.panels == 1 ? layout_.tiles.run_one : layout_.tiles.run)(strip);
+                          sums,
+                          layout_.apart(*plan.part),
+                          tiles_.tail};
+        (work.panels == 1 ? tiles_.run_one : tiles_.run)(strip);
     }
 
     // The sums of a strip: in int32 where they fit, else in `wide`, and true is returned.
@@ -254,6 +276,7 @@ class Run {
     const Layout layout_;
     Weights weights_;
     Images images_;
+    Tiles tiles_;
     std::vector<PartPlan> plans_;
 };
 
