@@ -65,16 +65,16 @@ class Product {
         const int64_t channel = r.group * plan_.group_channels + r.channel;
         for (int64_t n = 0; n < (plan_.by_sample ? plan_.g.batch : 1); ++n) {
             add_up(r, n, s);
-            int64_t shift[2 * kPanel] = {};
+            int64_t shift[kMostPanels * kPanel] = {};
             for (int64_t o = 0; plan_.zero && o < outputs; ++o) {
                 shift[o] = -int64_t(plan_.zero) * dy_sums_[n * plan_.g.outputs + output + o];
             }
             if (wide) loops_.empty(s.narrow, s.wide, shift, rows, width);
             if (sums) continue;
-            float scale_dy[2 * kPanel] = {};
+            float scale_dy[kMostPanels * kPanel] = {};
             for (int64_t o = 0; o < outputs; ++o) scale_dy[o] = dy_.scale[n * dy_.of_n + (output + o) * dy_.of_c];
             for (int64_t c = 0; c < r.channels; ++c) scale_x[c] = x_.scale[n * x_.of_n + (channel + c) * x_.of_c];
-            const int64_t none[2 * kPanel] = {};
+            const int64_t none[kMostPanels * kPanel] = {};
             if (wide) {
                 loops_.scale_wide(s.wide, none, scale_dy, scale_x, values, n > 0, r.channels, plan_.taps, width);
             } else {
@@ -101,7 +101,7 @@ class Product {
     // The sums over all images, or over sample n: block by block, so that dy's words are in the first cache while
     // all channels and taps pass by them.
     void add_up(const Rectangle& r, int64_t n, const Sums& s) const {
-        const int64_t none[2 * kPanel] = {};
+        const int64_t none[kMostPanels * kPanel] = {};
         // Only the last has words that leave something over.
         const int64_t some_words = up_to(piece(walk_.words, kBlockWords), plan_.route == Route::amx ? 16 : 1);
         const int64_t some_rows = piece(walk_.rows, walk_.words > kBlockWords ? 1 : kBlockWords / walk_.words);

@@ -39,9 +39,11 @@ LOWBIT_AMX_TARGET void add(const WeightTile& t, const uint8_t* const* x, int32_t
 
 void add_amx(const WeightTile& tile, const uint8_t* const* x, int32_t* const* sums, int64_t count, int64_t panels,
              int64_t tail) {
-    if (panels == 2) return (count == 2 ? add<2, 2> : add<1, 2>)(tile, x, sums, tail);
-    constexpr decltype(&add<1, 1>) kOnePanel[] = {add<1, 1>, add<2, 1>, add<3, 1>, add<4, 1>};
-    kOnePanel[count - 1](tile, x, sums, tail);
+    constexpr decltype(&add<1, 1>) kAdd[][kMostPanels] = {{add<1, 1>, add<1, 2>, add<1, 3>, add<1, 4>},
+                                                         {add<2, 1>, add<2, 2>, nullptr, nullptr},
+                                                         {add<3, 1>, nullptr, nullptr, nullptr},
+                                                         {add<4, 1>, nullptr, nullptr, nullptr}};
+    kAdd[count - 1][panels - 1](tile, x, sums, tail);
 }
 
 }  // namespace lowbit::weight

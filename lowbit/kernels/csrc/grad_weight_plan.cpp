@@ -116,6 +116,9 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     if (set == InstructionSet::amx && route == Route::vnni && amx_is_faster(walk, group_channels)) {
         route = Route::amx;
         tile_channels = alike(group_channels);
+        // A tap shifts x away from the lines of the cache, so it is better loaded once for four panels; but where
+        // sums are scaled with every sample, as few as possible, so that they stay in the first cache.
+        if (!by_sample) tile_panels = kMostPanels;
     }
 
     zeros.resize(g.width + kChunk);
