@@ -28,6 +28,15 @@ struct Segment {
     bool widen;
 };
 
+// Some pixels of a strip in one tile of AMX, whose rows are equally far from each other in memory: pixels along a
+// row of an image are, but not from its last to the next row's first. What lies between is computed with them and
+// left out; with padding of one pixel that are two of sixteen.
+struct Cover {
+    int64_t place;   // of the first
+    int64_t pixel;   // the same, counted in the strip
+    uint32_t rows;   // a bit for each that is a pixel; they are in order
+};
+
 struct Strip {
     const uint8_t* source;
     const int64_t* places;  // of the pixels, in bytes; kSlack more can be read
@@ -38,8 +47,11 @@ struct Strip {
     int64_t panel_bytes;   // to the next panel
     const int32_t* start;  // what the sums begin with, 16 of each panel
     int32_t* sums;         // [panels][kStrip + kSlack][16]
-    int64_t apart;         // bytes between neighbouring pixels, where they are in one row
-    int64_t tail;          // of AMX: steps; what segments leave over sixteens is a multiple
+    // For AMX alone:
+    const Cover* covers;  // of all pixels
+    int64_t tiles;
+    int64_t apart;  // bytes between the rows of a tile
+    int64_t tail;   // steps; what segments leave over sixteens is a multiple
 };
 
 constexpr int64_t kPanelOfSums = (kStrip + kSlack) * kPanel;
@@ -59,6 +71,12 @@ struct Pattern {
     const int64_t* places;
     int64_t pixels, apart, panels;
     std::vector<int64_t> steps;  // of the segments
+};
+
+// The tiles of AMX for some strips, and where those of each strip begin, and the last's end.
+struct Covers {
+    std::vector<Cover> tiles;
+    std::vector<int64_t> strips;
 };
 
 // How the operands of a product are packed, and the loops for them, `largest` being magnitudes of the bytes.
@@ -98,6 +116,7 @@ void run_two_panels_avx512vnni(const Strip& strip);
 #if LOWBIT_AMX
 // AMX instead of VNNI where it is faster: few steps do not fill its tiles, nor do short rows.
 Tiles choose_amx(const Tiles& vnni, const std::vector<Pattern>& parts);
+Covers cover(const Pattern& part, int64_t strip);
 void run_bytes_amx(const Strip& strip);
 void run_two_panels_amx(const Strip& strip);
 #endif
