@@ -17,14 +17,6 @@ bool ask() {
     return there && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// As the instruction reads it.
-struct alignas(64) Configuration {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-};
-static_assert(sizeof(Configuration) == 64);
-
 }  // namespace
 
 bool allowed() {
@@ -45,10 +37,17 @@ LOWBIT_AMX_TARGET Shapes::Shapes(int64_t rows, int64_t tail) {
         set(6, rows, 4 * tail);
         set(7, tail, kBytes);
     }
+    __asm__ volatile("sttilecfg %0" : "=m"(before_));
     __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-LOWBIT_AMX_TARGET Shapes::~Shapes() { __asm__ volatile("tilerelease" : : : "memory"); }
+LOWBIT_AMX_TARGET Shapes::~Shapes() {
+    if (before_.palette) {
+        __asm__ volatile("ldtilecfg %0" : : "m"(before_));
+    } else {
+        __asm__ volatile("tilerelease");
+    }
+}
 
 }  // namespace lowbit::amx
 #endif

@@ -24,14 +24,25 @@ constexpr int64_t kWords = 16, kRows = 16, kBytes = 64;  // of a tile: words and
 // Whether the processor has it and the system lets this process use it, which is asked for once.
 bool allowed();
 
+// As the instructions read and write it.
+struct alignas(64) Configuration {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+static_assert(sizeof(Configuration) == 64);
+
 // Tiles are a thread's own and get their shapes here: for left operands of so many rows and a tail of so many
-// words, 0 for none. The thread has none any more when this ends, so that others find it as it was.
+// words, 0 for none. When this ends they are as they were: another library (oneDNN) may count on its own.
 class Shapes {
   public:
     Shapes(int64_t rows, int64_t tail);
     ~Shapes();
     Shapes(const Shapes&) = delete;
     Shapes& operator=(const Shapes&) = delete;
+
+  private:
+    Configuration before_;
 };
 
 template <int kTile>
