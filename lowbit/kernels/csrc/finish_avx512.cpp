@@ -12,7 +12,9 @@ namespace {
 
 constexpr __mmask16 kAll = 0xffff;  // GCC 12 warns of what its functions without masks do
 
-AVX512_INLINE __m512 sixteen(const int32_t* from) { return _mm512_maskz_cvtepi32_ps(kAll, _mm512_loadu_si512(from)); }
+AVX512_INLINE __m512 sixteen(const int32_t* from) {
+    return _mm512_maskz_cvtepi32_ps(kAll, _mm512_loadu_si512(from));
+}
 AVX512_INLINE __m512 sixteen(const float* from) { return _mm512_loadu_ps(from); }
 
 AVX512_INLINE __m512 four_of(__m512 low, __m512 high, bool second) {
@@ -22,7 +24,8 @@ AVX512_INLINE __m512 four_of(__m512 low, __m512 high, bool second) {
 
 // Quarters 0 and 2 of both, or 1 and 3.
 AVX512_INLINE __m512 quarters_of(__m512 low, __m512 high, bool odd) {
-    return odd ? _mm512_maskz_shuffle_f32x4(kAll, low, high, 0xdd) : _mm512_maskz_shuffle_f32x4(kAll, low, high, 0x88);
+    return odd ? _mm512_maskz_shuffle_f32x4(kAll, low, high, 0xdd)
+               : _mm512_maskz_shuffle_f32x4(kAll, low, high, 0x88);
 }
 
 AVX512_INLINE void transpose(__m512 (&rows)[16]) {
