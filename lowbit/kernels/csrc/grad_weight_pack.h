@@ -5,6 +5,9 @@
 #include "loops.h"
 
 #include <cstring>
+#if LOWBIT_X86
+#include <emmintrin.h>
+#endif
 
 namespace lowbit::weight {
 
@@ -43,48 +46,58 @@ LOWBIT_INLINE void interleave(T* __restrict to, const uint8_t* const* from, int6
 // The rows of a channel are packed from the first to the last, kChunk bytes at a time: what is written behind the
 // end of one is written again with the next, and behind the last one there is room for it.
 
-typedef uint8_t Bytes32 __attribute__((vector_size(32)));
-typedef uint8_t Bytes8 __attribute__((vector_size(8)));
-typedef uint32_t Ints8 __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(kChunk)));
 
-// Eight bytes, each with three zeros behind it.
-LOWBIT_INLINE void widen(const uint8_t* from, Ints8& to) {
-    Bytes8 bytes;
-    memcpy(&bytes, from, sizeof bytes);
-    to = __builtin_convertvector(bytes, Ints8);
+#if LOWBIT_X86
+
+// Sixteen pixels of four lanes: bytes in pairs, then pairs in fours.
+LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, uint8_t* to) {
+    __m128i lanes[4];
+    for (int i = 0; i < 4; ++i) lanes[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i] + at));
+    __m128i* out = reinterpret_cast<__m128i*>(to);
+    const __m128i low = _mm_unpacklo_epi8(lanes[0], lanes[1]), low_too = _mm_unpacklo_epi8(lanes[2], lanes[3]);
+    const __m128i high = _mm_unpackhi_epi8(lanes[0], lanes[1]), high_too = _mm_unpackhi_epi8(lanes[2], lanes[3]);
+    _mm_storeu_si128(out, _mm_unpacklo_epi16(low, low_too));
+    _mm_storeu_si128(out + 1, _mm_unpackhi_epi16(low, low_too));
+    _mm_storeu_si128(out + 2, _mm_unpacklo_epi16(high, high_too));
+    _mm_storeu_si128(out + 3, _mm_unpackhi_epi16(high, high_too));
 }
 
-// The pixels of one chunk: 32 of bytes in one lane, 8 in four, 16 of 16 bits in one, 8 in two.
+#else
+
+LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, uint8_t* to) {
+    for (int64_t i = 0; i < 16; ++i) {
+        for (int lane = 0; lane < 4; ++lane) to[4 * i + lane] = from[lane][at + i];
+    }
+}
+
+#endif
+
+// The pixels of one chunk: 64 of bytes in one lane, 16 in four, 32 of 16 bits in one, 16 in two.
 template <class T, bool kSigned, int kLanes>
-LOWBIT_INLINE void pack_chunk(T* to, const uint8_t* const* from, int64_t at, int32_t shift) {
-    if (sizeof(T) == 1) {
-        Bytes32 bytes;
-        if (kLanes == 1) {
-            memcpy(&bytes, from[0] + at, sizeof bytes);
+LOWBIT_INLINE void pack_chunk(T* to, const uint8_t* const (&from)[kLanes], int64_t at, int32_t shift) {
+    if constexpr (sizeof(T) == 1) {
+        Bytes bytes;
+        if constexpr (kLanes == 4) {
+            interleave_16(from, at, reinterpret_cast<uint8_t*>(&bytes));
         } else {
-            Ints8 a, b, c, d;
-            widen(from[0] + at, a);
-            widen(from[kLanes > 1 ? 1 : 0] + at, b);
-            widen(from[kLanes > 2 ? 2 : 0] + at, c);
-            widen(from[kLanes > 2 ? 3 : 0] + at, d);
-            a |= b << 8 | c << 16 | d << 24;
-            memcpy(&bytes, &a, sizeof bytes);
+            memcpy(&bytes, from[0] + at, sizeof bytes);
         }
         bytes += uint8_t(shift);
         memcpy(to, &bytes, sizeof bytes);
-        return;
-    }
-    int16_t values[kChunk / 2];
-    for (int64_t i = 0; i < kChunk / 2 / kLanes; ++i) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            values[i * kLanes + lane] = packed<int16_t, kSigned>(from[lane][at + i], 0);
+    } else {
+        int16_t values[kChunk / 2];
+        for (int64_t i = 0; i < kChunk / 2 / kLanes; ++i) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                values[i * kLanes + lane] = packed<int16_t, kSigned>(from[lane][at + i], 0);
+            }
         }
+        memcpy(to, values, sizeof values);
     }
-    memcpy(to, values, sizeof values);
 }
 
 LOWBIT_INLINE void fill(uint8_t* to, int64_t bytes, int32_t zero) {
-    Bytes32 zeros = {};
+    Bytes zeros = {};
     zeros += uint8_t(zero);
     for (int64_t i = 0; i < bytes; i += kChunk) memcpy(to + i, &zeros, sizeof zeros);
 }

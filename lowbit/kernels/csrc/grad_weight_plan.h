@@ -23,7 +23,7 @@ namespace lowbit::weight {
 constexpr int64_t kPanel = 16;        // outputs side by side
 constexpr int64_t kMostPanels = 4;    // worked out together
 constexpr int64_t kWord = 4;          // bytes
-constexpr int64_t kChunk = 32;        // bytes that packing writes in one go
+constexpr int64_t kChunk = 64;        // bytes that packing writes in one go
 constexpr int64_t kBlockWords = 128;  // summed in one go: 8 KB of dy, which stay in the first cache
 
 // How words are multiplied.
