@@ -111,9 +111,10 @@ class Run {
         if (instruction_set() != InstructionSet::amx || layout_.packed != Packed::bytes) return;
         std::vector<Pattern> patterns;
         for (const PartPlan& plan : plans_) {
-            Pattern pattern{plan.places, images_.most() * plan.pixels, layout_.apart(*plan.part), layout_.panels, {}};
+            Pattern pattern{plan.places, images_.most() * plan.pixels, layout_.apart(*plan.part), layout_.panels, 0, {}};
             for (const Sum& sum : plan.sums) {
                 for (const Span& span : sum.spans) {
+                    pattern.sums++;
                     for (const Segment& segment : span.segments) pattern.steps.push_back(segment.steps);
                 }
             }

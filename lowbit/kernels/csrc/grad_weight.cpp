@@ -33,7 +33,9 @@ struct Rectangle {
 class Product {
   public:
     Product(const WeightPlan& plan, const WeightLoops& loops, const lowbit_operand& dy, const lowbit_operand& x)
-        : plan_(plan), loops_(loops), dy_(dy), x_(x), walk_(plan) {}
+        : plan_(plan), loops_(loops), dy_(dy), x_(x), walk_(plan) {
+        for (int64_t tap = 0; tap < plan.taps; ++tap) tap_offsets_.push_back(plan.tap_offset(tap));
+    }
 
     void pack() {
         thread_local Room x_memory, dy_memory, shift_memory;
@@ -149,7 +151,7 @@ class Product {
             const int64_t channels = (r.channels - c) / (tiles - i);  // about alike
             const TileFunction add = tile_function(plan_.route, plan_.set, channels, r.panels);
             for (int64_t tap = 0; tap < plan_.taps; ++tap) {
-                tile.x = x + c * plan_.channel_bytes + plan_.tap_offset(tap);
+                tile.x = x + c * plan_.channel_bytes + tap_offsets_[tap];
                 tile.sums = sums + (c * plan_.taps + tap) * r.panels * kPanel;
                 add(tile);
             }
@@ -166,7 +168,7 @@ class Product {
         int64_t count = 0;
         for (int64_t i = 0; i < all * plan_.taps; ++i) {
             const int64_t c = i / plan_.taps * plan_.tile_channels, tap = i % plan_.taps;
-            from[count] = x + c * plan_.channel_bytes + plan_.tap_offset(tap);
+            from[count] = x + c * plan_.channel_bytes + tap_offsets_[tap];
             to[count++] = sums + (c * plan_.taps + tap) * r.panels * kPanel;
             if (count < together && i + 1 < all * plan_.taps) continue;
             add_amx(tile, from, to, count, r.panels, plan_.tail);
@@ -180,6 +182,7 @@ class Product {
     const lowbit_operand& dy_;
     const lowbit_operand& x_;
     Walk walk_;
+    std::vector<int64_t> tap_offsets_;
     uint8_t* packed_x_ = nullptr;
     uint8_t* packed_dy_ = nullptr;
     int64_t* dy_sums_ = nullptr;

@@ -33,9 +33,11 @@ Span span(const WeightPlan& plan, int64_t phase) {
 // Channels of a tile of AMX: 16 or, where there are not as many times 16, about as many in each.
 int64_t alike(int64_t channels) { return up(channels, up(channels, 16)); }
 
-// An instruction of AMX takes 16 clocks for up to 16 words; VNNI has two words of a channel in a clock.
+// An instruction of AMX takes 16 clocks for up to 16 words, and a tile of sums 32 to come and go; VNNI has two words
+// of a channel in a clock.
 bool amx_is_faster(const Walk& walk, int64_t channels) {
-    return 16 * up(walk.words, 16) < alike(channels) * walk.words / 2;
+    const int64_t runs = walk.sets * walk.rows;
+    return 16 * up(walk.words, 16) * runs + 32 < alike(channels) * walk.words * runs / 2;
 }
 
 }  // namespace

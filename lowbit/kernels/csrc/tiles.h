@@ -70,6 +70,7 @@ struct Tiles {
 struct Pattern {
     const int64_t* places;
     int64_t pixels, apart, panels;
+    int64_t sums;                // that are begun and ended, of every pixel and channel
     std::vector<int64_t> steps;  // of the segments
 };
 
