@@ -53,6 +53,12 @@ LOWBIT_AMX_INLINE void sum_up(const Strip& strip, const Cover* covers) {
 // As many of the pixels from p on as lie in one tile; p goes behind them.
 Cover cover_some(const Pattern& part, int64_t strip, int64_t end, int64_t& p) {
     Cover found{part.places[p], p - strip, 0};
+    const int64_t last = p + amx::kRows - 1;
+    if (last < end && part.places[last] == found.place + (amx::kRows - 1) * part.apart) {  // no gaps, as mostly
+        found.rows = 0xffff;
+        p = last + 1;
+        return found;
+    }
     for (int64_t row = 0; row < amx::kRows && p < end; row++) {
         if (part.places[p] != found.place + row * part.apart) continue;
         found.rows |= 1u << row;
@@ -74,7 +80,7 @@ int64_t clocks_of(Pattern part, int64_t strip, int64_t tail) {
         instructions += steps / amx::kWords + (tail ? steps % amx::kWords / tail : 0);
     }
     const int64_t pixels = part.pixels, panels = std::min(part.panels, kMostPanels), most = 4 / panels;
-    part.pixels = std::min<int64_t>(pixels, 1024);  // which show what rows do
+    part.pixels = std::min<int64_t>(pixels, 512);  // which show what rows do
     const Covers covers = cover(part, strip);
     int64_t clocks = 0;
     for (size_t i = 0; i + 1 < covers.strips.size(); i++) {
@@ -89,6 +95,7 @@ int64_t clocks_of(Pattern part, int64_t strip, int64_t tail) {
 
 Covers cover(const Pattern& part, int64_t strip) {
     Covers covers;
+    covers.tiles.reserve(static_cast<size_t>(part.pixels / 8));
     for (int64_t first = 0; first < part.pixels; first += strip) {
         covers.strips.push_back(static_cast<int64_t>(covers.tiles.size()));
         const int64_t end = std::min(first + strip, part.pixels);
