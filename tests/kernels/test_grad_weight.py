@@ -9,7 +9,7 @@ from lowbit.kernels import kernels, products, why_missing
 from lowbit.kernels.onednn import Geometry
 from lowbit.kernels.products import Operand
 from tests.kernels import product_twin as twin
-from tests.kernels.test_products import F32, RANGES, VARIANTS, at, geometries, integers, scales, using
+from tests.kernels.test_products import F32, RANGES, VARIANTS, WIDE, at, geometries, integers, scales, using
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 FRAME = 8  # values around a result that must stay as they were
@@ -73,6 +73,18 @@ def test_grad_weight(geometry, batch, dy_range, x_range, kind, dy_axes, x_axes, 
         np.testing.assert_array_equal(run(geometry, *operands, np.int64), sums.sum(axis=0))
         expected = expected_values(geometry, sums, scale_dy, scale_x)
         np.testing.assert_array_equal(run(geometry, *operands, F32), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("geometry", WIDE, ids=lambda g: f"{g.input}")
+def test_more_than_one_tile(geometry, variant):
+    rng = np.random.default_rng(3)
+    dy, x = (integers(shape, (-128, 127), "any", rng) for shape in (geometry.output, geometry.input))
+    one = np.ones((1, 1), F32)
+    operands = operand(dy, (-128, 127), one), operand(x, (-128, 127), one)
+    with using(variant):
+        sums = run(geometry, *operands, np.int64)
+    np.testing.assert_array_equal(sums, twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
 
 
 PLAIN = {"kernel": (1, 1), "padding": (0,) * 4, "dilation": (1, 1), "stride": (1, 1), "groups": 1}

@@ -179,6 +179,34 @@ def test_grad_input(geometry, first, second, kind, variant, seed):
     np.testing.assert_array_equal(dx, expected)
 
 
+# Whole tiles of AMX, tails, and both; rows of images that end within a tile, with it and behind it.
+WIDE = [
+    square(64, 40, 28, batch=2),
+    square(68, 33, 7, batch=5),
+    square(20, 16, 34),
+    square(100, 19, 17, stride=2, batch=2),
+    square(16, 50, 9, kernel=5, batch=3),
+    linear(200, 70, 37),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("geometry", WIDE, ids=lambda g: f"{g.input}")
+def test_more_than_one_tile(geometry, variant):
+    rng = np.random.default_rng(2)
+    x, dy, w = (
+        integers(shape, (-128, 127), "any", rng)
+        for shape in (geometry.input, geometry.output, weight_shape(geometry))
+    )
+    y, dx = np.empty(geometry.output, np.int64), np.empty(geometry.input, np.int64)
+    data, gradient, weights = (Operand(integers=at(a), lowest=-128, highest=127) for a in (x, dy, w))
+    with using(variant):
+        products.forward(geometry, data, weights, None, sums=at(y))
+        products.grad_input(geometry, gradient, weights, None, sums=at(dx))
+    np.testing.assert_array_equal(y, twin.forward_sums(geometry, x, w))
+    np.testing.assert_array_equal(dx, twin.grad_input_sums(geometry, dy, w))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("second", [(-8, 7), (-64, 64), (-128, 127), (0, 255)])
 @pytest.mark.parametrize("first", [(0, 15), (-8, 7), (-16, 16), (0, 255), (-128, 127)])
