@@ -3,8 +3,18 @@
 
 #include "depthwise.h"
 #include "driver.h"
+#include "winograd.h"
 
 #include <new>
+
+namespace {
+
+void multiply(const lowbit::conv::Convolution& convolution, const lowbit::conv::Product& product) {
+    if (lowbit::winograd::fits(convolution, product)) return lowbit::winograd::run(convolution, product);
+    lowbit::conv::run(convolution, product);
+}
+
+}  // namespace
 
 int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, const lowbit_operand* w,
                    const float* bias, float* y, int64_t* sums) {
@@ -14,8 +24,8 @@ int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, con
             return 0;
         }
         const int64_t outputs = geometry->outputs / geometry->groups;
-        lowbit::conv::run(lowbit::conv::forward_of(*geometry),
-                          {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
+        multiply(lowbit::conv::forward_of(*geometry),
+                 {x, w, false, outputs * w->of_n, w->of_n, false, bias, y, sums});
     } catch (const std::bad_alloc&) {
         return -1;
     }
@@ -30,8 +40,8 @@ int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy,
             return 0;
         }
         const bool by_tap = dy->of_pixel != 0 && !sums;  // sums are over all taps
-        lowbit::conv::run(lowbit::conv::grad_input_of(*geometry, by_tap),
-                          {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
+        multiply(lowbit::conv::grad_input_of(*geometry, by_tap),
+                 {dy, w, true, 0, w->of_c, by_tap, nullptr, dx, sums});
     } catch (const std::bad_alloc&) {
         return -1;
     }

@@ -54,6 +54,9 @@ struct Choice {
 
 Choice choose_tiles(int64_t largest_source, int64_t largest_weight, bool weight_fits_int8);
 
+// The loops for int16, whatever the magnitudes.
+Tiles words_tiles();
+
 void run_bytes_baseline(const Strip& strip);
 void run_words_baseline(const Strip& strip);
 #if LOWBIT_X86
