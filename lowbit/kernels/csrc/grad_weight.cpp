@@ -211,12 +211,10 @@ int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy
             lowbit::depthwise_grad_weight(*geometry, *dy, *x, dw, sums);
             return 0;
         }
-        const WeightPlan plan(*geometry, *dy, *x);
-        // Where words would be multiplied anyway, fewer of them.
-        if (plan.route == Route::pairs && lowbit::winograd::fits(*geometry, *dy, *x)) {
+        if (lowbit::winograd::fits(*geometry, *dy, *x)) {
             lowbit::winograd::grad_weight(*geometry, *dy, *x, dw, sums);
         } else {
-            grad_weight(plan, *dy, *x, dw, sums);
+            grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
         }
     } catch (const std::bad_alloc&) {
         return -1;

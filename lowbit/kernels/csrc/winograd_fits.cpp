@@ -1,6 +1,7 @@
 // Where Winograd's transforms are exact and pay; see winograd.h.
 #include "winograd.h"
 
+#include "grad_weight_plan.h"
 #include "layout.h"
 #include "winograd_rows.h"
 #include "winograd_tiles.h"
@@ -56,7 +57,8 @@ int64_t tiles_in_int32(const lowbit_operand& dy, const lowbit_operand& x) {
 bool fits(const lowbit_geometry& g, const lowbit_operand& dy, const lowbit_operand& x) {
     if (g.groups != 1 || g.kernel_h != 3 || g.kernel_w != 3 || g.stride_h != 1 || g.stride_w != 1) return false;
     if (g.dilation_h != 1 || g.dilation_w != 1 || std::min(g.channels, g.outputs) < kFewChannels) return false;
-    if (g.batch > 1 && (dy.of_n || x.of_n)) return false;
+    const weight::WeightPlan direct(g, dy, x);
+    if (direct.by_sample || direct.route != weight::Route::pairs) return false;
     return saves(g.height + g.pad_top + g.pad_bottom - 2, g.width + g.pad_left + g.pad_right - 2);
 }
 

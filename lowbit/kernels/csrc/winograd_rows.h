@@ -6,6 +6,9 @@
 
 namespace lowbit::winograd {
 
+constexpr int64_t kPoints = 16;  // of a tile: four along each axis
+constexpr int64_t kTaps = 9;
+
 struct Tiling {
     Tiling(int64_t batch, int64_t rows, int64_t columns)
         : tile_rows((rows + 1) / 2), columns((columns + 1) / 2), rows(batch * tile_rows) {}

@@ -13,15 +13,13 @@
 #pragma once
 #include "loops.h"
 #include "packing.h"
+#include "winograd_rows.h"
 
 #include <cstring>
 
 namespace lowbit::winograd {
 
 using conv::kPanel;
-
-constexpr int64_t kPoints = 16;  // of a tile: four along each axis
-constexpr int64_t kTaps = 9;
 
 typedef int16_t Words __attribute__((vector_size(kPanel * sizeof(int16_t))));
 typedef uint16_t Pairs __attribute__((vector_size(kPanel * sizeof(uint16_t))));
