@@ -74,7 +74,8 @@ def _measure_layers(
         title = f"A layer's three products, quantizing included: {case}, batch {batch}"
         figure = measure(title, layer_sides(case, batch), FP32)
         for row in figure["rows"]:
-            speed = case.multiplications(batch) / row["seconds"]
+            count = case.multiplications(batch, of_bytes=row["side"] == "W8A8G8")
+            speed = count / row["seconds"]
             row["share_of_ceiling"] = speed / found if (found := ceilings().get(row["side"])) else None
         _show_ceilings(console, figure)
         figures.append(figure)

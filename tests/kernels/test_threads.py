@@ -77,3 +77,27 @@ def test_the_runtime_is_the_one_that_paddle_has_loaded():
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libiomp5" in line}
     assert loaded == {runtime()._name}
+
+
+def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(threads):
+    """Those of portable C++ (tests/kernels/test_winograd.py); dW's sums over more tiles than are taken at a time."""
+    geometry = Geometry(
+        input=(9, 40, 17, 17),
+        outputs=50,
+        kernel=(3, 3),
+        stride=(1, 1),
+        padding=(1,) * 4,
+        dilation=(1, 1),
+        groups=1,
+    )
+    before = kernels().variant
+    kernels().select_variant("baseline")
+    try:
+        threads(1)
+        expected = gradients(geometry, by_pixel=False)
+        for number in (2, 3, 5):
+            threads(number)
+            for one, other in zip(gradients(geometry, by_pixel=False), expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    finally:
+        kernels().select_variant(before)
