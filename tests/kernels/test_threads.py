@@ -80,7 +80,7 @@ def test_the_runtime_is_the_one_that_paddle_has_loaded():
 
 
 def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(threads):
-    """Those of portable C++ (tests/kernels/test_winograd.py); dW's sums over more tiles than are taken at a time."""
+    """Those of portable C++; dW's sums are over more tiles than are taken at a time."""
     geometry = Geometry(
         input=(9, 40, 17, 17),
         outputs=50,

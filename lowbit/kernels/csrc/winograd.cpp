@@ -2,9 +2,9 @@
 // those of the kernels while they are in the cache.
 #include "winograd.h"
 
+#include "layout.h"
 #include "room.h"
 #include "threads.h"
-#include "tiles.h"
 #include "winograd_rows.h"
 #include "winograd_tiles.h"
 
@@ -16,12 +16,11 @@ namespace {
 
 using conv::kSlack;
 using conv::kStrip;
+using conv::up_to;
 
 constexpr int64_t kMostTiles = 128;      // of a block, so that their points stay in the cache
 constexpr int64_t kItemsPerThread = 4;   // so that threads finish together
 constexpr int64_t kPixels = 2 * kPanel;  // of a panel, in a row
-
-int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 // How many rows of tiles make a block: those that leave the least of the last panel empty.
 int64_t rows_of_block(const Tiling& tiling) {
@@ -98,18 +97,14 @@ class Run {
         const int64_t in = convolution_.source.channels, out = convolution_.result.channels;
         const uint8_t* all = static_cast<const uint8_t*>(product_.weight->integers);
         const uint8_t* first = all + (product_.transposed ? o : o * in) * kTaps;
-        const int64_t step = (product_.transposed ? out : 1) * kTaps;
-        const bool is_signed = product_.weight->lowest < 0;
-        memset(taps, 0, static_cast<size_t>(kTaps * kernel_row_) * sizeof(int16_t));
+        int64_t places[kTaps];
         for (const conv::Tap& tap : convolution_.parts[0].taps) {
-            int16_t* to = taps + ((tap.row + convolution_.above) * 3 + tap.column + convolution_.before) * kernel_row_;
-            const uint8_t* from = first + tap.kernel;
-            if (is_signed) {
-                for (int64_t c = 0; c < in; c++) to[c] = static_cast<int8_t>(from[c * step]);
-            } else {
-                for (int64_t c = 0; c < in; c++) to[c] = from[c * step];
-            }
+            const int64_t row = tap.row + convolution_.above, column = tap.column + convolution_.before;
+            places[tap.kernel] = (3 * row + column) * kernel_row_;
         }
+        memset(taps, 0, static_cast<size_t>(kTaps * kernel_row_) * sizeof(int16_t));
+        conv::pack_planes({first, all + in * out * kTaps, product_.weight->lowest < 0}, in,
+                          (product_.transposed ? out : 1) * kTaps, kTaps, places, 0, conv::Packed::words, taps);
     }
 
     void run_block(int64_t first, int64_t last) const {

@@ -2,9 +2,9 @@
 // product of dy's with x's; the sums over all tiles become the nine taps.
 #include "winograd.h"
 
+#include "layout.h"
 #include "room.h"
 #include "threads.h"
-#include "tiles.h"
 #include "winograd_rows.h"
 #include "winograd_tiles.h"
 
@@ -16,11 +16,10 @@ namespace {
 
 using conv::kSlack;
 using conv::kStrip;
+using conv::up_to;
 
 constexpr int64_t kTilesAtATime = 384;  // many, since all sums pass by; few, since all points do
 constexpr int64_t kBlockOfSums = kStrip * kPanel;  // of a point, of a strip of outputs and a panel of channels
-
-int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 class GradWeight {
   public:
