@@ -4,7 +4,9 @@
 namespace lowbit::conv {
 namespace {
 
+#if LOWBIT_X86
 bool has_avx2() { return instruction_set() != InstructionSet::baseline; }
+#endif
 
 template <class Sum>
 void finish_portable(const Sum* sums, const Planes& planes) {
