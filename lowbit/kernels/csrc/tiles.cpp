@@ -61,7 +61,7 @@ Choice choose_tiles(int64_t largest_source, int64_t largest_weight, bool weight_
         const int64_t steps = pair ? kLargestInt16 / pair : kLargestInt16;
         const Choice words = {Packed::words, words_tiles()};
         if (!weight_fits_int8) return words;
-        if (set == InstructionSet::avx512vnni) {
+        if (set >= InstructionSet::avx512vnni) {
             return {Packed::bytes, {2, run_two_panels_avx512vnni, run_bytes_avx512vnni, 0}};
         }
 #if LOWBIT_AVXVNNI

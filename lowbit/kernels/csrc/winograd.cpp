@@ -15,9 +15,9 @@ namespace lowbit::winograd {
 namespace {
 
 using conv::kSlack;
-using conv::kStrip;
 using conv::up_to;
 
+constexpr int64_t kMostOutputs = 48;     // of the result's channels, worked out together
 constexpr int64_t kMostTiles = 128;      // of a block, so that their points stay in the cache
 constexpr int64_t kItemsPerThread = 4;   // so that threads finish together
 constexpr int64_t kPixels = 2 * kPanel;  // of a panel, in a row
@@ -36,7 +36,7 @@ int64_t rows_of_block(const Tiling& tiling) {
 // How many of the result's channels and of a block's panels are worked out together: few channels, whose sums stay
 // in the first cache, where a sum is over in a few steps; many, so that kernels are read seldom, where they are large.
 struct Together {
-    explicit Together(int64_t steps) : outputs(steps <= 64 ? 12 : kStrip), panels(steps <= 64 ? 1 : 2) {}
+    explicit Together(int64_t steps) : outputs(steps <= 64 ? 12 : kMostOutputs), panels(steps <= 64 ? 1 : 2) {}
 
     int64_t panel() const { return (outputs + kSlack) * kPanel; }  // of sums
     int64_t point() const { return panels * panel(); }
@@ -190,11 +190,11 @@ class Run {
     void finish(const int32_t* sums, int64_t o, int64_t outputs, const Piece* pieces, int64_t count) const {
         const lowbit_operand &source = *product_.source, &weight = *product_.weight;
         if (product_.sums) {
-            int64_t exact[kStrip][2 * kPixels];
+            int64_t exact[kMostOutputs][2 * kPixels];
             for (int64_t i = 0; i < outputs; i++) loops_.sums(sums + i * kPanel, together_.point(), exact[i]);
             return put(exact, o, outputs, pieces, count, product_.sums);
         }
-        float values[kStrip][2 * kPixels], scales[kPanel] = {};
+        float values[kMostOutputs][2 * kPixels], scales[kPanel] = {};
         for (int64_t i = 0; i < count; i++) {
             float* first = scales + pieces[i].pixel / 2;
             std::fill_n(first, (pieces[i].pixels + 1) / 2, source.scale[pieces[i].image * source.of_n]);

@@ -15,9 +15,9 @@ namespace lowbit::winograd {
 namespace {
 
 using conv::kSlack;
-using conv::kStrip;
 using conv::up_to;
 
+constexpr int64_t kStrip = 48;          // outputs that are worked out together
 constexpr int64_t kTilesAtATime = 384;  // many, since all sums pass by; few, since all points do
 constexpr int64_t kBlockOfSums = kStrip * kPanel;  // of a point, of a strip of outputs and a panel of channels
 
