@@ -1,4 +1,5 @@
-// The C interface of the passes between fp32 tensors and small integers. Plain C, raw pointers, one thread.
+// The C interface of the passes between fp32 tensors and small integers: plain C, raw pointers. What is large is
+// done on several threads.
 //
 // A tensor is contiguous, with up to four axes (the missing ones in front, of size 1); axis a owns scales when
 // owns[a] is not 0. A group is the elements that share one; scales and ranges are contiguous, one per group, in the
@@ -6,7 +7,7 @@
 // the order of the tensor. Pointers must not overlap. Nothing is allocated and nothing can fail.
 //
 // The slow twins are in lowbit/numerics: groups, scale, mse, quantize, rounding, log_grid, rotation. Results are the
-// same bits for every instruction set.
+// same bits for every instruction set and number of threads.
 #pragma once
 #include "kernels.h"
 
