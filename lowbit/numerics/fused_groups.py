@@ -7,7 +7,8 @@ types and devices, more than four axes, memory that is not contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import paddle
@@ -18,10 +19,12 @@ from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
-from lowbit.numerics.noted_ranges import noted_ranges
+from lowbit.numerics.noted_ranges import forget_ranges, note_ranges, noted_ranges
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
+_PIXELS = (2, 3)
+_WORTH_IT = 128  # pixels: with fewer, a range of every channel of every image takes as long as reading twice
 
 
 def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
@@ -29,8 +32,29 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
     kernels = _kernels(x)
     if kernels is None:
         return None
-    if signed and (noted := noted_ranges(x, axes)) is not None:
+    if signed and (noted := noted_ranges(x, axes, lambda: _found(kernels, x, _PIXELS))) is not None:
         x = noted
+    return _found(kernels, x, axes, signed)
+
+
+@contextmanager
+def ranges_together(x: Tensor) -> Iterator[None]:
+    """Within it, `x` is read once, for whatever groups of images, channels or both ranges are asked for.
+
+    Of an NCHW tensor, whose values stay as they are.
+    """
+    fits = _kernels(x) is not None and len(x.shape) == _MOST_AXES and math.prod(x.shape[2:]) >= _WORTH_IT
+    if not fits or noted_ranges(x, _PIXELS) is not None:
+        yield
+        return
+    note_ranges(x, None)
+    try:
+        yield
+    finally:
+        forget_ranges(x)
+
+
+def _found(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
     shape, seen = _groups(tuple(x.shape), tuple(axes))
     found = new_tensor(shape)
     kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
