@@ -32,9 +32,21 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
     kernels = _kernels(x)
     if kernels is None:
         return None
-    if signed and (noted := noted_ranges(x, axes, lambda: _found(kernels, x, _PIXELS))) is not None:
-        x = noted
-    return _found(kernels, x, axes, signed)
+    found = _from_note(kernels, x, axes) if signed else None
+    return _read(kernels, x, axes, signed) if found is None else found
+
+
+def mse_ranges(x: Tensor, grid: Grid, axes: Sequence[int], turns: int) -> Tensor | None:
+    """What lowbit.numerics.mse computes."""
+    kernels = _kernels(x)
+    if kernels is None:
+        return None
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    start = _from_note(kernels, x, axes)
+    found = new_tensor(shape) if start is None else start
+    at = (x.data_ptr(), found.data_ptr())
+    kernels.mse_ranges(*at, seen, _integers(grid), turns=turns, known=start is not None)
+    return found
 
 
 @contextmanager
@@ -52,22 +64,6 @@ def ranges_together(x: Tensor) -> Iterator[None]:
         yield
     finally:
         forget_ranges(x)
-
-
-def _found(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
-    found = new_tensor(shape)
-    kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
-    return found
-
-
-def mse_ranges(x: Tensor, grid: Grid, axes: Sequence[int], turns: int) -> Tensor | None:
-    """What lowbit.numerics.mse computes."""
-    found = ranges(x, axes)
-    if found is not None:
-        _, seen = _groups(tuple(x.shape), tuple(axes))
-        operands().mse_ranges(x.data_ptr(), found.data_ptr(), seen, _integers(grid), turns=turns)
-    return found
 
 
 def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
@@ -131,6 +127,19 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
     around = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
     kernels.hadamard(x.data_ptr(), y.data_ptr(), *around, block)
     return y
+
+
+def _from_note(kernels: Operands, x: Tensor, axes: Sequence[int]) -> Tensor | None:
+    """The signed ranges, where those of every image and channel are noted, or are to be."""
+    noted = noted_ranges(x, axes, lambda: _read(kernels, x, _PIXELS))
+    return None if noted is None else _read(kernels, noted, axes)
+
+
+def _read(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    found = new_tensor(shape)
+    kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
+    return found
 
 
 def _integers(grid: Grid) -> Integers:

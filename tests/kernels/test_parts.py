@@ -40,7 +40,6 @@ def results(x: np.ndarray, scale_shape: tuple[int, ...]) -> list[np.ndarray]:
     axes, done = axes_of(x.shape, scale_shape), operands()
     ranges, best, scales = (np.empty(scale_shape, np.float32) for _ in range(3))
     done.ranges(x.ctypes.data, ranges.ctypes.data, axes)
-    best[...] = ranges
     done.mse_ranges(x.ctypes.data, best.ctypes.data, axes, INT4, turns=3)
     done.scales(best.ctypes.data, scales.ctypes.data, best.size, INT4)
     nearest, drawn, unpacked = (np.empty(x.shape, np.int8) for _ in range(3))

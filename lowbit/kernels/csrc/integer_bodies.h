@@ -67,8 +67,8 @@ LOWBIT_INLINE int32_t convert_with(const float* x, uint8_t* q, Scales scales, in
     for (int32_t i = 0; i < (count & -kVector); ++i) {
         float v = x[i] / scales[i];
         lost += v != v;
-        v = v == v ? v : 0.0f;
-        v = clip(v, lowest, highest);
+        v = v > lowest ? v : lowest;  // NaN, too: what is rare is put right below
+        v = v < highest ? v : highest;
         const float size = __builtin_fabsf(v);
         int32_t sum = 0;
         if (Rounding::kDraws == 0) sum = Rounding::round(size, 0);
@@ -76,6 +76,10 @@ LOWBIT_INLINE int32_t convert_with(const float* x, uint8_t* q, Scales scales, in
             sum += Rounding::round(size, keys[draw](index + uint32_t(i)));
         }
         q[i] = uint8_t(v < 0 ? -sum : sum);
+    }
+    for (int32_t i = 0; lost && i < (count & -kVector); ++i) {
+        const float v = x[i] / scales[i];
+        if (v != v) q[i] = 0;
     }
     return lost;
 }

@@ -123,6 +123,26 @@ void add(int64_t* sums, const int64_t* found, int64_t count, bool cut) {
 
 bool is_finite(float v) { return __builtin_fabsf(v) <= kLargestFloat; }
 
+// The largest magnitude of a group, and of each of a panel's.
+void largest_of_rows(const float* x, const Rows& rows, bool cut, int32_t is_signed, float* range) {
+    Bits* most = reinterpret_cast<Bits*>(range);
+    *most = 0;
+    each_part(rows, cut, [&](const Rows& part) {
+        const int32_t found = current().largest_of_rows(x, part, is_signed);
+        raise(most, &found, 1, cut);
+    });
+}
+
+void largest_of_panel(const float* x, const Panel& panel, bool cut, int32_t is_signed, float* range) {
+    Bits* most = reinterpret_cast<Bits*>(range);
+    for (int64_t g = 0; g < panel.groups; ++g) most[g] = 0;
+    each_part(panel, cut, [&](int64_t first, int64_t last) {
+        int32_t found[kPanel];
+        current().largest_of_panel(x, panel, first, last, is_signed, found);
+        raise(most, found, panel.groups, cut);
+    });
+}
+
 // From the range of a group to the one with the least squared error.
 float mse_of_rows(const float* x, const Rows& rows, bool cut, float start, const Mse& mse, int32_t turns) {
     float range = start;
@@ -166,38 +186,32 @@ void mse_of_panel(const float* x, const Panel& panel, bool cut, float* range, co
 
 void lowbit_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t is_signed) {
     const Turns turns(*axes);
-    Bits* found = reinterpret_cast<Bits*>(ranges);
-    for (int64_t g = 0; g < turns.own0 * turns.own1 * turns.own2; ++g) found[g] = 0;
-    if (!turns.elements()) return;
-    if (turns.in_rows(kShortToSum)) {
+    if (!turns.elements()) {
+        for (int64_t g = 0; g < turns.own0 * turns.own1 * turns.own2; ++g) ranges[g] = 0;
+    } else if (turns.in_rows(kShortToSum)) {
         each_group(turns, [&](const Rows& rows, bool cut) {
-            each_part(rows, cut, [&](const Rows& part) {
-                const int32_t most = current().largest_of_rows(x, part, is_signed);
-                raise(found + rows.group, &most, 1, cut);
-            });
+            largest_of_rows(x, rows, cut, is_signed, ranges + rows.group);
         });
     } else {
         each_panel(turns, [&](const Panel& panel, bool cut) {
-            each_part(panel, cut, [&](int64_t first, int64_t last) {
-                int32_t most[kPanel];
-                current().largest_of_panel(x, panel, first, last, is_signed, most);
-                raise(found + panel.group, most, panel.groups, cut);
-            });
+            largest_of_panel(x, panel, cut, is_signed, ranges + panel.group);
         });
     }
 }
 
 void lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest, int32_t highest,
-                       int32_t turns) {
+                       int32_t turns, int32_t is_known) {
     const Turns layout(*axes);
     const Mse mse(lowest, highest);
-    if (!layout.elements()) return;
+    if (!layout.elements()) return lowbit_ranges(x, ranges, axes, true);
     if (layout.in_rows(kShortToSum)) {
         each_group(layout, [&](const Rows& rows, bool cut) {
+            if (!is_known) largest_of_rows(x, rows, cut, true, ranges + rows.group);
             ranges[rows.group] = mse_of_rows(x, rows, cut, ranges[rows.group], mse, turns);
         });
     } else {
         each_panel(layout, [&](const Panel& panel, bool cut) {
+            if (!is_known) largest_of_panel(x, panel, cut, true, ranges + panel.group);
             mse_of_panel(x, panel, cut, ranges + panel.group, mse, turns);
         });
     }

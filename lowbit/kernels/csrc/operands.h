@@ -30,9 +30,10 @@ struct lowbit_draw {
 // ranges[g] = the largest |x|, or, not signed, the largest of 0 and x; NaN where a value is NaN.
 LOWBIT_PUBLIC void lowbit_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t is_signed);
 
-// From the ranges of `lowbit_ranges`, signed, to those with the least squared error, in place; turns > 0.
+// From the ranges of `lowbit_ranges`, signed, to those with the least squared error, in place; turns > 0. Ranges that
+// are not known are found before, group by group, while a group's values are in the cache.
 LOWBIT_PUBLIC void lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest,
-                                     int32_t highest, int32_t turns);
+                                     int32_t highest, int32_t turns, int32_t is_known);
 
 // scales[i] = the scale with which ranges[i] is the highest integer: 1 for 0, NaN where it is not finite.
 LOWBIT_PUBLIC void lowbit_scales(const float* ranges, float* scales, int64_t count, int32_t lowest, int32_t highest);
