@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lowbit.kernels import kernels, why_missing
+from lowbit.kernels.library import Layout, Levels
 from lowbit.kernels.operands import Draw, Integers, axes_of, operands
 from lowbit.kernels.threads import runtime
 
@@ -36,27 +37,31 @@ def threads():
     runtime().omp_set_num_threads(before)
 
 
+def at(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
 def results(x: np.ndarray, scale_shape: tuple[int, ...]) -> list[np.ndarray]:
     axes, done = axes_of(x.shape, scale_shape), operands()
     ranges, best, scales = (np.empty(scale_shape, np.float32) for _ in range(3))
-    done.ranges(x.ctypes.data, ranges.ctypes.data, axes)
-    done.mse_ranges(x.ctypes.data, best.ctypes.data, axes, INT4, turns=3)
-    done.scales(best.ctypes.data, scales.ctypes.data, best.size, INT4)
+    done.ranges(at(x), at(ranges), axes)
+    done.mse_ranges(at(x), at(best), axes, INT4, turns=3)
+    done.scales(at(best), at(scales), best.size, INT4)
     nearest, drawn, unpacked = (np.empty(x.shape, np.int8) for _ in range(3))
     lost = [
-        done.to_integers(x.ctypes.data, nearest.ctypes.data, scales.ctypes.data, axes, INT4),
+        done.to_integers(at(x), at(nearest), at(scales), axes, INT4),
         # Across the border of two blocks of random numbers.
         done.to_integers(
-            *(x.ctypes.data, drawn.ctypes.data, scales.ctypes.data, axes, INT4, [Draw(1, 2, 3)]),
+            *(at(x), at(drawn), at(scales), axes, INT4, [Draw(1, 2, 3)]),
             first=2**32 - x.size // 2,
         ),
     ]
     packed, values = np.empty((x.size + 1) // 2, np.uint8), np.empty_like(x)
-    done.pack_nibbles(drawn.ctypes.data, packed.ctypes.data, x.size)
-    done.unpack_nibbles(packed.ctypes.data, unpacked.ctypes.data, x.size, signed=True)
-    done.from_integers(drawn.ctypes.data, values.ctypes.data, scales.ctypes.data, axes, signed=True)
+    done.pack_nibbles(at(drawn), at(packed), x.size)
+    done.unpack_nibbles(at(packed), at(unpacked), x.size, signed=True)
+    done.from_integers(at(drawn), at(values), at(scales), axes, signed=True)
     turned = np.empty_like(x)
-    done.hadamard(x.ctypes.data, turned.ctypes.data, x.shape[0], x.size // x.shape[0], 1, 1)
+    done.hadamard(at(x), at(turned), x.shape[0], x.size // x.shape[0], 1, 1)
     np.testing.assert_array_equal(unpacked, drawn)
     np.testing.assert_array_equal(turned, x)
     np.testing.assert_array_equal(values, drawn * scales)
@@ -77,4 +82,40 @@ def test_the_number_of_threads_changes_nothing(threads, shape, scale_shape, brok
     for number in (2, 3, 16):
         threads(number)
         for one, other in zip(results(x, scale_shape), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def trained(x: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    """What quantization-aware training computes: values and gradients, with the sums over channels."""
+    scale = np.linspace(0.1, 0.2, layout.channels, dtype=np.float32)
+    bound, dy, levels = scale * 8, x[::-1].copy(), Levels(-8, 7, True)
+    y, through, clipped, stepped = (np.empty_like(x) for _ in range(4))
+    dbound, dstep = np.empty_like(bound), np.empty_like(scale)
+    done, given = kernels(), (at(x), at(dy))
+    done.quantize(at(x), at(y), at(scale), None, layout, levels)
+    done.quantize_grad(*given, at(through), at(scale), None, None, layout, levels)
+    done.quantize_grad(*given, at(clipped), at(scale), at(bound), at(dbound), layout, levels)
+    done.lsq_grad(*given, at(stepped), at(scale), at(dstep), layout, levels)
+    return [y, through, clipped, stepped, dbound, dstep]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [(1, 1, 300_001), (16, 40, 500), (1, 300, 701), (20_001, 30, 1), (3, 1, 100_000), (2, 70_000, 3)],
+)
+def test_nor_of_quantization_aware_training(threads, layout):
+    layout = Layout(*layout)
+    x = np.random.default_rng(0).standard_normal(np.prod(layout)).astype(np.float32)
+    threads(1)
+    expected = trained(x, layout)
+    values = x.reshape(layout)
+    scale = np.linspace(0.1, 0.2, layout.channels, dtype=np.float32)[:, None]
+    q = np.clip(np.rint(values / scale), -8, 7)
+    np.testing.assert_array_equal(expected[0].reshape(layout), q * scale)
+    slope = np.where((values / scale > -8) & (values / scale < 7), q - values / scale, q).astype(np.float64)
+    sums = (slope * x[::-1].reshape(layout)).sum((0, 2))
+    np.testing.assert_allclose(expected[-1], sums, rtol=1e-4, atol=1e-3)
+    for number in (2, 3, 16):
+        threads(number)
+        for one, other in zip(trained(x, layout), expected, strict=True):
             np.testing.assert_array_equal(one, other)

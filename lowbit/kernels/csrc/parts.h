@@ -13,6 +13,7 @@ constexpr int kPartsPerThread = 8;  // so that threads finish at about the same 
 // body(first, last) for parts of `items`, of so many elements each.
 template <class Body>
 void in_parts(int64_t items, int64_t elements, const Body& body) {
+    if (!elements) return;
     const int64_t worth_it = elements < kPart ? (kPart + elements - 1) / elements : 1;
     const int64_t fair = items / (kPartsPerThread * lowbit_threads()), step = worth_it < fair ? fair : worth_it;
     parallel_for((items + step - 1) / step, [&](int64_t part) {
@@ -54,7 +55,10 @@ void each_part(const Rows& rows, bool cut, const Of& of) {
     if (!cut) return of(rows);
     const int64_t pieces = (rows.length + kPart - 1) / kPart;
     in_parts(rows.count * pieces, rows.length / pieces, [&](int64_t first, int64_t last) {
-        if (pieces == 1) return of(Rows{rows.group, rows.at + first * rows.stride, rows.length, last - first, rows.stride});
+        if (pieces == 1) {
+            const int64_t at = rows.at + first * rows.stride;
+            return of(Rows{rows.group, at, rows.length, last - first, rows.stride});
+        }
         for (int64_t piece = first; piece < last; ++piece) {
             const int64_t begin = piece % pieces * kPart, left = rows.length - begin;
             const int64_t at = rows.at + piece / pieces * rows.stride + begin;
