@@ -73,7 +73,7 @@ class _Draw(ctypes.Structure):
 _ADDRESS, _SEEN, _NUMBER, _LONG = ctypes.c_void_p, ctypes.POINTER(_Axes), ctypes.c_int32, ctypes.c_int64
 _SIGNATURES = {
     "lowbit_ranges": (None, [_ADDRESS] * 2 + [_SEEN, _NUMBER]),
-    "lowbit_mse_ranges": (None, [_ADDRESS] * 2 + [_SEEN] + [_NUMBER] * 3),
+    "lowbit_mse_ranges": (None, [_ADDRESS] * 2 + [_SEEN] + [_NUMBER] * 4),
     "lowbit_scales": (None, [_ADDRESS] * 2 + [_LONG] + [_NUMBER] * 2),
     "lowbit_to_integers": (
         _LONG,
@@ -103,9 +103,11 @@ class Operands:
         """The largest |x| of every group, or, not signed, the largest of 0 and x; NaN shows."""
         self._library.lowbit_ranges(x, ranges, _seen(axes), signed)
 
-    def mse_ranges(self, x: int, ranges: int, axes: Axes, grid: Integers, *, turns: int = 1) -> None:
-        """From the signed `ranges` of every group to those of the observer mse, in place."""
-        self._library.lowbit_mse_ranges(x, ranges, _seen(axes), grid.lowest, grid.highest, turns)
+    def mse_ranges(
+        self, x: int, ranges: int, axes: Axes, grid: Integers, *, turns: int = 1, known: bool = False
+    ) -> None:
+        """The ranges of the observer mse; where they are known, from the signed `ranges` that are there."""
+        self._library.lowbit_mse_ranges(x, ranges, _seen(axes), grid.lowest, grid.highest, turns, known)
 
     def scales(self, ranges: int, scales: int, count: int, grid: Integers) -> None:
         """The scales with which ranges are the grid's highest integer."""

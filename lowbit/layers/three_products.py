@@ -21,6 +21,7 @@ from lowbit.layers.low_precision import Operands
 from lowbit.layers.operand import Operand
 from lowbit.layers.product_scale import note_scale
 from lowbit.layers.products import multiply_operands
+from lowbit.numerics.fused_groups import ranges_together
 
 
 def three_products(x: Tensor, weight: Tensor, contraction: Contraction, operands: Operands) -> Tensor:
@@ -58,14 +59,17 @@ class _ThreeProducts(PyLayer):
         if paddle.is_grad_enabled():
             raise LowbitError("there are no gradients of gradients through a layer in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
-        if ctx.learning[0]:
-            w = ctx.w.operand()
-            if not ctx.w_is_ready:
-                w = ctx.operands.make("grad_input.weight", w.data)
-            dy_operand = ctx.operands.make("grad_input.grad_output", dy)
-            dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, ctx.operands.executor)
-        if ctx.learning[1]:
-            dy_operand = ctx.operands.make("grad_weight.grad_output", dy)
-            x = ctx.x.operand()
-            dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, ctx.operands.executor)
+        with ranges_together(dy):
+            if ctx.learning[0]:
+                w = ctx.w.operand()
+                if not ctx.w_is_ready:
+                    w = ctx.operands.make("grad_input.weight", w.data)
+                dy_operand = ctx.operands.make("grad_input.grad_output", dy)
+                dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, ctx.operands.executor)
+            if ctx.learning[1]:
+                dy_operand = ctx.operands.make("grad_weight.grad_output", dy)
+                x = ctx.x.operand()
+                dweight = multiply_operands(
+                    ctx.contraction, "grad_weight", dy_operand, x, ctx.operands.executor
+                )
         return dx, dweight

@@ -7,7 +7,8 @@ types and devices, more than four axes, memory that is not contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import paddle
@@ -18,10 +19,12 @@ from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
-from lowbit.numerics.noted_ranges import noted_ranges
+from lowbit.numerics.noted_ranges import forget_ranges, note_ranges, noted_ranges
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
+_PIXELS = (2, 3)
+_WORTH_IT = 128  # pixels: with fewer, a range of every channel of every image takes as long as reading twice
 
 
 def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
@@ -29,21 +32,38 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
     kernels = _kernels(x)
     if kernels is None:
         return None
-    if signed and (noted := noted_ranges(x, axes)) is not None:
-        x = noted
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
-    found = new_tensor(shape)
-    kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
-    return found
+    found = _from_note(kernels, x, axes) if signed else None
+    return _read(kernels, x, axes, signed) if found is None else found
 
 
 def mse_ranges(x: Tensor, grid: Grid, axes: Sequence[int], turns: int) -> Tensor | None:
     """What lowbit.numerics.mse computes."""
-    found = ranges(x, axes)
-    if found is not None:
-        _, seen = _groups(tuple(x.shape), tuple(axes))
-        operands().mse_ranges(x.data_ptr(), found.data_ptr(), seen, _integers(grid), turns=turns)
+    kernels = _kernels(x)
+    if kernels is None:
+        return None
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    start = _from_note(kernels, x, axes)
+    found = new_tensor(shape) if start is None else start
+    at = (x.data_ptr(), found.data_ptr())
+    kernels.mse_ranges(*at, seen, _integers(grid), turns=turns, known=start is not None)
     return found
+
+
+@contextmanager
+def ranges_together(x: Tensor) -> Iterator[None]:
+    """Within it, `x` is read once, for whatever groups of images, channels or both ranges are asked for.
+
+    Of an NCHW tensor, whose values stay as they are.
+    """
+    fits = _kernels(x) is not None and len(x.shape) == _MOST_AXES and math.prod(x.shape[2:]) >= _WORTH_IT
+    if not fits or noted_ranges(x, _PIXELS) is not None:
+        yield
+        return
+    note_ranges(x, None)
+    try:
+        yield
+    finally:
+        forget_ranges(x)
 
 
 def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
@@ -107,6 +127,19 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
     around = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
     kernels.hadamard(x.data_ptr(), y.data_ptr(), *around, block)
     return y
+
+
+def _from_note(kernels: Operands, x: Tensor, axes: Sequence[int]) -> Tensor | None:
+    """The signed ranges, where those of every image and channel are noted, or are to be."""
+    noted = noted_ranges(x, axes, lambda: _read(kernels, x, _PIXELS))
+    return None if noted is None else _read(kernels, noted, axes)
+
+
+def _read(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    found = new_tensor(shape)
+    kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
+    return found
 
 
 def _integers(grid: Grid) -> Integers:

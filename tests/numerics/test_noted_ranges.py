@@ -11,6 +11,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from lowbit.kernels import kernels, why_missing
+from lowbit.kernels.operands import Operands
 from lowbit.layers import prepare
 from lowbit.layers.draws import seed_draws
 from lowbit.layers.fast_neighbours import fast_neighbours
@@ -39,6 +40,31 @@ def test_groups_of_whole_channels_come_from_the_note(axes, monkeypatch):
     found = fused_groups.ranges(x.detach(), axes)
     assert read[0] is not None
     np.testing.assert_array_equal(found.numpy(), x.abs().max(axes, keepdim=True).numpy())
+
+
+@pytest.mark.parametrize("pixels", [10, 16])
+def test_what_several_ask_for_is_read_once(pixels, monkeypatch):
+    """Where images are large; of small ones, ranges of all channels take as long."""
+    paddle.seed(0)
+    x, seen = paddle.randn([3, 4, pixels, pixels]), []
+    inner = Operands.ranges
+    monkeypatch.setattr(
+        Operands, "ranges", lambda self, *a, **k: seen.append(a[0] == x.data_ptr()) or inner(self, *a, **k)
+    )
+    with fused_groups.ranges_together(x):
+        for axes in [(1, 2, 3), (0, 2, 3), (2, 3), (0, 1, 2, 3)]:
+            found = fused_groups.ranges(x.detach(), axes)
+            np.testing.assert_array_equal(found.numpy(), x.abs().max(axes, keepdim=True).numpy())
+    assert sum(seen) == (1 if pixels > 10 else 4)
+    assert noted_ranges.noted_ranges(x, PIXELS) is None
+
+
+def test_what_was_noted_before_stays_noted():
+    x = _noted((3, 4, 16, 16))
+    before = noted_ranges.noted_ranges(x, PIXELS)
+    with fused_groups.ranges_together(x):
+        assert noted_ranges.noted_ranges(x, PIXELS) is before
+    assert noted_ranges.noted_ranges(x, PIXELS) is before
 
 
 @pytest.mark.parametrize("axes", [(), (1,), (0, 1), (1, 2)])

@@ -34,15 +34,11 @@ struct Rows {
     int64_t group, at, length, count, stride;
 };
 
-// of(rows) for every group: for tensors that are `in_rows`.
-template <class Of>
-LOWBIT_INLINE void each_group(const Turns& turns, Of of) {
+// Those of a group: for tensors that are `in_rows`.
+inline Rows rows_of(const Turns& turns, int64_t group) {
     const int64_t stride = turns.own1 * turns.share1;
-    for (int64_t group = 0; group < turns.own0 * turns.own1; ++group) {
-        const int64_t outer = group / turns.own1, inner = group % turns.own1;
-        const int64_t at = outer * turns.share0 * stride + inner * turns.share1;
-        of(Rows{group, at, turns.share1, turns.share0, stride});
-    }
+    const int64_t outer = group / turns.own1, inner = group % turns.own1;
+    return {group, outer * turns.share0 * stride + inner * turns.share1, turns.share1, turns.share0, stride};
 }
 
 // A stretch of `width` places from `at` on, that recurs `across` times side by side (the last time shorter) and
@@ -52,13 +48,17 @@ struct Panel {
     int64_t at, width, last_width;
     int64_t across, across_stride, down, stride;
 
-    // of(start, count) every time, the first `count` places recurring.
+    int64_t times() const { return down * across; }
+
+    // of(start, count) from one time to another, the first `count` places recurring.
     template <class Of>
-    LOWBIT_INLINE void each_stretch(Of of) const {
-        for (int64_t d = 0; d < down; ++d) {
-            for (int64_t a = 0; a < across; ++a) {
-                of(at + d * stride + a * across_stride, a + 1 < across ? width : last_width);
-            }
+    LOWBIT_INLINE void each_time(int64_t first, int64_t last, Of of) const {
+        int64_t d = first / across, a = first % across;
+        for (int64_t time = first; time < last; ++time) {
+            const bool ends = a + 1 == across;
+            of(at + d * stride + a * across_stride, ends ? last_width : width);
+            a = ends ? 0 : a + 1;
+            d += ends;
         }
     }
 
@@ -93,36 +93,35 @@ struct Panel {
     }
 };
 
-// of(panel) for every panel: for tensors that are not `in_rows`. All of a group is in one panel.
-template <class Of>
-LOWBIT_INLINE void each_panel(const Turns& turns, Of of) {
-    const int64_t plane = turns.share1 * turns.own2, stride = turns.own1 * plane;
-    if (turns.own2 == 1) {
-        const int64_t most = kPanel / turns.share1;
-        for (int64_t outer = 0; outer < turns.own0; ++outer) {
-            for (int64_t first = 0; first < turns.own1; first += most) {
-                const int64_t left = turns.own1 - first, groups = left < most ? left : most;
-                const int64_t at = outer * turns.share0 * stride + first * turns.share1;
-                const int64_t width = groups * turns.share1;
-                of(Panel{outer * turns.own1 + first, groups, turns.share1, at, width, width, 1, 0, turns.share0,
-                         stride});
-            }
+// How many panels a tensor has that is not `in_rows`; all of a group is in one of them.
+struct Panels {
+    const Turns& turns;
+    int64_t most, across_outer;  // groups in one, and panels side by side
+
+    explicit Panels(const Turns& of)
+        : turns(of),
+          most(of.own2 == 1 ? kPanel / of.share1 : kPanel),
+          across_outer(((of.own2 == 1 ? of.own1 : of.own2) + most - 1) / most) {}
+
+    int64_t count() const { return turns.own0 * (turns.own2 == 1 ? 1 : turns.own1) * across_outer; }
+
+    Panel operator[](int64_t number) const {
+        const int64_t plane = turns.share1 * turns.own2, stride = turns.own1 * plane;
+        const int64_t outer = number / across_outer, first = number % across_outer * most;
+        if (turns.own2 == 1) {
+            const int64_t left = turns.own1 - first, groups = left < most ? left : most, width = groups * turns.share1;
+            const int64_t at = outer * turns.share0 * stride + first * turns.share1;
+            return {outer * turns.own1 + first, groups, turns.share1, at, width, width, 1, 0, turns.share0, stride};
         }
-        return;
+        const int64_t fitting = turns.own2 < kPanel ? kPanel / turns.own2 : 1;
+        const int64_t abreast = fitting < turns.share1 ? fitting : turns.share1;
+        const int64_t across = (turns.share1 + abreast - 1) / abreast, last = turns.share1 - (across - 1) * abreast;
+        const int64_t at = outer / turns.own1 * turns.share0 * stride + outer % turns.own1 * plane + first;
+        const int64_t left = turns.own2 - first, groups = left < kPanel ? left : kPanel;
+        return {outer * turns.own2 + first, groups, 1, at, groups * abreast, groups * last, across,
+                turns.own2 * abreast, turns.share0, stride};
     }
-    const int64_t fitting = turns.own2 < kPanel ? kPanel / turns.own2 : 1;
-    const int64_t abreast = fitting < turns.share1 ? fitting : turns.share1;
-    const int64_t across = (turns.share1 + abreast - 1) / abreast;
-    const int64_t last = turns.share1 - (across - 1) * abreast;
-    for (int64_t outer = 0; outer < turns.own0 * turns.own1; ++outer) {
-        const int64_t start = outer / turns.own1 * turns.share0 * stride + outer % turns.own1 * plane;
-        for (int64_t first = 0; first < turns.own2; first += kPanel) {
-            const int64_t left = turns.own2 - first, groups = left < kPanel ? left : kPanel;
-            of(Panel{outer * turns.own2 + first, groups, 1, start + first, groups * abreast, groups * last, across,
-                     turns.own2 * abreast, turns.share0, stride});
-        }
-    }
-}
+};
 
 // A scale that elements have in common, and one for each of them.
 struct OneScale {
@@ -134,30 +133,5 @@ struct ScaleEach {
     const float* values;
     LOWBIT_INLINE float operator[](int64_t i) const { return values[i]; }
 };
-
-// of(start, count, scales, whether each has its own) for stretches of memory that are the whole tensor together; in
-// the order of memory where they are long.
-template <class Of>
-LOWBIT_INLINE void each_stretch(const Turns& turns, const float* scales, Of of) {
-    if (turns.in_rows(kShortToVisit)) {
-        for (int64_t row = 0; row < turns.own0 * turns.share0 * turns.own1; ++row) {
-            const int64_t outer = row / (turns.share0 * turns.own1);
-            of(row * turns.share1, turns.share1, scales + outer * turns.own1 + row % turns.own1, false);
-        }
-    } else if (turns.own2 >= kPanel / 2) {
-        for (int64_t row = 0; row < turns.elements() / turns.own2; ++row) {
-            const int64_t middle = row / turns.share1, outer = middle / (turns.share0 * turns.own1);
-            const int64_t group = (outer * turns.own1 + middle % turns.own1) * turns.own2;
-            of(row * turns.own2, turns.own2, scales + group, true);
-        }
-    } else {
-        each_panel(turns, [&](const Panel& panel) LOWBIT_INLINE_LAMBDA {
-            float own[kPanel];
-            panel.expand(scales + panel.group, own);
-            panel.each_stretch(
-                [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA { of(at, count, own, true); });
-        });
-    }
-}
 
 }  // namespace lowbit

@@ -30,8 +30,8 @@ LOWBIT_INLINE float spoilt_by(float bound, float scale) { return bound == bound 
 
 template <bool kBound, bool kIntegers>
 LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, const float* bound,
-                               lowbit_layout layout, lowbit_grid grid) {
-    visit(layout, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+                               Block block, lowbit_grid grid) {
+    visit(block, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float upper = kBound ? bound[c] : 0.0f, lower = lower_end(upper, grid);
         const float s = kBound ? spoilt_by(upper, scale[c]) : scale[c];
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
@@ -43,21 +43,21 @@ LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, con
 }
 
 LOWBIT_INLINE void quantize(const float* x, float* y, const float* scale, const float* bound,
-                            lowbit_layout layout, lowbit_grid grid, int32_t integers) {
+                            Block block, lowbit_grid grid, int32_t integers) {
     if (bound && integers) {
-        quantize_as<true, true>(x, y, scale, bound, layout, grid);
+        quantize_as<true, true>(x, y, scale, bound, block, grid);
     } else if (bound) {
-        quantize_as<true, false>(x, y, scale, bound, layout, grid);
+        quantize_as<true, false>(x, y, scale, bound, block, grid);
     } else if (integers) {
-        quantize_as<false, true>(x, y, scale, bound, layout, grid);
+        quantize_as<false, true>(x, y, scale, bound, block, grid);
     } else {
-        quantize_as<false, false>(x, y, scale, bound, layout, grid);
+        quantize_as<false, false>(x, y, scale, bound, block, grid);
     }
 }
 
 // Calls of(channel)(place), which writes dx and returns a term of the sum, in the form that is wanted.
 template <class Of>
-LOWBIT_INLINE void gradients(lowbit_layout layout, float* dx, float* sums, Of of) {
+LOWBIT_INLINE void gradients(Block block, float* dx, double* sums, Of of) {
     const auto term_only = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const auto each = of(c);
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA { return each(at).term; };
@@ -71,11 +71,11 @@ LOWBIT_INLINE void gradients(lowbit_layout layout, float* dx, float* sums, Of of
         };
     };
     if (!sums) {
-        visit(layout, both);
+        visit(block, both);
     } else if (!dx) {
-        visit_and_sum(layout, sums, term_only);
+        visit_and_sum(block, sums, term_only);
     } else {
-        visit_and_sum(layout, sums, both);
+        visit_and_sum(block, sums, both);
     }
 }
 
@@ -84,11 +84,11 @@ struct Gradient {
 };
 
 LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,
-                                 const float* bound, float* dbound, lowbit_layout layout, lowbit_grid grid) {
+                                 const float* bound, double* dbound, Block block, lowbit_grid grid) {
     const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
     const bool is_signed = grid.is_signed;
     if (!bound) {
-        gradients(layout, dx, nullptr, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        gradients(block, dx, nullptr, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
             const float s = scale[c];
             return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
                 const float v = x[at] / s, given = dy[at];
@@ -97,7 +97,7 @@ LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, con
         });
         return;
     }
-    gradients(layout, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+    gradients(block, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float upper = bound[c], lower = lower_end(upper, grid), s = spoilt_by(upper, scale[c]);
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
             const float value = x[at], given = dy[at];
@@ -110,9 +110,9 @@ LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, con
     });
 }
 
-LOWBIT_INLINE void lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
-                            lowbit_layout layout, lowbit_grid grid) {
-    gradients(layout, dx, dstep, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+LOWBIT_INLINE void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,
+                            Block block, lowbit_grid grid) {
+    gradients(block, dx, dstep, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
         const float s = step[c];
         return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
             const float v = x[at] / s, given = dy[at];

@@ -4,8 +4,10 @@
 namespace lowbit::conv {
 namespace {
 
+#if LOWBIT_X86
 bool has_avx2() { return instruction_set() != InstructionSet::baseline; }
 bool has_avx512() { return instruction_set() >= InstructionSet::avx512; }
+#endif
 
 template <class Sum>
 void finish_portable(const Sum* sums, const Planes& planes) {

@@ -6,6 +6,7 @@
 #include "grad_weight_tiles.h"
 #include "room.h"
 #include "threads.h"
+#include "winograd.h"
 
 #include <optional>
 
@@ -226,7 +227,11 @@ int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy
             lowbit::depthwise_grad_weight(*geometry, *dy, *x, dw, sums);
             return 0;
         }
-        grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
+        if (lowbit::winograd::fits(*geometry, *dy, *x)) {
+            lowbit::winograd::grad_weight(*geometry, *dy, *x, dw, sums);
+        } else {
+            grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
+        }
     } catch (const std::bad_alloc&) {
         return -1;
     }

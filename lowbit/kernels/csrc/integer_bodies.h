@@ -1,9 +1,9 @@
 // From fp32 values to small integers and back.
 #pragma once
-#include "axes.h"
 #include "bodies.h"
 #include "counter_random.h"
 #include "float_bits.h"
+#include "parts.h"
 
 namespace lowbit {
 
@@ -67,8 +67,8 @@ LOWBIT_INLINE int32_t convert_with(const float* x, uint8_t* q, Scales scales, in
     for (int32_t i = 0; i < (count & -kVector); ++i) {
         float v = x[i] / scales[i];
         lost += v != v;
-        v = v == v ? v : 0.0f;
-        v = clip(v, lowest, highest);
+        v = v > lowest ? v : lowest;  // NaN, too: what is rare is put right below
+        v = v < highest ? v : highest;
         const float size = __builtin_fabsf(v);
         int32_t sum = 0;
         if (Rounding::kDraws == 0) sum = Rounding::round(size, 0);
@@ -76,6 +76,10 @@ LOWBIT_INLINE int32_t convert_with(const float* x, uint8_t* q, Scales scales, in
             sum += Rounding::round(size, keys[draw](index + uint32_t(i)));
         }
         q[i] = uint8_t(v < 0 ? -sum : sum);
+    }
+    for (int32_t i = 0; lost && i < (count & -kVector); ++i) {
+        const float v = x[i] / scales[i];
+        if (v != v) q[i] = 0;
     }
     return lost;
 }
@@ -113,25 +117,33 @@ struct Conversion {
     }
 
     int64_t all(const float* x, uint8_t* q, const float* scales, const Turns& turns, uint64_t first) const {
-        RandomKey keys[2];
-        uint64_t block = ~uint64_t(0);
-        int64_t lost = 0;
+        const Keys usual(*this, first >> 32);
+        std::atomic<int64_t> lost{0};
         each_stretch(turns, scales, [&](int64_t at, int64_t count, const float* own, bool each) {
             for (int64_t done = 0; done < count;) {
-                const uint64_t number = first + uint64_t(at + done);
-                if (number >> 32 != block) {
-                    block = number >> 32;
-                    for (int32_t draw = 0; draw < count_draws; ++draw) keys[draw] = RandomKey(draws[draw], block);
-                }
+                const uint64_t number = first + uint64_t(at + done), block = number >> 32;
                 const int64_t left = count - done, in_block = int64_t((uint64_t(1) << 32) - uint32_t(number));
                 const int64_t most = in_block < kFew ? in_block : kFew, now = left < most ? left : most;
-                lost += few(x + at + done, q + at + done, each ? own + done : own, each, int32_t(now), keys,
-                            uint32_t(number));
+                const Keys keys = block == usual.block ? usual : Keys(*this, block);
+                const int32_t found = few(x + at + done, q + at + done, each ? own + done : own, each, int32_t(now),
+                                          keys.of_draw, uint32_t(number));
+                if (found) lost += found;
                 done += now;
             }
         });
         return lost;
     }
+
+  private:
+    // Of every draw, for one block of random numbers.
+    struct Keys {
+        uint64_t block;
+        RandomKey of_draw[2];
+
+        Keys(const Conversion& of, uint64_t of_block) : block(of_block) {
+            for (int32_t i = 0; i < of.count_draws; ++i) of_draw[i] = RandomKey(of.draws[i], block);
+        }
+    };
 };
 
 template <class Scales>
@@ -139,18 +151,15 @@ LOWBIT_INLINE void from_integers_with(const uint8_t* q, float* y, Scales scales,
     for (int64_t i = 0; i < count; ++i) y[i] = float((int32_t(q[i]) ^ flip) - flip) * scales[i];
 }
 
-LOWBIT_INLINE void from_integers(const uint8_t* q, float* y, const float* scales, const lowbit_axes& axes,
+// Side by side; one scale, or one for each.
+LOWBIT_INLINE void from_integers(const uint8_t* q, float* y, const float* scales, bool each, int64_t count,
                                  int32_t is_signed) {
-    const Turns turns(axes);
-    if (!turns.elements()) return;
     const int32_t flip = is_signed ? 128 : 0;  // (byte ^ 128) - 128 gives a byte its sign
-    each_stretch(turns, scales, [=](int64_t at, int64_t count, const float* own, bool each) LOWBIT_INLINE_LAMBDA {
-        if (each) {
-            from_integers_with(q + at, y + at, ScaleEach{own}, count, flip);
-        } else {
-            from_integers_with(q + at, y + at, OneScale{*own}, count, flip);
-        }
-    });
+    if (each) {
+        from_integers_with(q, y, ScaleEach{scales}, count, flip);
+    } else {
+        from_integers_with(q, y, OneScale{*scales}, count, flip);
+    }
 }
 
 }  // namespace lowbit

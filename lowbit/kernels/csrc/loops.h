@@ -1,5 +1,5 @@
-// The ways through a tensor [outer, channels, inner]: along rows that share a scale, or, when inner is 1,
-// across channels; and the sums, in an order that depends on nothing but the layout.
+// The ways through a tensor [outer, channels, inner], or a block of it: along rows that share a scale, or, when
+// inner is 1, across channels; and the sums, in an order that depends on nothing but the layout.
 #pragma once
 #include "kernels.h"
 
@@ -18,6 +18,11 @@ namespace lowbit {
 
 constexpr int kLanes = 16;    // partial sums
 constexpr int kBlock = 1024;  // terms between computing and adding up: they stay in the first cache
+
+// Element (o, c, i) lies at (o * stride + c) * inner + i.
+struct Block {
+    int64_t outer, channels, inner, stride;
+};
 
 // A quarter of the partial sums: what AVX2 holds in one register.
 typedef float Floats __attribute__((vector_size(4 * sizeof(float))));
@@ -55,54 +60,47 @@ struct Sum {
 
 // of(channel)(place) for every element: `of` gets ready what a channel's elements have in common.
 template <class Of>
-LOWBIT_INLINE void visit(lowbit_layout layout, Of of) {
-    if (layout.inner == 1) {
-        for (int64_t o = 0; o < layout.outer; ++o) {
-            for (int64_t c = 0; c < layout.channels; ++c) of(c)(o * layout.channels + c);
+LOWBIT_INLINE void visit(Block block, Of of) {
+    if (block.inner == 1) {
+        for (int64_t o = 0; o < block.outer; ++o) {
+            for (int64_t c = 0; c < block.channels; ++c) of(c)(o * block.stride + c);
         }
         return;
     }
-    for (int64_t o = 0; o < layout.outer; ++o) {
-        for (int64_t c = 0; c < layout.channels; ++c) {
+    for (int64_t o = 0; o < block.outer; ++o) {
+        for (int64_t c = 0; c < block.channels; ++c) {
             const auto each = of(c);
-            const int64_t start = (o * layout.channels + c) * layout.inner;
-            for (int64_t i = 0; i < layout.inner; ++i) each(start + i);
+            const int64_t start = (o * block.stride + c) * block.inner;
+            for (int64_t i = 0; i < block.inner; ++i) each(start + i);
         }
     }
 }
 
-// The same, and sums[c] = the sum of what of(c)(place) returns.
+// The same, and sums[c] = the sum of what of(c)(place) returns; of up to kBlock channels.
 template <class Of>
-LOWBIT_INLINE void visit_and_sum(lowbit_layout layout, float* sums, Of of) {
+LOWBIT_INLINE void visit_and_sum(Block block, double* sums, Of of) {
     float terms[kBlock];
-    if (layout.inner == 1) {
-        for (int64_t first = 0; first < layout.channels; first += kBlock) {
-            const int64_t left = layout.channels - first, count = left < kBlock ? left : kBlock;
-            double totals[kBlock];
-            for (int64_t c = 0; c < count; ++c) totals[c] = 0;
-            for (int64_t o = 0; o < layout.outer; ++o) {
-                const int64_t start = o * layout.channels + first;
-                for (int64_t c = 0; c < count; ++c) terms[c] = of(first + c)(start + c);
-                for (int64_t c = 0; c < count; ++c) totals[c] += terms[c];
-            }
-            for (int64_t c = 0; c < count; ++c) sums[first + c] = float(totals[c]);
+    for (int64_t c = 0; c < block.channels; ++c) sums[c] = 0;
+    if (block.inner == 1) {
+        for (int64_t o = 0; o < block.outer; ++o) {
+            const int64_t start = o * block.stride;
+            for (int64_t c = 0; c < block.channels; ++c) terms[c] = of(c)(start + c);
+            for (int64_t c = 0; c < block.channels; ++c) sums[c] += terms[c];
         }
         return;
     }
-    for (int64_t c = 0; c < layout.channels; ++c) {
+    for (int64_t c = 0; c < block.channels; ++c) {
         const auto each = of(c);
-        double total = 0;
-        for (int64_t o = 0; o < layout.outer; ++o) {
-            const int64_t start = (o * layout.channels + c) * layout.inner;
+        for (int64_t o = 0; o < block.outer; ++o) {
+            const int64_t start = (o * block.stride + c) * block.inner;
             Sum sum;
-            for (int64_t first = 0; first < layout.inner; first += kBlock) {
-                const int64_t left = layout.inner - first, count = left < kBlock ? left : kBlock;
+            for (int64_t first = 0; first < block.inner; first += kBlock) {
+                const int64_t left = block.inner - first, count = left < kBlock ? left : kBlock;
                 for (int64_t i = 0; i < count; ++i) terms[i] = each(start + first + i);
                 sum.add(terms, count);
             }
-            total += sum.total();
+            sums[c] += sum.total();
         }
-        sums[c] = float(total);
     }
 }
 

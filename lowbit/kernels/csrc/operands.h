@@ -1,4 +1,5 @@
-// The C interface of the passes between fp32 tensors and small integers. Plain C, raw pointers, one thread.
+// The C interface of the passes between fp32 tensors and small integers: plain C, raw pointers. What is large is
+// done on several threads.
 //
 // A tensor is contiguous, with up to four axes (the missing ones in front, of size 1); axis a owns scales when
 // owns[a] is not 0. A group is the elements that share one; scales and ranges are contiguous, one per group, in the
@@ -6,7 +7,7 @@
 // the order of the tensor. Pointers must not overlap. Nothing is allocated and nothing can fail.
 //
 // The slow twins are in lowbit/numerics: groups, scale, mse, quantize, rounding, log_grid, rotation. Results are the
-// same bits for every instruction set.
+// same bits for every instruction set and number of threads.
 #pragma once
 #include "kernels.h"
 
@@ -29,9 +30,10 @@ struct lowbit_draw {
 // ranges[g] = the largest |x|, or, not signed, the largest of 0 and x; NaN where a value is NaN.
 LOWBIT_PUBLIC void lowbit_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t is_signed);
 
-// From the ranges of `lowbit_ranges`, signed, to those with the least squared error, in place; turns > 0.
+// From the ranges of `lowbit_ranges`, signed, to those with the least squared error, in place; turns > 0. Ranges that
+// are not known are found before, group by group, while a group's values are in the cache.
 LOWBIT_PUBLIC void lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest,
-                                     int32_t highest, int32_t turns);
+                                     int32_t highest, int32_t turns, int32_t is_known);
 
 // scales[i] = the scale with which ranges[i] is the highest integer: 1 for 0, NaN where it is not finite.
 LOWBIT_PUBLIC void lowbit_scales(const float* ranges, float* scales, int64_t count, int32_t lowest, int32_t highest);

@@ -22,32 +22,27 @@ constexpr float kSmallestScale = 0x1p-126f;
 
 LOWBIT_INLINE int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
-LOWBIT_INLINE void ranges(const float* x, float* out, const lowbit_axes& axes, int32_t is_signed) {
-    const Turns turns(axes);
+// The largest magnitude's bits, of rows of one group.
+LOWBIT_INLINE int32_t largest_of_rows(const float* x, const Rows& rows, int32_t is_signed) {
     const Bits* bits = reinterpret_cast<const Bits*>(x);
-    Bits* found = reinterpret_cast<Bits*>(out);
-    if (!turns.elements()) {
-        for (int64_t g = 0; g < turns.own0 * turns.own1 * turns.own2; ++g) out[g] = 0;
-    } else if (turns.in_rows(kShortToSum)) {
-        each_group(turns, [=](const Rows& rows) LOWBIT_INLINE_LAMBDA {
-            int32_t most = 0;
-            for (int64_t row = 0; row < rows.count; ++row) {
-                const Bits* start = bits + rows.at + row * rows.stride;
-                for (int64_t i = 0; i < rows.length; ++i) most = larger(most, magnitude(start[i], is_signed));
-            }
-            found[rows.group] = most;
-        });
-    } else {
-        each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
-            int32_t most[kPanel] = {};
-            panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
-                const Bits* start = bits + at;
-                for (int64_t i = 0; i < count; ++i) most[i] = larger(most[i], magnitude(start[i], is_signed));
-            });
-            panel.collapse(most, larger);
-            for (int64_t g = 0; g < panel.groups; ++g) found[panel.group + g] = most[g];
-        });
+    int32_t most = 0;
+    for (int64_t row = 0; row < rows.count; ++row) {
+        const Bits* start = bits + rows.at + row * rows.stride;
+        for (int64_t i = 0; i < rows.length; ++i) most = larger(most, magnitude(start[i], is_signed));
     }
+    return most;
+}
+
+// The same for every group of a panel, from one of its times to another.
+LOWBIT_INLINE void largest_of_panel(const float* x, const Panel& panel, int64_t first, int64_t last, int32_t is_signed,
+                                    int32_t* most) {
+    const Bits* bits = reinterpret_cast<const Bits*>(x);
+    for (int64_t i = 0; i < panel.width; ++i) most[i] = 0;
+    panel.each_time(first, last, [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+        const Bits* start = bits + at;
+        for (int64_t i = 0; i < count; ++i) most[i] = larger(most[i], magnitude(start[i], is_signed));
+    });
+    panel.collapse(most, larger);
 }
 
 // The largest scale with which every integer's value is finite.
@@ -110,13 +105,16 @@ constexpr int64_t kFlush = 1 << 14;
 struct Projection {
     int64_t along = 0, square = 0;
 
-    LOWBIT_INLINE void add(const float* x, int64_t count, float start, float scale, const Mse& mse) {
-        for (int64_t first = 0; first < count; first += kFlush) {
-            const int n = int(count - first < kFlush ? count - first : kFlush);
-            if (start == scale) {
-                add_few(x + first, n, start, scale, mse, true);
-            } else {
-                add_few(x + first, n, start, scale, mse, false);
+    LOWBIT_INLINE void add(const float* x, const Rows& rows, float start, float scale, const Mse& mse) {
+        for (int64_t row = 0; row < rows.count; ++row) {
+            const float* from = x + rows.at + row * rows.stride;
+            for (int64_t first = 0; first < rows.length; first += kFlush) {
+                const int n = int(rows.length - first < kFlush ? rows.length - first : kFlush);
+                if (start == scale) {
+                    add_few(from + first, n, start, scale, mse, true);
+                } else {
+                    add_few(from + first, n, start, scale, mse, false);
+                }
             }
         }
     }
@@ -137,18 +135,18 @@ struct Projection {
     }
 };
 
-// The same for every place of a panel at once.
+// The same for every group of a panel at once, from one of its times to another.
 struct Projections {
     int32_t high[kPanel], low[kPanel], squares[kPanel];
     int64_t along[kPanel], square[kPanel];
 
-    LOWBIT_INLINE void run(const Panel& panel, const float* x, const float* start, const float* scale,
-                           const Mse& mse) {
+    LOWBIT_INLINE void run(const float* x, const Panel& panel, int64_t first, int64_t last, const float* start,
+                           const float* scale, const Mse& mse) {
         const int width = int(panel.width);
         for (int i = 0; i < width; ++i) along[i] = square[i] = 0;
         clear(width);
         int64_t terms = 0;
-        panel.each_stretch([&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+        panel.each_time(first, last, [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
             add(x + at, int(count), start, scale, mse);
             if (++terms % kFlush == 0) flush(width);
         });
@@ -180,56 +178,5 @@ struct Projections {
         }
     }
 };
-
-LOWBIT_INLINE bool finite(float v) { return __builtin_fabsf(v) <= kLargestFloat; }
-
-LOWBIT_INLINE void mse_rows(const float* x, float* ranges, const Turns& turns, const Mse& mse, int32_t rounds) {
-    each_group(turns, [=](const Rows& rows) LOWBIT_INLINE_LAMBDA {
-        const float start = ranges[rows.group];
-        float range = start;
-        bool moving = finite(start);
-        for (int32_t turn = 0; moving && turn < rounds; ++turn) {
-            Projection sums;
-            for (int64_t row = 0; row < rows.count; ++row) {
-                sums.add(x + rows.at + row * rows.stride, rows.length, mse.scale(start), mse.scale(range), mse);
-            }
-            range = mse.next(start, range, sums.along, sums.square, &moving);
-        }
-        ranges[rows.group] = range;
-    });
-}
-
-LOWBIT_INLINE void mse_panels(const float* x, float* ranges, const Turns& turns, const Mse& mse, int32_t rounds) {
-    each_panel(turns, [=](const Panel& panel) LOWBIT_INLINE_LAMBDA {
-        Projections sums;
-        float start[kPanel], scale[kPanel], starts[kPanel], scales[kPanel];
-        bool moving[kPanel];
-        float* range = ranges + panel.group;
-        for (int64_t g = 0; g < panel.groups; ++g) start[g] = range[g], moving[g] = finite(range[g]);
-        bool any = true;
-        for (int32_t turn = 0; any && turn < rounds; ++turn) {
-            for (int64_t g = 0; g < panel.groups; ++g) scale[g] = mse.scale(range[g]);
-            panel.expand(scale, turn ? scales : starts);
-            sums.run(panel, x, starts, turn ? scales : starts, mse);
-            any = false;
-            for (int64_t g = 0; g < panel.groups; ++g) {
-                if (moving[g]) range[g] = mse.next(start[g], range[g], sums.along[g], sums.square[g], &moving[g]);
-                any |= moving[g];
-            }
-        }
-    });
-}
-
-LOWBIT_INLINE void mse_ranges(const float* x, float* ranges, const lowbit_axes& axes, int32_t lowest,
-                              int32_t highest, int32_t turns) {
-    const Turns layout(axes);
-    const Mse mse(lowest, highest);
-    if (!layout.elements()) return;
-    if (layout.in_rows(kShortToSum)) {
-        mse_rows(x, ranges, layout, mse, turns);
-    } else {
-        mse_panels(x, ranges, layout, mse, turns);
-    }
-}
 
 }  // namespace lowbit

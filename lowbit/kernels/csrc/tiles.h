@@ -48,10 +48,10 @@ struct Strip {
     const int32_t* start;  // what the sums begin with, 16 of each panel
     int32_t* sums;         // [panels][kStrip + kSlack][16]
     // For AMX alone:
-    const Cover* covers;  // of all pixels
-    int64_t tiles;
-    int64_t apart;  // bytes between the rows of a tile
-    int64_t tail;   // steps; what segments leave over sixteens is a multiple
+    const Cover* covers = nullptr;  // of all pixels
+    int64_t tiles = 0;
+    int64_t apart = 0;  // bytes between the rows of a tile
+    int64_t tail = 0;   // steps; what segments leave over sixteens is a multiple
 };
 
 constexpr int64_t kPanelOfSums = (kStrip + kSlack) * kPanel;
@@ -103,6 +103,9 @@ class Ready {
 };
 
 Choice choose_tiles(int64_t largest_source, int64_t largest_weight, bool weight_fits_int8);
+
+// The loops for int16, whatever the magnitudes.
+Tiles words_tiles();
 
 void run_bytes_baseline(const Strip& strip);
 void run_words_baseline(const Strip& strip);

@@ -5,6 +5,7 @@
 #include "amx.h"
 #include "bodies.h"
 #include "instruction_set.h"
+#include "layout_parts.h"
 
 #include <atomic>
 #include <cstring>
@@ -18,30 +19,35 @@
 
 namespace {
 
+using lowbit::Block;
 using lowbit::InstructionSet;
 
 struct Variant {
     const char* name;
     InstructionSet set;
     bool (*runs_here)();
-    decltype(&lowbit_quantize) quantize;
-    decltype(&lowbit_quantize_grad) quantize_grad;
-    decltype(&lowbit_lsq_grad) lsq_grad;
+    // Of a block, as it is cut out for a thread.
+    void (*quantize)(const float* x, float* y, const float* scale, const float* bound, Block block, lowbit_grid grid,
+                     int32_t integers);
+    void (*quantize_grad)(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
+                          double* dbound, Block block, lowbit_grid grid);
+    void (*lsq_grad)(const float* x, const float* dy, float* dx, const float* step, double* dstep, Block block,
+                     lowbit_grid grid);
 };
 
 #define LOWBIT_VARIANT(NAME, TARGET)                                                                          \
     namespace NAME {                                                                                          \
-    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound,                    \
-                         lowbit_layout layout, lowbit_grid grid, int32_t integers) {                          \
-        lowbit::quantize(x, y, scale, bound, layout, grid, integers);                                         \
+    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound, Block block,       \
+                         lowbit_grid grid, int32_t integers) {                                                \
+        lowbit::quantize(x, y, scale, bound, block, grid, integers);                                          \
     }                                                                                                         \
     TARGET void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,                 \
-                              const float* bound, float* dbound, lowbit_layout layout, lowbit_grid grid) {    \
-        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, layout, grid);                                 \
+                              const float* bound, double* dbound, Block block, lowbit_grid grid) {            \
+        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, block, grid);                                  \
     }                                                                                                         \
-    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,         \
-                         lowbit_layout layout, lowbit_grid grid) {                                            \
-        lowbit::lsq_grad(x, dy, dx, step, dstep, layout, grid);                                               \
+    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,        \
+                         Block block, lowbit_grid grid) {                                                     \
+        lowbit::lsq_grad(x, dy, dx, step, dstep, block, grid);                                                \
     }                                                                                                         \
     const Variant variant = {#NAME, InstructionSet::NAME, runs_here, quantize, quantize_grad, lsq_grad};      \
     }
@@ -149,15 +155,22 @@ int lowbit_select_variant(const char* name) {
 
 void lowbit_quantize(const float* x, float* y, const float* scale, const float* bound, lowbit_layout layout,
                      lowbit_grid grid, int32_t integers) {
-    current().quantize(x, y, scale, bound, layout, grid, integers);
+    lowbit::each_block(layout, [&](Block block, int64_t at, int64_t c) {
+        current().quantize(x + at, y + at, scale + c, bound ? bound + c : nullptr, block, grid, integers);
+    });
 }
 
 void lowbit_quantize_grad(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
                           float* dbound, lowbit_layout layout, lowbit_grid grid) {
-    current().quantize_grad(x, dy, dx, scale, bound, dbound, layout, grid);
+    lowbit::each_block(layout, bound ? dbound : nullptr, [&](Block block, int64_t at, int64_t c, double* sums) {
+        current().quantize_grad(x + at, dy + at, dx ? dx + at : nullptr, scale + c, bound ? bound + c : nullptr, sums,
+                                block, grid);
+    });
 }
 
 void lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
                      lowbit_layout layout, lowbit_grid grid) {
-    current().lsq_grad(x, dy, dx, step, dstep, layout, grid);
+    lowbit::each_block(layout, dstep, [&](Block block, int64_t at, int64_t c, double* sums) {
+        current().lsq_grad(x + at, dy + at, dx ? dx + at : nullptr, step + c, sums, block, grid);
+    });
 }
