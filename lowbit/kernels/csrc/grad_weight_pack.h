@@ -46,15 +46,18 @@ LOWBIT_INLINE void interleave(T* __restrict to, const uint8_t* const* from, int6
 // The rows of a channel are packed from the first to the last, kChunk bytes at a time: what is written behind the
 // end of one is written again with the next, and behind the last one there is room for it.
 
-typedef uint8_t Bytes __attribute__((vector_size(kChunk)));
+typedef uint8_t Bytes __attribute__((vector_size(32)));
 
+// Sixteen pixels of four lanes.
 #if LOWBIT_X86
 
-// Sixteen pixels of four lanes: bytes in pairs, then pairs in fours.
-LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, uint8_t* to) {
-    __m128i lanes[4];
-    for (int i = 0; i < 4; ++i) lanes[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i] + at));
-    __m128i* out = reinterpret_cast<__m128i*>(to);
+LOWBIT_INLINE void pack_16(uint8_t* to, const uint8_t* const (&from)[4], int64_t at, int32_t shift) {
+    __m128i lanes[4], *out = reinterpret_cast<__m128i*>(to);
+    const __m128i added = _mm_set1_epi8(char(shift));
+    for (int i = 0; i < 4; ++i) {
+        lanes[i] = _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from[i] + at)), added);
+    }
+    // Bytes in pairs, then pairs in fours.
     const __m128i low = _mm_unpacklo_epi8(lanes[0], lanes[1]), low_too = _mm_unpacklo_epi8(lanes[2], lanes[3]);
     const __m128i high = _mm_unpackhi_epi8(lanes[0], lanes[1]), high_too = _mm_unpackhi_epi8(lanes[2], lanes[3]);
     _mm_storeu_si128(out, _mm_unpacklo_epi16(low, low_too));
@@ -65,9 +68,9 @@ LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, ui
 
 #else
 
-LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, uint8_t* to) {
+LOWBIT_INLINE void pack_16(uint8_t* to, const uint8_t* const (&from)[4], int64_t at, int32_t shift) {
     for (int64_t i = 0; i < 16; ++i) {
-        for (int lane = 0; lane < 4; ++lane) to[4 * i + lane] = from[lane][at + i];
+        for (int lane = 0; lane < 4; ++lane) to[4 * i + lane] = uint8_t(from[lane][at + i] + shift);
     }
 }
 
@@ -76,15 +79,15 @@ LOWBIT_INLINE void interleave_16(const uint8_t* const (&from)[4], int64_t at, ui
 // The pixels of one chunk: 64 of bytes in one lane, 16 in four, 32 of 16 bits in one, 16 in two.
 template <class T, bool kSigned, int kLanes>
 LOWBIT_INLINE void pack_chunk(T* to, const uint8_t* const (&from)[kLanes], int64_t at, int32_t shift) {
-    if constexpr (sizeof(T) == 1) {
-        Bytes bytes;
-        if constexpr (kLanes == 4) {
-            interleave_16(from, at, reinterpret_cast<uint8_t*>(&bytes));
-        } else {
-            memcpy(&bytes, from[0] + at, sizeof bytes);
+    if constexpr (sizeof(T) == 1 && kLanes == 4) {
+        pack_16(to, from, at, shift);
+    } else if constexpr (sizeof(T) == 1) {
+        for (int64_t i = 0; i < kChunk; i += sizeof(Bytes)) {
+            Bytes bytes;
+            memcpy(&bytes, from[0] + at + i, sizeof bytes);
+            bytes += uint8_t(shift);
+            memcpy(to + i, &bytes, sizeof bytes);
         }
-        bytes += uint8_t(shift);
-        memcpy(to, &bytes, sizeof bytes);
     } else {
         int16_t values[kChunk / 2];
         for (int64_t i = 0; i < kChunk / 2 / kLanes; ++i) {
@@ -99,7 +102,7 @@ LOWBIT_INLINE void pack_chunk(T* to, const uint8_t* const (&from)[kLanes], int64
 LOWBIT_INLINE void fill(uint8_t* to, int64_t bytes, int32_t zero) {
     Bytes zeros = {};
     zeros += uint8_t(zero);
-    for (int64_t i = 0; i < bytes; i += kChunk) memcpy(to + i, &zeros, sizeof zeros);
+    for (int64_t i = 0; i < bytes; i += sizeof zeros) memcpy(to + i, &zeros, sizeof zeros);
 }
 
 template <class T, bool kSigned, int kLanes>
