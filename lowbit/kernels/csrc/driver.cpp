@@ -111,7 +111,8 @@ class Run {
         if (instruction_set() != InstructionSet::amx || layout_.packed != Packed::bytes) return;
         std::vector<Pattern> patterns;
         for (const PartPlan& plan : plans_) {
-            Pattern pattern{plan.places, images_.most() * plan.pixels, layout_.apart(*plan.part), layout_.panels, 0, {}};
+            const int64_t pixels = images_.most() * plan.pixels;
+            Pattern pattern{plan.places, pixels, layout_.apart(*plan.part), layout_.panels, 0, {}};
             for (const Sum& sum : plan.sums) {
                 for (const Span& span : sum.spans) {
                     pattern.sums++;
