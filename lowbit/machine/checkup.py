@@ -82,7 +82,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    cost = "The C++ kernels cannot be built here. Install g++ or clang++, version 10 or later"
+    cost = "The C++ kernels cannot be built here. Install g++ 10 or clang++ 11, or later"
     chosen = os.environ.get("CXX")  # it alone, as when the kernels are built
     for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
         path = shutil.which(name)

@@ -3,8 +3,8 @@
 The kernels are compiled once more, into a folder of their own, and the tests that call them run with that
 library. Before, a call that reads beyond its tensor must be caught: one that sees nothing says nothing.
 
-    python -m tests.kernels.sanitized            # tests/kernels
-    python -m tests.kernels.sanitized tests/layers/test_integer_products.py -k groups
+    python -m tests.kernels.sanitized            # tests/kernels, and the quantizing that numerics calls
+    python -m tests.kernels.sanitized tests/layers/test_three_products.py -k groups
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
                 print(f"the sanitizer does not work here:\n{done.stderr}", file=sys.stderr)
                 return 1
         print("an overrun of one value is caught; testing", flush=True)
-        wanted = arguments or ["tests/kernels"]
+        wanted = arguments or ["tests/kernels", "tests/numerics/test_fused.py"]
         command = [sys.executable, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
         return subprocess.run(command, env=environment, check=False).returncode
 

@@ -133,6 +133,25 @@ def test_the_largest_sums(name, by_sample, variant):
                 np.testing.assert_array_equal(run(geometry, *operands, F32), expected)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("dy_range", "x_range"), [((-8, 7), (0, 15)), ((-64, 64), (0, 127)), ((-128, 127), (0, 255))]
+)
+def test_every_width_of_a_tile(dy_range, x_range, variant):
+    """Each is a function of its own in C++; random shapes leave some of them out."""
+    rng, one = np.random.default_rng(0), np.ones((1, 1), F32)
+    for channels in range(1, 13):
+        for outputs in (16, 32):
+            geometry = Geometry(**PLAIN | {"input": (5, channels, 3, 4), "outputs": outputs})
+            dy, x = (
+                integers(shape, bounds, "any", rng)
+                for shape, bounds in ((geometry.output, dy_range), (geometry.input, x_range))
+            )
+            with using(variant):
+                found = run(geometry, operand(dy, dy_range, one), operand(x, x_range, one), np.int64)
+            np.testing.assert_array_equal(found, twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
+
+
 def test_scales_by_pixel_are_refused():
     geometry = LARGE["linear"]
     plain = Operand(integers=0, lowest=-8, highest=7)
