@@ -65,6 +65,7 @@ LOWBIT_INLINE void scales(const float* ranges, float* out, int64_t count, int32_
 // One turn of lowbit/numerics/mse.py after another, for a grid.
 struct Mse {
     float lowest, highest, largest, to_fixed, from_fixed;
+    float limit = 0x1p30f;  // a constant that compilers do not know: of one that they know, they make comparisons
 
     Mse(int32_t low, int32_t high) : lowest(float(low)), highest(float(high)), largest(largest_scale(low, high)) {
         int bits = 0;
@@ -77,7 +78,6 @@ struct Mse {
 
     // x in units of the scale at the start, as a whole number of 2^-f; what is not finite becomes anything.
     LOWBIT_INLINE int32_t fixed_point(float v) const {
-        const float limit = 0x1p30f;
         v *= to_fixed;
         v = v < limit ? v : limit;
         return int32_t(__builtin_rintf(v > -limit ? v : -limit));
