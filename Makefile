@@ -15,7 +15,7 @@ ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py t
 	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
 	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
-.PHONY: demo test test-slow test-sanitized lint docs setup clean help
+.PHONY: demo test test-slow test-sanitized test-arm lint docs setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -42,6 +42,9 @@ test-slow: $(READY)  ## every test, also those that take minutes
 
 test-sanitized: $(READY)  ## the C++ kernels under AddressSanitizer and UBSan: five minutes, needs g++
 	@$(BIN)/python -m tests.kernels.sanitized
+
+test-arm: $(READY)  ## the C++ kernels on an ARM processor that qemu imitates: five minutes, needs Debian
+	@$(BIN)/python -m tests.kernels.other_processor
 
 lint: $(READY)  ## style only
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy

@@ -8,7 +8,7 @@ from functools import cache
 
 from lowbit.kernels import kernels
 
-_BITS = {"oneDNN fp32": 32, "W8A8G8": 8, "W4A4G4": 4, "W4A4G4 fast": 8}  # of the products
+_BITS = {"oneDNN fp32": 32, "W8A8G8": 8, "W4A4G4": 4, "W4A4G4 fast": 4}  # of the products
 _TURNS, _TRIES = 200_000, 5
 
 

@@ -9,6 +9,9 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.bench.sides import RECIPES, load_bench_recipe
+from lowbit.kernels import kernels
+from lowbit.kernels.onednn import Geometry
+from lowbit.kernels.products import Operand, multiplications
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.quantized import quantize_layer
 from lowbit.recipe.plan import Plan
@@ -30,9 +33,23 @@ class LayerCase:
     def __str__(self) -> str:
         return f"3x3, {self.channels} channels, {self.side}²"
 
-    def multiplications(self, batch: int) -> int:
-        """Of the three products together."""
-        return 3 * batch * self.side**2 * self.channels**2 * 9
+    def multiplications(self, batch: int, *, of_bytes: bool = False) -> int:
+        """Of the three products together; of 8-bit integers there may be fewer, by Winograd's transforms."""
+        if not of_bytes or kernels() is None:
+            return 3 * batch * self.side**2 * self.channels**2 * 9
+        x = Operand(integers=0, lowest=0, highest=255)
+        w = dy = Operand(integers=0, lowest=-128, highest=127)
+        geometry = Geometry(
+            input=(batch, self.channels, self.side, self.side),
+            outputs=self.channels,
+            kernel=(3, 3),
+            stride=(1, 1),
+            padding=(1, 1, 1, 1),
+            dilation=(1, 1),
+            groups=1,
+        )
+        operands = {"forward": (x, w), "grad_input": (dy, w), "grad_weight": (dy, x)}
+        return sum(multiplications(geometry, product, *two) for product, two in operands.items())
 
 
 LAYERS = (LayerCase(64, 56), LayerCase(128, 28), LayerCase(256, 14), LayerCase(512, 7))

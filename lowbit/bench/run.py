@@ -28,15 +28,25 @@ __all__ = ["CASES", "LAYERS_WORD", "run_bench"]
 
 
 def run_bench(
-    names: Sequence[str], *, rounds: int, threads: int, batch: int | None, processor_time: bool = False
+    names: Sequence[str],
+    *,
+    rounds: int,
+    threads: int,
+    batch: int | None,
+    processor_time: bool = False,
+    instructions: str | None = None,
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
+
+    With `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.bench.hold_back.
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)
     """
     keep_freed_memory()  # as in training, and for every side
     console = Console()
     found = kernels()
+    if found is not None and instructions:
+        found.select_variant(instructions)
     variant = f"none ({why_missing()})" if found is None else found.variant
     library = convolution_library(wanted=True)
     console.print(
@@ -64,7 +74,8 @@ def _measure_layers(
         title = f"A layer's three products, quantizing included: {case}, batch {batch}"
         figure = measure(title, layer_sides(case, batch), FP32)
         for row in figure["rows"]:
-            speed = case.multiplications(batch) / row["seconds"]
+            count = case.multiplications(batch, of_bytes=row["side"] == "W8A8G8")
+            speed = count / row["seconds"]
             row["share_of_ceiling"] = speed / found if (found := ceilings().get(row["side"])) else None
         _show_ceilings(console, figure)
         figures.append(figure)

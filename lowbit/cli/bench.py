@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lowbit.bench.hold_back import hold_back
 from lowbit.errors import LowbitError, did_you_mean
 
 
@@ -23,6 +24,12 @@ def bench(
         bool,
         typer.Option("--processor-time", help="Not the clock's: for a machine with other work."),
     ] = False,
+    instructions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SET", help="Hold all sides back to `avx2`, as on a processor without newer ones."
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
@@ -36,9 +43,12 @@ def bench(
     - `lowbit bench` layers and four models, about ten minutes
     - `lowbit bench resnet20 --rounds 9`
     - `lowbit bench layers --threads 2`
+    - `lowbit bench resnet18 --instructions avx2`
     """
     # Read when Paddle is loaded, and never again.
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    if instructions:
+        hold_back(instructions)
 
     from lowbit.bench.run import CASES, LAYERS_WORD, run_bench
     from lowbit.machine import apply_amd_fix
@@ -51,7 +61,12 @@ def bench(
         raise LowbitError("--processor-time adds up what all threads take: use it with --threads 1")
     print(apply_amd_fix().message)
     figures = run_bench(
-        models or known, rounds=rounds, threads=threads, batch=batch_size, processor_time=processor_time
+        models or known,
+        rounds=rounds,
+        threads=threads,
+        batch=batch_size,
+        processor_time=processor_time,
+        instructions=instructions,
     )
     if output:
         output.write_text(json.dumps(figures, indent=2), "utf-8")

@@ -145,12 +145,12 @@ def why_missing() -> str | None:
 @cache
 def _find(path: Path) -> _Found:
     if not path.is_file():
-        return _Found(None, f"they were not built; {_REBUILD}")
+        return _Found(None, f"the C++ kernels were not built; {_REBUILD}")
     try:
         loaded = Kernels(ctypes.CDLL(str(path)))
     except (OSError, AttributeError) as error:  # for another processor, or without one of the functions
         return _Found(None, f"{path.name} does not load ({error}); {_REBUILD}")
     # A package may come without the sources; its library cannot be out of date then.
     if SOURCES.is_dir() and loaded._library.lowbit_fingerprint().decode() != fingerprint():
-        return _Found(None, f"they were built from other sources than these; {_REBUILD}")
+        return _Found(None, f"the C++ kernels were built from other sources than these; {_REBUILD}")
     return _Found(loaded, None)

@@ -91,6 +91,15 @@ def grad_weight(
     _call("lowbit_grad_weight", geometry, dy, x, dw, sums)
 
 
+def multiplications(geometry: Geometry, product: str, first: Operand, second: Operand) -> int:
+    """How many a product takes: one for every term of its sums, or fewer by Winograd's transforms.
+
+    >>> multiplications(geometry, "forward", x, w)
+    """
+    library = _library()
+    return library.lowbit_multiplications(_shape(geometry), _PRODUCTS.index(product), first, second)
+
+
 class _Geometry(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
@@ -103,6 +112,7 @@ class _Geometry(ctypes.Structure):
 
 
 _ADDRESS, _SHAPE, _INTEGERS = ctypes.c_void_p, ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
+_PRODUCTS = ("forward", "grad_input", "grad_weight")
 _ARGUMENTS = {
     "lowbit_forward": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS, _ADDRESS],
     "lowbit_grad_input": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
@@ -116,6 +126,8 @@ def _library() -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_int, arguments
+    count = library.lowbit_multiplications
+    count.restype, count.argtypes = ctypes.c_int64, [_SHAPE, ctypes.c_int32, _INTEGERS, _INTEGERS]
     return library
 
 

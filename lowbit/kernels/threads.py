@@ -7,17 +7,27 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-_NAME = "libiomp5.so"
+_PADDLES = "libiomp5.so"
+_COMPILERS = "libgomp.so.1"
 
 
 @cache
 def runtime() -> ctypes.CDLL | None:
-    """The one in Paddle's wheel; None where there is none. It is loaded, not started: Paddle sets it up."""
+    """The one in Paddle's wheel. It is loaded, not started: Paddle sets it up.
+
+    Where the wheel has none (on ARM), the compiler's own, which a Paddle that was built there would use too;
+    None where that is missing as well: the kernels then work on one thread.
+    """
     paddle = find_spec("paddle")
     if paddle is None or paddle.origin is None:
         return None
-    path = Path(paddle.origin).parent / "libs" / _NAME
-    return ctypes.CDLL(str(path)) if path.is_file() else None
+    path = Path(paddle.origin).parent / "libs" / _PADDLES
+    if path.is_file():
+        return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(_COMPILERS)
+    except OSError:
+        return None
 
 
 def share_threads(library: ctypes.CDLL) -> None:

@@ -226,7 +226,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         notes += set_executor(model, config.Global.executor, device=device.name, qat_in_floats=narrow)
         notes.append(str(preparation_of(model)))
         if device.name == "cpu" and (reason := why_missing()):
-            notes.append(f"quantizing on Paddle's operators, slower than the C++ kernels: {reason}")
+            notes.append(f"quantizing on Paddle's operators, which is slower: {reason}")
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)

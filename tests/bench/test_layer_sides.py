@@ -9,3 +9,10 @@ def test_every_side_computes_a_layers_step():
     for step in sides.values():
         step()
         step()
+
+
+def test_8_bits_take_no_more_multiplications_than_there_are_terms():
+    """Fewer where the instruction set has nothing faster for bytes (tests/kernels/test_winograd.py)."""
+    case = LayerCase(64, 56)
+    terms = case.multiplications(16)
+    assert case.multiplications(16, of_bytes=True) in (terms, terms * 16 // 36)

@@ -44,3 +44,15 @@ def test_processor_time(small, monkeypatch):
     assert {row["seconds"] for row in step["rows"]} == {1}
     done = CliRunner().invoke(app, ["bench", "resnet20", "--processor-time", "--threads", "2"])
     assert done.exit_code != 0 and "--threads 1" in str(done.exception)
+
+
+def test_instructions(small, capsys):
+    kernels = run.kernels()
+    if kernels is None or "avx2" not in kernels.variants:
+        pytest.skip("no kernels for AVX2")
+    before = kernels.variant
+    try:
+        run.run_bench(["layers"], rounds=1, threads=1, batch=1, instructions="avx2")
+    finally:
+        kernels.select_variant(before)
+    assert "kernels: avx2" in capsys.readouterr().out

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels import threads as threads_module
 from lowbit.kernels.onednn import Geometry
 from lowbit.kernels.products import Operand
 from lowbit.kernels.threads import runtime
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),
-    pytest.mark.skipif(runtime() is None, reason="Paddle's wheel has no OpenMP runtime here"),
+    pytest.mark.skipif(runtime() is None, reason="no OpenMP runtime here"),
 ]
 
 
@@ -76,4 +77,36 @@ def test_the_runtime_is_the_one_that_paddle_has_loaded():
 
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libiomp5" in line}
-    assert loaded == {runtime()._name}
+    assert loaded == {runtime()._name} or (not loaded and runtime()._name == "libgomp.so.1")
+
+
+def test_a_wheel_without_one(monkeypatch):
+    monkeypatch.setattr(threads_module, "_PADDLES", "none.so")
+    found = runtime.__wrapped__()
+    assert found is None or (found._name == "libgomp.so.1" and found.GOMP_parallel)
+    monkeypatch.setattr(threads_module, "_COMPILERS", "none.so")
+    assert runtime.__wrapped__() is None
+
+
+def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(threads):
+    """Those of portable C++; dW's sums are over more tiles than are taken at a time."""
+    geometry = Geometry(
+        input=(9, 40, 17, 17),
+        outputs=50,
+        kernel=(3, 3),
+        stride=(1, 1),
+        padding=(1,) * 4,
+        dilation=(1, 1),
+        groups=1,
+    )
+    before = kernels().variant
+    kernels().select_variant("baseline")
+    try:
+        threads(1)
+        expected = gradients(geometry, by_pixel=False)
+        for number in (2, 3, 5):
+            threads(number)
+            for one, other in zip(gradients(geometry, by_pixel=False), expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    finally:
+        kernels().select_variant(before)

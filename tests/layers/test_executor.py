@@ -121,12 +121,12 @@ def test_what_cannot_run_in_integers():
 
 
 def test_without_kernels(monkeypatch):
-    monkeypatch.setattr(module, "why_missing", lambda: "they were not built")
+    monkeypatch.setattr(module, "why_missing", lambda: "the C++ kernels were not built")
     model = prepare(_model(), _recipe())
     assert set_executor(model, "auto") == [
-        "products of integers are simulated in floats: they were not built"
+        "products of integers are simulated in floats: the C++ kernels were not built"
     ]
-    with pytest.raises(LowbitError, match="they were not built"):
+    with pytest.raises(LowbitError, match="kernels were not built"):
         set_executor(model, "integer")
 
 

@@ -72,10 +72,16 @@ def test_a_compiler_that_cannot_be_started(monkeypatch):
     assert module._compiler().status == "broken"
 
 
+def test_only_the_compiler_that_was_chosen_counts(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    finding = module._compiler()
+    assert finding.status == "missing" and finding.advice.startswith("CXX=no-such-compiler is not there")
+
+
 def test_kernels(monkeypatch):
-    monkeypatch.setattr(module, "why_missing", lambda: "they were not built")
+    monkeypatch.setattr(module, "why_missing", lambda: "the C++ kernels were not built")
     finding = module._kernels()
-    assert finding.status == "missing" and finding.advice.endswith("they were not built")
+    assert finding.status == "missing" and finding.advice.endswith("the C++ kernels were not built")
 
 
 @pytest.mark.skipif(why_missing() is not None, reason=f"no kernels: {why_missing()}")

@@ -183,11 +183,11 @@ def test_a_recipe_file_and_slim_are_ways_to_ask(tmp_path):
         assert session.recipe.rules[0].forward.weight.grid == grid
 
 
-@pytest.mark.parametrize("reason", ["they were not built", None])
+@pytest.mark.parametrize("reason", ["the C++ kernels were not built", None])
 def test_a_run_says_when_it_quantizes_without_kernels(reason, tmp_path, monkeypatch):
     monkeypatch.setattr("lowbit.training.session.why_missing", lambda: reason)
     notes = loop.open_session(qat_config(tmp_path, WAYS["lsq"])).notes
-    assert sum("slower than the C++ kernels: they were not built" in note for note in notes) == bool(reason)
+    assert sum("which is slower: the C++ kernels were not built" in note for note in notes) == bool(reason)
 
 
 def test_a_quantized_runs_weights_are_a_start_too(run, way, tmp_path):

@@ -1,8 +1,8 @@
-// Twelve sums at a time hide every instruction's latency. Assembly, since a compiler would see that nothing
-// comes of it.
+// Twelve sums at a time, or four tiles of them, hide every instruction's latency. Assembly, since a compiler would
+// see that nothing comes of it.
 #include "ceiling.h"
 
-#include "instruction_set.h"
+#include "amx.h"
 
 #if LOWBIT_X86
 #include <immintrin.h>
@@ -42,6 +42,19 @@ TWO_STEPS(int8_avx2, "avx2", __m256i, "vpmaddwd %1, %2, %0", "vpaddd %1, %0, %0"
 ONE_STEP(vnni_256, "avx2,avxvnni", __m256i, "%{vex%} vpdpbusd %1, %2, %0", 32)
 #endif
 ONE_STEP(vnni_512, "avx512f,avx512vnni", __m512i, "vpdpbusd %1, %2, %0", 64)
+#if LOWBIT_AMX
+LOWBIT_AMX_TARGET int64_t tiles(int64_t turns) {
+    using namespace lowbit::amx;
+    const Shapes shapes(kRows, 0);
+    for (; turns; turns--) {
+        add_products<0, 4, 5>();
+        add_products<1, 4, 5>();
+        add_products<2, 4, 5>();
+        add_products<3, 4, 5>();
+    }
+    return 4 * kRows * 16 * kWords * 4;
+}
+#endif
 
 }  // namespace
 
@@ -49,8 +62,10 @@ int64_t lowbit_ceiling(int32_t bits, int64_t turns) {
     using lowbit::InstructionSet;
     const InstructionSet set = lowbit::instruction_set();
     if (set == InstructionSet::baseline) return 0;
-    const bool wide = set == InstructionSet::avx512 || set == InstructionSet::avx512vnni;
-    if (bits == 32) return wide ? fp32_avx512(turns) : fp32_avx2(turns);
+    if (bits == 32) return set >= InstructionSet::avx512 ? fp32_avx512(turns) : fp32_avx2(turns);
+#if LOWBIT_AMX
+    if (set == InstructionSet::amx) return tiles(turns);
+#endif
     if (set == InstructionSet::avx512vnni) return vnni_512(turns);
 #if LOWBIT_AVXVNNI
     if (set == InstructionSet::avxvnni) return vnni_256(turns);

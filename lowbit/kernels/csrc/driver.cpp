@@ -11,6 +11,10 @@ namespace {
 
 constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
 
+struct alignas(64) Starts {
+    int32_t values[kPanel];
+};
+
 // What is the same for every strip of a part.
 struct PartPlan {
     const Part* part;
@@ -19,7 +23,8 @@ struct PartPlan {
     const int64_t* places;    // of the pixels of all images, in the packed ones
     const int64_t* targets;   // of the pixels of an image, in a plane of the result; null: one after the other
     std::vector<int64_t> wide_starts;  // of every sum, for the channels of all panels
-    std::vector<int32_t> starts;       // the same, then zeros for one sum
+    std::vector<Starts> starts;        // the same, then zeros for one sum
+    Covers covers;                     // of AMX
 };
 
 // A strip of pixels of some panels.
@@ -34,9 +39,11 @@ class Run {
           product_(product),
           layout_(convolution, *product.source, *product.weight),
           weights_(convolution, layout_, *product.weight, product.transposed),
-          images_(convolution, layout_, product) {
+          images_(convolution, layout_, product),
+          tiles_(layout_.tiles) {
         plan_parts();
         find_places();
+        choose_tiles();
     }
 
     void run() {
@@ -56,7 +63,7 @@ class Run {
         int64_t before = 0;
         for (const Part& part : convolution_.parts) {
             const int64_t taps = static_cast<int64_t>(part.taps.size());
-            PartPlan plan{&part, part.rows * part.columns, {}, nullptr, nullptr, {}, {}};
+            PartPlan plan{&part, part.rows * part.columns, {}, nullptr, nullptr, {}, {}, {}};
             for (int64_t t = 0; product_.by_tap && t < taps; t++) {
                 plan.sums.push_back(sum_over(part, t, t + 1, before, layout_.row_bytes, layout_.pixel_bytes,
                                              layout_.limits));
@@ -99,6 +106,24 @@ class Run {
         }
     }
 
+    void choose_tiles() {
+#if LOWBIT_AMX
+        if (instruction_set() != InstructionSet::amx || layout_.packed != Packed::bytes) return;
+        std::vector<Pattern> patterns;
+        for (const PartPlan& plan : plans_) {
+            Pattern pattern{plan.places, images_.most() * plan.pixels, layout_.apart(*plan.part), layout_.panels, {}};
+            for (const Sum& sum : plan.sums) {
+                for (const Span& span : sum.spans) {
+                    for (const Segment& segment : span.segments) pattern.steps.push_back(segment.steps);
+                }
+            }
+            patterns.push_back(std::move(pattern));
+        }
+        tiles_ = choose_amx(tiles_, patterns);
+        for (size_t i = 0; tiles_.amx && i < plans_.size(); i++) plans_[i].covers = cover(patterns[i], tiles_.pixels);
+#endif
+    }
+
     void start_sums(PartPlan& plan) {
         const size_t channels = static_cast<size_t>(layout_.panels * kPanel);
         plan.wide_starts.assign(plan.sums.size() * channels, 0);
@@ -109,8 +134,10 @@ class Run {
                 for (size_t c = 0; c < channels; c++) plan.wide_starts[i * channels + c] += corrections[c];
             }
         }
-        plan.starts.assign(plan.wide_starts.begin(), plan.wide_starts.end());
-        plan.starts.resize(plan.starts.size() + channels, 0);
+        plan.starts.assign((plan.sums.size() + 1) * static_cast<size_t>(layout_.panels), {});
+        for (size_t i = 0; i < plan.wide_starts.size(); i++) {
+            plan.starts[i / kPanel].values[i % kPanel] = static_cast<int32_t>(plan.wide_starts[i]);
+        }
     }
 
     // Panel after panel, so that its weights stay in the cache; and all parts of a place together, which write
@@ -118,18 +145,19 @@ class Run {
     void run_images(int64_t group, int64_t first, int64_t count) {
         int64_t pixels = 0;
         for (const PartPlan& plan : plans_) pixels = std::max(pixels, count * plan.pixels);
-        const int64_t strips = up_to(pixels, kStrip) / kStrip, together = layout_.tiles.panels;
+        const int64_t length = tiles_.pixels, strips = up_to(pixels, length) / length, together = tiles_.panels;
         const int64_t bundles = up_to(layout_.panels, together) / together, threads = lowbit_threads();
         const int64_t wanted = threads > 1 ? up_to(threads * kItemsPerThread, bundles) / bundles : 1;
-        const int64_t pieces = std::min(wanted, strips), length = up_to(strips, pieces) / pieces;
+        const int64_t pieces = std::min(wanted, strips), most = up_to(strips, pieces) / pieces;
         parallel_for(bundles * pieces, [&](int64_t item) {
-            const int64_t panel = item / pieces * together, begin = item % pieces * length;
+            const int64_t panel = item / pieces * together, begin = item % pieces * most;
             const int64_t panels = std::min(together, layout_.panels - panel);
-            for (int64_t strip = begin; strip < std::min(strips, begin + length); strip++) {
+            const Ready ready(tiles_);
+            for (int64_t strip = begin; strip < std::min(strips, begin + most); strip++) {
                 for (const PartPlan& plan : plans_) {
-                    const int64_t p = strip * kStrip, left = count * plan.pixels - p;
+                    const int64_t p = strip * length, left = count * plan.pixels - p;
                     if (left <= 0) continue;
-                    const Work work{group, first, panel, panels, p, std::min(kStrip, left)};
+                    const Work work{group, first, panel, panels, p, std::min(length, left)};
                     product_.by_tap ? run_taps(plan, work) : run_strip(plan, work);
                 }
             }
@@ -137,16 +165,26 @@ class Run {
     }
 
     void run_span(const PartPlan& plan, const Span& span, const Work& work, const int32_t* start, int32_t* sums) {
-        const Strip strip{images_.bytes(),
-                          plan.places + work.first_pixel,
-                          work.pixels,
-                          span.segments.data(),
-                          static_cast<int64_t>(span.segments.size()),
-                          weights_.panel(work.panel) + span.first_step * 4 * kPanel,
-                          layout_.panel_bytes,
-                          start,
-                          sums};
-        (work.panels == 1 ? layout_.tiles.run_one : layout_.tiles.run)(strip);
+        Strip strip{images_.bytes(),
+                    plan.places + work.first_pixel,
+                    work.pixels,
+                    span.segments.data(),
+                    static_cast<int64_t>(span.segments.size()),
+                    weights_.panel(work.panel) + span.first_step * 4 * kPanel,
+                    layout_.panel_bytes,
+                    start,
+                    sums,
+                    nullptr,
+                    0,
+                    layout_.apart(*plan.part),
+                    tiles_.tail};
+        if (tiles_.amx) {
+            // A strip that is cut short since images are fewer has its tiles all the same: there is room for them.
+            const int64_t* strips = plan.covers.strips.data() + work.first_pixel / tiles_.pixels;
+            strip.covers = plan.covers.tiles.data() + strips[0];
+            strip.tiles = strips[1] - strips[0];
+        }
+        (work.panels == 1 ? tiles_.run_one : tiles_.run)(strip);
     }
 
     // The sums of a strip: in int32 where they fit, else in `wide`, and true is returned.
@@ -154,13 +192,13 @@ class Run {
         const Sum& sum = plan.sums[number];
         const size_t first = number * static_cast<size_t>(layout_.panels * kPanel) + work.panel * kPanel;
         if (sum.spans.size() == 1) {
-            run_span(plan, sum.spans[0], work, plan.starts.data() + first, sums);
+            run_span(plan, sum.spans[0], work, plan.starts[first / kPanel].values, sums);
             return false;
         }
         for (int64_t i = 0; i < work.panels * kPanelOfSums; i++) {
             wide[i] = plan.wide_starts[first + i / kPanelOfSums * kPanel + i % kPanel];
         }
-        const int32_t* zeros = plan.starts.data() + plan.wide_starts.size();
+        const int32_t* zeros = plan.starts[plan.wide_starts.size() / kPanel].values;
         for (const Span& span : sum.spans) {
             run_span(plan, span, work, zeros, sums);
             for (int64_t i = 0; i < work.panels * kPanelOfSums; i++) wide[i] += sums[i];
@@ -254,6 +292,7 @@ class Run {
     const Layout layout_;
     Weights weights_;
     Images images_;
+    Tiles tiles_;
     std::vector<PartPlan> plans_;
 };
 

@@ -4,7 +4,10 @@
 namespace lowbit::conv {
 namespace {
 
+#if LOWBIT_X86
 bool has_avx2() { return instruction_set() != InstructionSet::baseline; }
+bool has_avx512() { return instruction_set() >= InstructionSet::avx512; }
+#endif
 
 template <class Sum>
 void finish_portable(const Sum* sums, const Planes& planes) {
@@ -30,6 +33,7 @@ void add_portable(const Sum* sums, const float* scale, int64_t pixels, float* to
 
 void finish(const int32_t* sums, const Planes& planes) {
 #if LOWBIT_X86
+    if (has_avx512()) return finish_avx512(sums, planes);
     if (has_avx2()) return finish_avx2(sums, planes);
 #endif
     finish_portable(sums, planes);
@@ -37,6 +41,7 @@ void finish(const int32_t* sums, const Planes& planes) {
 
 void finish(const float* sums, const Planes& planes) {
 #if LOWBIT_X86
+    if (has_avx512()) return finish_avx512(sums, planes);
     if (has_avx2()) return finish_avx2(sums, planes);
 #endif
     finish_portable(sums, planes);

@@ -24,6 +24,8 @@ void add_scaled(const int32_t* sums, const float* scale, int64_t pixels, float* 
 void add_scaled(const int64_t* sums, const float* scale, int64_t pixels, float* totals);
 
 #if LOWBIT_X86
+void finish_avx512(const int32_t* sums, const Planes& planes);
+void finish_avx512(const float* sums, const Planes& planes);
 void finish_avx2(const int32_t* sums, const Planes& planes);
 void finish_avx2(const float* sums, const Planes& planes);
 void add_scaled_avx2(const int32_t* sums, const float* scale, int64_t pixels, float* totals);

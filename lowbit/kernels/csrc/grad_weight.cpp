@@ -1,10 +1,14 @@
 // The weight's gradient: both operands packed once, then one rectangle of dw after the other, each from all
 // images. Rectangles have nothing in common and sums are exact, so it does not matter who works out which.
+#include "amx.h"
 #include "depthwise.h"
 #include "grad_weight_loops.h"
 #include "grad_weight_tiles.h"
 #include "room.h"
 #include "threads.h"
+#include "winograd.h"
+
+#include <optional>
 
 namespace lowbit::weight {
 
@@ -14,31 +18,13 @@ namespace {
 constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
 constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
 
-// What is summed over, as runs of words: dy's lie one after the other, x's row after row.
-struct Walk {
-    int64_t sets, rows, words;
-    int64_t x_set, x_row;  // bytes
-
-    Walk(const WeightPlan& plan)
-        : sets(plan.by_sample ? 1 : plan.sets), rows(plan.set_rows), words(plan.words), x_set(plan.set_bytes),
-          x_row(plan.g.stride_h * plan.row_bytes) {
-        if (rows == 1) {  // then sets are as good as rows
-            rows = sets;
-            x_row = x_set;
-            sets = 1;
-        }
-        if (x_row == words * kWord) {
-            words *= rows;
-            rows = 1;
-        }
-    }
-};
-
 // A piece of `whole` that is at most `most`, the pieces being about alike.
 int64_t piece(int64_t whole, int64_t most) {
     const int64_t pieces = (whole + most - 1) / most;
     return pieces ? (whole + pieces - 1) / pieces : 1;
 }
+
+int64_t up_to(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // The channels of x and the panels of dy, of one group, that are worked out together.
 struct Rectangle {
@@ -67,7 +53,8 @@ class Product {
 
     void work_out(const Rectangle& r, float* dw, int64_t* sums) const {
         thread_local Room narrow_memory, wide_memory, value_memory, scale_memory;
-        const int64_t width = r.panels * kPanel, rows = r.channels * plan_.taps, size = rows * width;
+        const int64_t width = r.panels * kPanel, rows = r.channels * plan_.taps;
+        const int64_t size = up_to(r.channels, plan_.whole_channels()) * plan_.taps * width;
         const bool wide = sums || walk_.sets * walk_.rows * walk_.words > plan_.limit;
         const Sums s = {narrow_memory.of<int32_t>(size), wide_memory.of<int64_t>(wide ? size : 1)};
         float* values = value_memory.of<float>(size);
@@ -79,16 +66,16 @@ class Product {
         const int64_t channel = r.group * plan_.group_channels + r.channel;
         for (int64_t n = 0; n < (plan_.by_sample ? plan_.g.batch : 1); ++n) {
             add_up(r, n, s);
-            int64_t shift[2 * kPanel] = {};
+            int64_t shift[kMostPanels * kPanel] = {};
             for (int64_t o = 0; plan_.zero && o < outputs; ++o) {
                 shift[o] = -int64_t(plan_.zero) * dy_sums_[n * plan_.g.outputs + output + o];
             }
             if (wide) loops_.empty(s.narrow, s.wide, shift, rows, width);
             if (sums) continue;
-            float scale_dy[2 * kPanel] = {};
+            float scale_dy[kMostPanels * kPanel] = {};
             for (int64_t o = 0; o < outputs; ++o) scale_dy[o] = dy_.scale[n * dy_.of_n + (output + o) * dy_.of_c];
             for (int64_t c = 0; c < r.channels; ++c) scale_x[c] = x_.scale[n * x_.of_n + (channel + c) * x_.of_c];
-            const int64_t none[2 * kPanel] = {};
+            const int64_t none[kMostPanels * kPanel] = {};
             if (wide) {
                 loops_.scale_wide(s.wide, none, scale_dy, scale_x, values, n > 0, r.channels, plan_.taps, width);
             } else {
@@ -115,8 +102,9 @@ class Product {
     // The sums over all images, or over sample n: block by block, so that dy's words are in the first cache while
     // all channels and taps pass by them.
     void add_up(const Rectangle& r, int64_t n, const Sums& s) const {
-        const int64_t none[2 * kPanel] = {};
-        const int64_t some_words = piece(walk_.words, kBlockWords);
+        const int64_t none[kMostPanels * kPanel] = {};
+        // Only the last has words that leave something over.
+        const int64_t some_words = up_to(piece(walk_.words, kBlockWords), plan_.route == Route::amx ? 16 : 1);
         const int64_t some_rows = piece(walk_.rows, walk_.words > kBlockWords ? 1 : kBlockWords / walk_.words);
         const uint8_t* dy = packed_dy_ + (r.group * plan_.panels + r.panel) * plan_.panel_bytes;
         const uint8_t* x = packed_x_ + (r.group * plan_.group_channels + r.channel) * plan_.channel_bytes;
@@ -153,6 +141,9 @@ class Product {
         tile.words = words;
         tile.budget = plan_.budget;
         tile.sums_channel = plan_.taps * r.panels * kPanel;
+#if LOWBIT_AMX
+        if (plan_.route == Route::amx) return add_block_amx(r, x, tile, sums);
+#endif
         const int64_t tiles = (r.channels + plan_.tile_channels - 1) / plan_.tile_channels;
         int64_t c = 0;
         for (int64_t i = 0; i < tiles; ++i) {
@@ -166,6 +157,24 @@ class Product {
             c += channels;
         }
     }
+
+#if LOWBIT_AMX
+    // Taps are as good as channels here: whatever makes four tiles of sums.
+    void add_block_amx(const Rectangle& r, const uint8_t* x, const WeightTile& tile, int32_t* sums) const {
+        const int64_t together = 4 / r.panels, all = up_to(r.channels, plan_.tile_channels) / plan_.tile_channels;
+        const uint8_t* from[4];
+        int32_t* to[4];
+        int64_t count = 0;
+        for (int64_t i = 0; i < all * plan_.taps; ++i) {
+            const int64_t c = i / plan_.taps * plan_.tile_channels, tap = i % plan_.taps;
+            from[count] = x + c * plan_.channel_bytes + plan_.tap_offset(tap);
+            to[count++] = sums + (c * plan_.taps + tap) * r.panels * kPanel;
+            if (count < together && i + 1 < all * plan_.taps) continue;
+            add_amx(tile, from, to, count, r.panels, plan_.tail);
+            count = 0;
+        }
+    }
+#endif
 
     const WeightPlan& plan_;
     const WeightLoops& loops_;
@@ -187,13 +196,18 @@ void grad_weight(const WeightPlan& plan, const lowbit_operand& dy, const lowbit_
     const int64_t wanted = lowbit_threads() > 1 ? kItemsPerThread * lowbit_threads() : 1;
     const int64_t shared = plan.group_channels * plan.g.groups * bundles / wanted;
     const int64_t limit = most < shared ? most : shared;
-    const int64_t channels = piece(plan.group_channels, limit > plan.tile_channels ? limit : plan.tile_channels);
+    const int64_t fit = piece(plan.group_channels, limit > plan.tile_channels ? limit : plan.tile_channels);
+    const int64_t channels = up_to(fit, plan.whole_channels());
     const int64_t pieces = (plan.group_channels + channels - 1) / channels;
     parallel_for(plan.g.groups * bundles * pieces, [&](int64_t item) {
         const int64_t channel = item % pieces * channels, panel = item / pieces % bundles * plan.tile_panels;
         Rectangle r = {item / pieces / bundles, channel, channels, panel, plan.tile_panels};
         if (r.channels > plan.group_channels - channel) r.channels = plan.group_channels - channel;
         if (r.panels > plan.panels - panel) r.panels = plan.panels - panel;
+#if LOWBIT_AMX
+        std::optional<amx::Shapes> shapes;
+        if (plan.route == Route::amx) shapes.emplace(plan.tile_channels, plan.tail);
+#endif
         product.work_out(r, dw, sums);
     });
 }
@@ -210,7 +224,11 @@ int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy
             lowbit::depthwise_grad_weight(*geometry, *dy, *x, dw, sums);
             return 0;
         }
-        grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
+        if (lowbit::winograd::fits(*geometry, *dy, *x)) {
+            lowbit::winograd::grad_weight(*geometry, *dy, *x, dw, sums);
+        } else {
+            grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
+        }
     } catch (const std::bad_alloc&) {
         return -1;
     }

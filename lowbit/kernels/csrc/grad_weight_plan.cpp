@@ -30,7 +30,29 @@ Span span(const WeightPlan& plan, int64_t phase) {
     return {first, last, false};
 }
 
+// Channels of a tile of AMX: 16 or, where there are not as many times 16, about as many in each.
+int64_t alike(int64_t channels) { return up(channels, up(channels, 16)); }
+
+// An instruction of AMX takes 16 clocks for up to 16 words; VNNI has two words of a channel in a clock.
+bool amx_is_faster(const Walk& walk, int64_t channels) {
+    return 16 * up(walk.words, 16) < alike(channels) * walk.words / 2;
+}
+
 }  // namespace
+
+Walk::Walk(const WeightPlan& plan)
+    : sets(plan.by_sample ? 1 : plan.sets), rows(plan.set_rows), words(plan.words), x_set(plan.set_bytes),
+      x_row(plan.g.stride_h * plan.row_bytes) {
+    if (rows == 1) {  // then sets are as good as rows
+        rows = sets;
+        x_row = x_set;
+        sets = 1;
+    }
+    if (x_row == words * kWord) {
+        words *= rows;
+        rows = 1;
+    }
+}
 
 WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x)
     : g(in_one_row(geometry)) {
@@ -51,7 +73,7 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     const int64_t most_dy = largest_of(1, largest_of(dy.highest, -int64_t(dy.lowest)));
     budget = 32767 / (2 * most_x * most_dy);
     set = instruction_set();
-    const bool vnni = set == InstructionSet::avxvnni || set == InstructionSet::avx512vnni;
+    const bool vnni = set == InstructionSet::avxvnni || set >= InstructionSet::avx512vnni;
     if (set == InstructionSet::baseline || dy.highest > 127 || (!vnni && budget == 0)) {
         route = Route::pairs;
     } else if (vnni) {
@@ -64,7 +86,7 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     zero = route == Route::pairs ? 0 : int32_t(below);
     limit = INT32_MAX / (lanes * most_x * most_dy);
     tile_channels = widest_tile(route, set);
-    tile_panels = route == Route::vnni && set == InstructionSet::avx512vnni ? 2 : 1;
+    tile_panels = route == Route::vnni && set >= InstructionSet::avx512vnni ? 2 : 1;
 
     // The lanes are what fills up fewer words with nothing. Where that is the same: images or strips, since with
     // several taps the words of pixels do not lie at words' places; with one tap they do, and pack faster.
@@ -89,6 +111,15 @@ WeightPlan::WeightPlan(const lowbit_geometry& geometry, const lowbit_operand& dy
     channel_bytes = sets * set_bytes + kChunk;
     panels = up(group_outputs, kPanel);
     panel_bytes = sets * set_rows * words * kPanel * kWord;
+    const Walk walk(*this);
+    tail = walk.words % 16;
+    if (set == InstructionSet::amx && route == Route::vnni && amx_is_faster(walk, group_channels)) {
+        route = Route::amx;
+        tile_channels = alike(group_channels);
+        // A tap shifts x away from the lines of the cache, so it is better loaded once for four panels; but where
+        // sums are scaled with every sample, as few as possible, so that they stay in the first cache.
+        if (!by_sample) tile_panels = kMostPanels;
+    }
 
     zeros.resize(g.width + kChunk);
     used_rows.resize(rows);

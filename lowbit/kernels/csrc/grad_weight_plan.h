@@ -21,6 +21,7 @@
 namespace lowbit::weight {
 
 constexpr int64_t kPanel = 16;        // outputs side by side
+constexpr int64_t kMostPanels = 4;    // worked out together
 constexpr int64_t kWord = 4;          // bytes
 constexpr int64_t kChunk = 32;        // bytes that packing writes in one go
 constexpr int64_t kBlockWords = 128;  // summed in one go: 8 KB of dy, which stay in the first cache
@@ -31,6 +32,7 @@ enum class Route {
     narrow,  // bytes, sums of 16 bits for as long as they hold, then of 32
     bytes,   // bytes, the sums of a word to 32 bits at once
     vnni,    // bytes, sums of 32 bits by one instruction
+    amx,     // the same, for tiles of them
 };
 
 // What the integers of a word are.
@@ -54,6 +56,16 @@ using TileFunction = void (*)(const WeightTile&);
 struct Span {
     int64_t first, last;
     bool used;
+};
+
+struct WeightPlan;
+
+// What is summed over, as runs of words: dy's lie one after the other, x's row after row.
+struct Walk {
+    int64_t sets, rows, words;
+    int64_t x_set, x_row;  // bytes
+
+    explicit Walk(const WeightPlan& plan);
 };
 
 struct WeightPlan {
@@ -80,6 +92,7 @@ struct WeightPlan {
     int64_t words;                       // of a row of dy
     int64_t panels, panel_bytes;         // of dy; a group's
     int64_t tile_channels, tile_panels;  // the largest tile that there is
+    int64_t tail;                        // of AMX: words of a run, modulo 16
 
     std::vector<Span> spans;      // of x
     std::vector<char> used_rows;  // of x: whether a tap sees them
@@ -89,7 +102,9 @@ struct WeightPlan {
 
     int64_t tap_offset(int64_t tap) const;  // bytes, into a set of x
     int64_t columns() const { return phase_bytes / pixel; }
-    int64_t x_bytes() const { return g.channels * channel_bytes; }
+    // AMX has tiles of so many channels only: those behind the last are read, and their sums left alone.
+    int64_t whole_channels() const { return route == Route::amx ? tile_channels : 1; }
+    int64_t x_bytes() const { return (g.channels + whole_channels() - 1) * channel_bytes; }
     int64_t dy_bytes() const { return g.groups * panels * panel_bytes; }
 };
 

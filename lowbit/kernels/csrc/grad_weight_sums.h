@@ -43,8 +43,8 @@ LOWBIT_INLINE void empty(int32_t* __restrict narrow, int64_t* __restrict wide, c
 template <class T>
 LOWBIT_INLINE void scale(T* __restrict sums, const int64_t* shift, const float* scale_dy, const float* scale_x,
                          float* __restrict values, bool add, int64_t channels, int64_t taps, int64_t width) {
-    T shifts[2 * kPanel];
-    float scales[2 * kPanel];
+    T shifts[kMostPanels * kPanel];
+    float scales[kMostPanels * kPanel];
     for (int64_t o = 0; o < width; ++o) shifts[o] = T(shift[o]);
     for (int64_t c = 0; c < channels; ++c) {
         for (int64_t o = 0; o < width; ++o) scales[o] = scale_dy[o] * scale_x[c];

@@ -222,7 +222,7 @@ TileFunction tile_function(Route route, InstructionSet set, int64_t channels, in
 
 int64_t widest_tile(Route route, InstructionSet set) {
     if (set == InstructionSet::baseline) return 4;
-    return route == Route::vnni && set == InstructionSet::avx512vnni ? 12 : 6;
+    return route == Route::vnni && set >= InstructionSet::avx512vnni ? 12 : 6;
 }
 
 }  // namespace lowbit::weight

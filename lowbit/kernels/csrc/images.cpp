@@ -15,7 +15,10 @@ Images::Images(const Convolution& convolution, const Layout& layout, const Produ
     const int64_t fit = std::max<int64_t>(1, lowbit_threads() * kBytesAtATime / layout.image_bytes);
     const int64_t rounds = up_to(convolution.batch, fit) / fit;
     most_ = up_to(convolution.batch, rounds) / rounds;
-    bytes_ = bytes.of<uint8_t>(most_ * layout.image_bytes);
+    // A tile that begins with the last pixel reads on.
+    int64_t behind = 0;
+    for (const Part& part : convolution.parts) behind = std::max(behind, kSlack * layout.apart(part));
+    bytes_ = bytes.of<uint8_t>(most_ * layout.image_bytes + behind);
     // The padding, once for all: packing writes only between it.
     memset(bytes_, layout.offset, static_cast<size_t>(most_ * layout.image_bytes));
     if (product.by_tap) {

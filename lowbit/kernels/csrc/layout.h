@@ -28,6 +28,12 @@ struct Layout {
         limits = {tiles.steps_in_int16, steps_in_int32(largest_source, largest_weight, 4 / size_of(packed))};
     }
 
+    // Bytes between neighbouring pixels of a part; what there is one of has none.
+    int64_t apart(const Part& part) const {
+        if (part.columns > 1) return part.step_w * pixel_bytes;
+        return part.rows > 1 ? part.step_h * row_bytes : image_bytes;
+    }
+
     Tiles tiles;
     Packed packed;
     Limits limits;

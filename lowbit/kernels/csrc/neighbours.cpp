@@ -70,6 +70,7 @@ LOWBIT_NEIGHBOURS(baseline, , 4)
 const Loops& loops() {
     switch (lowbit::instruction_set()) {
 #if LOWBIT_X86
+        case InstructionSet::amx:
         case InstructionSet::avx512vnni:
         case InstructionSet::avx512:
             return avx512::loops;

@@ -47,3 +47,8 @@ LOWBIT_PUBLIC int lowbit_grad_input(const lowbit_geometry* geometry, const lowbi
                                     const lowbit_operand* w, float* dx, int64_t* sums);
 LOWBIT_PUBLIC int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy,
                                      const lowbit_operand* x, float* dw, int64_t* sums);
+
+// How many multiplications a product (0: forward, 1: grad_input, 2: grad_weight) of these operands takes: one for
+// every term of its sums, or fewer where Winograd's transforms are used (winograd.h).
+LOWBIT_PUBLIC int64_t lowbit_multiplications(const lowbit_geometry* geometry, int32_t product,
+                                             const lowbit_operand* first, const lowbit_operand* second);

@@ -46,15 +46,22 @@ void run_bytes_baseline(const Strip& strip) { run_baseline<uint8_t, int8_t>(stri
 
 void run_words_baseline(const Strip& strip) { run_baseline<int16_t, int16_t>(strip); }
 
+Tiles words_tiles() {
+#if LOWBIT_X86
+    if (instruction_set() != InstructionSet::baseline) return {1, run_words_avx2, run_words_avx2, 0};
+#endif
+    return {1, run_words_baseline, run_words_baseline, 0};
+}
+
 Choice choose_tiles(int64_t largest_source, int64_t largest_weight, bool weight_fits_int8) {
     const InstructionSet set = instruction_set();
 #if LOWBIT_X86
     if (set != InstructionSet::baseline) {
         const int64_t pair = 2 * largest_source * largest_weight;
         const int64_t steps = pair ? kLargestInt16 / pair : kLargestInt16;
-        const Choice words = {Packed::words, {1, run_words_avx2, run_words_avx2, 0}};
+        const Choice words = {Packed::words, words_tiles()};
         if (!weight_fits_int8) return words;
-        if (set == InstructionSet::avx512vnni) {
+        if (set >= InstructionSet::avx512vnni) {
             return {Packed::bytes, {2, run_two_panels_avx512vnni, run_bytes_avx512vnni, 0}};
         }
 #if LOWBIT_AVXVNNI
@@ -65,7 +72,7 @@ Choice choose_tiles(int64_t largest_source, int64_t largest_weight, bool weight_
 #endif
     (void)set, (void)largest_source, (void)largest_weight;
     if (weight_fits_int8) return {Packed::bytes, {1, run_bytes_baseline, run_bytes_baseline, 0}};
-    return {Packed::words, {1, run_words_baseline, run_words_baseline, 0}};
+    return {Packed::words, words_tiles()};
 }
 
 }  // namespace lowbit::conv

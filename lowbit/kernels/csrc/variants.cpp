@@ -2,6 +2,7 @@
 //
 // The bodies are inlined into functions with a target attribute, so that one build for any processor of the
 // family holds all of them, and nothing compiled for a newer one can be linked into the rest.
+#include "amx.h"
 #include "bodies.h"
 #include "instruction_set.h"
 #include "layout_parts.h"
@@ -83,6 +84,10 @@ Variant with_products(Variant variant, const char* name, InstructionSet set, boo
 const Variant kAvx512Vnni = with_products(avx512::variant, "avx512vnni", InstructionSet::avx512vnni, [] {
     return avx512::runs_here() && __builtin_cpu_supports("avx512vnni");
 });
+#if LOWBIT_AMX
+const Variant kAmx = with_products(avx512::variant, "amx", InstructionSet::amx,
+                                   [] { return kAvx512Vnni.runs_here() && lowbit::amx::allowed(); });
+#endif
 #if LOWBIT_AVXVNNI
 // Asked of the processor: clang's __builtin_cpu_supports does not know the word.
 bool has_avxvnni() {
@@ -97,6 +102,9 @@ const Variant kAvxVnni = with_products(avx2::variant, "avxvnni", InstructionSet:
 
 const Variant* const kVariants[] = {
 #if LOWBIT_X86
+#if LOWBIT_AMX
+    &kAmx,
+#endif
     &kAvx512Vnni, &avx512::variant,
 #if LOWBIT_AVXVNNI
     &kAvxVnni,

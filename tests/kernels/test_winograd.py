@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels.onednn import Geometry
+from lowbit.kernels.products import Operand
+from tests.kernels import product_twin as twin
+from tests.kernels.test_products import F32, at, integers, scales, square, using, weight_shape
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
+# Those without an instruction that is faster with bytes.
+VARIANTS = (
+    [name for name in kernels().variants if name in ("avx512", "avx2", "baseline")] if kernels() else []
+)
+# Where AVX2 cannot add two products of bytes in int16.
+WIDE = [(0, 255), (-128, 127), (-127, 127)]
+KINDS = st.sampled_from(["any", "any", "ends", "low", "high"])
+
+
+@st.composite
+def geometries(draw) -> Geometry:
+    pads = st.integers(0, 2)
+    return Geometry(
+        input=(
+            draw(st.integers(1, 5)),
+            draw(st.integers(16, 40)),
+            draw(st.integers(4, 19)),
+            draw(st.integers(4, 37)),
+        ),
+        outputs=draw(st.integers(16, 60)),
+        kernel=(3, 3),
+        stride=(1, 1),
+        padding=(draw(pads), draw(pads), draw(pads), draw(pads)),
+        dilation=(1, 1),
+        groups=1,
+    )
+
+
+def operand(
+    array: np.ndarray, bounds: tuple[int, int], scale: np.ndarray | None = None, **steps: int
+) -> Operand:
+    low, high = bounds
+    return Operand(
+        integers=at(array), lowest=low, highest=high, scale=None if scale is None else at(scale), **steps
+    )
+
+
+def terms(geometry: Geometry) -> int:
+    batch, outputs, height, width = geometry.output
+    return batch * outputs * height * width * geometry.input[1] * math.prod(geometry.kernel)
+
+
+def by_winograd(product: str, geometry: Geometry) -> int:
+    """Multiplications: sixteen for every tile of 2 x 2 pixels of the result, or of dy."""
+    height, width = (geometry.input if product == "grad_input" else geometry.output)[2:]
+    tiles = -(-height // 2) * -(-width // 2)
+    return geometry.input[0] * tiles * 16 * geometry.input[1] * geometry.outputs
+
+
+def run(
+    product: str, geometry: Geometry, first: Operand, second: Operand, shape: tuple[int, ...], **bias: int
+):
+    """The exact sums and the values; and that they are found this way."""
+    assert products.multiplications(geometry, product, first, second) == by_winograd(product, geometry)
+    sums, values = np.full(shape, -77, np.int64), np.full(shape, np.nan, F32)
+    getattr(products, product)(geometry, first, second, None, sums=at(sums))
+    getattr(products, product)(geometry, first, second, at(values), **bias)
+    return sums, values
+
+
+cases = given(
+    geometry=geometries(),
+    first=st.sampled_from(WIDE),
+    second=st.sampled_from(WIDE),
+    kind=KINDS,
+    shared=st.booleans(),
+    variant=st.sampled_from(VARIANTS or ["none"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@cases
+def test_forward(geometry, first, second, kind, shared, variant, seed):
+    rng = np.random.default_rng(seed)
+    x, w = integers(geometry.input, first, kind, rng), integers(weight_shape(geometry), second, kind, rng)
+    scale_x, scale_w = scales((len(x),), rng), scales((geometry.outputs,), rng)
+    bias = rng.normal(size=geometry.outputs).astype(F32)
+    left, right = operand(x, first, scale_x, of_n=int(not shared)), operand(w, second, scale_w, of_n=1)
+    with using(variant):
+        sums, y = run("forward", geometry, left, right, geometry.output, bias=at(bias))
+    np.testing.assert_array_equal(sums, twin.forward_sums(geometry, x, w))
+    scale = scale_x[0 if shared else slice(None)].reshape(-1, 1, 1, 1) * scale_w[:, None, None]
+    np.testing.assert_array_equal(y, sums.astype(F32) * scale + bias[:, None, None])
+
+
+@settings(max_examples=120, deadline=None)
+@cases
+def test_grad_input(geometry, first, second, kind, shared, variant, seed):
+    rng = np.random.default_rng(seed)
+    dy, w = integers(geometry.output, first, kind, rng), integers(weight_shape(geometry), second, kind, rng)
+    scale_dy, scale_w = scales((len(dy),), rng), scales((geometry.input[1],), rng)
+    left, right = operand(dy, first, scale_dy, of_n=1), operand(w, second, scale_w, of_c=int(not shared))
+    with using(variant):
+        sums, dx = run("grad_input", geometry, left, right, geometry.input)
+    np.testing.assert_array_equal(sums, twin.grad_input_sums(geometry, dy, w))
+    scale_w = scale_w[0 if shared else slice(None)].reshape(-1, 1, 1)
+    np.testing.assert_array_equal(dx, sums.astype(F32) * (scale_dy[:, None, None, None] * scale_w))
+
+
+@settings(max_examples=120, deadline=None)
+@cases
+def test_grad_weight(geometry, first, second, kind, shared, variant, seed):
+    rng = np.random.default_rng(seed)
+    dy, x = integers(geometry.output, first, kind, rng), integers(geometry.input, second, kind, rng)
+    scale_dy, scale_x = scales((geometry.outputs,), rng), scales((geometry.input[1],), rng)
+    left, right = operand(dy, first, scale_dy, of_c=1), operand(x, second, scale_x, of_c=int(not shared))
+    with using(variant):
+        sums, dw = run("grad_weight", geometry, left, right, weight_shape(geometry))
+    np.testing.assert_array_equal(sums, twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
+    scale_x = scale_x[0 if shared else slice(None)].reshape(-1, 1, 1)
+    np.testing.assert_array_equal(dw, sums.astype(F32) * (scale_dy[:, None, None, None] * scale_x))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("ends", [("low", "low"), ("low", "high"), ("high", "low"), ("high", "high")])
+def test_a_weights_gradient_whose_sums_leave_32_bits_on_the_way(ends, variant):
+    """Over 4,608 tiles: int32 holds 2,056 of the largest, and dW itself holds them all."""
+    geometry = square(16, 16, 96, batch=2)
+    rng = np.random.default_rng(0)
+    dy, x = (
+        integers(geometry.output, (-128, 127), ends[0], rng),
+        integers(geometry.input, (0, 255), ends[1], rng),
+    )
+    one = np.ones(1, F32)
+    left, right = operand(dy, (-128, 127), one), operand(x, (0, 255), one)
+    with using(variant):
+        sums, dw = run("grad_weight", geometry, left, right, weight_shape(geometry))
+    np.testing.assert_array_equal(sums, twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
+    np.testing.assert_array_equal(dw, sums.astype(F32))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
+    """Also by sample and by pixel, whose sums are not over all images or taps."""
+
+    def used(product: str, geometry: Geometry, first: Operand, second: Operand) -> bool:
+        with using(variant):
+            count = products.multiplications(geometry, product, first, second)
+        assert count in (terms(geometry), by_winograd(product, geometry))
+        return count == by_winograd(product, geometry)
+
+    wide, plain = Operand(integers=0, lowest=-128, highest=127), square(64, 64, 8)
+    assert all(used(product, plain, wide, wide) for product in ("forward", "grad_input", "grad_weight"))
+    by_n, by_pixel = (
+        Operand(integers=0, lowest=-128, highest=127, **{axis: 1}) for axis in ("of_n", "of_pixel")
+    )
+    assert not used("grad_weight", square(64, 64, 8, batch=2), by_n, wide)
+    assert not used("grad_input", plain, by_pixel, wide)
+    assert not used("forward", square(2048, 64, 8), wide, wide)  # sums that int32 does not hold
+    assert not used("forward", square(64, 64, 1), wide, wide)  # one pixel of a tile's four
+    assert not used("forward", square(8, 64, 8), wide, wide)
+    assert not used("forward", square(64, 64, 8, kernel=5), wide, wide)
+    assert not used("forward", square(64, 64, 8, stride=2), wide, wide)
+    narrow = Operand(integers=0, lowest=-8, highest=7)
+    assert used("forward", plain, narrow, narrow) == (variant == "baseline")  # bytes are faster there
+
+
+def test_with_vnni_bytes_are_multiplied_as_they_are():
+    wide = Operand(integers=0, lowest=-128, highest=127)
+    for variant in kernels().variants:
+        with using(variant):
+            count = products.multiplications(square(64, 64, 8), "forward", wide, wide)
+        assert (count == terms(square(64, 64, 8))) == ("vnni" in variant or variant == "amx")
