@@ -37,7 +37,7 @@ struct Rows {
 // Those of a group: for tensors that are `in_rows`.
 inline Rows rows_of(const Turns& turns, int64_t group) {
     const int64_t stride = turns.own1 * turns.share1;
-    const int64_t outer = group / turns.own1, inner = group % turns.own1;
+    const int64_t outer = turns.own0 == 1 ? 0 : group / turns.own1, inner = group - outer * turns.own1;
     return {group, outer * turns.share0 * stride + inner * turns.share1, turns.share1, turns.share0, stride};
 }
 

@@ -1,5 +1,5 @@
-// A tensor [outer, channels, inner] cut into blocks for the threads. Where there are sums, blocks are of whole channels,
-// or, of a single channel, of a length that depends on nothing: the sums of blocks are added up in their order.
+// A tensor [outer, channels, inner] cut into blocks for the threads. Where there are sums, blocks are of whole
+// channels, or, of a single channel, of a length that depends on nothing: their sums are added up in their order.
 #pragma once
 #include "loops.h"
 #include "parts.h"

@@ -92,10 +92,11 @@ void each_stretch(const Turns& turns, const float* scales, const Of& of) {
     const int64_t elements = turns.elements();
     in_parts((elements + kPanel - 1) / kPanel, kPanel, [&](int64_t first, int64_t last) {
         const int64_t end = last * kPanel < elements ? last * kPanel : elements;
-        for (int64_t at = first * kPanel; at < end;) {
-            const int64_t row = at / length, begin = at % length, left = end - at;
-            const int64_t count = length - begin < left ? length - begin : left;
-            const int64_t middle = row / shared, outer = middle / (turns.share0 * turns.own1);
+        int64_t at = first * kPanel, row = at / length, begin = at % length;
+        for (; at < end; ++row, begin = 0) {
+            const int64_t left = end - at, count = length - begin < left ? length - begin : left;
+            const int64_t middle = shared == 1 ? row : row / shared;
+            const int64_t outer = turns.own0 == 1 ? 0 : middle / (turns.share0 * turns.own1);
             const float* own = scales + (outer * turns.own1 + middle % turns.own1) * turns.own2;
             of(at, count, in_rows ? own : own + begin, !in_rows);
             at += count;

@@ -22,13 +22,30 @@ constexpr float kSmallestScale = 0x1p-126f;
 
 LOWBIT_INLINE int32_t larger(int32_t a, int32_t b) { return a < b ? b : a; }
 
+constexpr int64_t kStretch = 1024, kAhead = 2048;
+
+// Of a long row, of(first, count) for a stretch after the other. Reading takes longer than what is done with the values
+// unless memory is asked for ahead of its turn, further than processors do by themselves.
+template <class Of>
+LOWBIT_INLINE void each_stretch_of(const float* row, int64_t length, Of of) {
+    for (int64_t first = 0; first < length; first += kStretch) {
+        const int64_t left = length - first, count = left < kStretch ? left : kStretch;
+        if (count == kStretch) {
+            for (int64_t i = 0; i < kStretch; i += 16) __builtin_prefetch(row + first + kAhead + i, 0, 2);
+        }
+        of(first, count);
+    }
+}
+
 // The largest magnitude's bits, of rows of one group.
 LOWBIT_INLINE int32_t largest_of_rows(const float* x, const Rows& rows, int32_t is_signed) {
-    const Bits* bits = reinterpret_cast<const Bits*>(x);
     int32_t most = 0;
     for (int64_t row = 0; row < rows.count; ++row) {
-        const Bits* start = bits + rows.at + row * rows.stride;
-        for (int64_t i = 0; i < rows.length; ++i) most = larger(most, magnitude(start[i], is_signed));
+        const float* from = x + rows.at + row * rows.stride;
+        each_stretch_of(from, rows.length, [&](int64_t first, int64_t count) LOWBIT_INLINE_LAMBDA {
+            const Bits* bits = reinterpret_cast<const Bits*>(from + first);
+            for (int64_t i = 0; i < count; ++i) most = larger(most, magnitude(bits[i], is_signed));
+        });
     }
     return most;
 }
@@ -65,6 +82,7 @@ LOWBIT_INLINE void scales(const float* ranges, float* out, int64_t count, int32_
 // One turn of lowbit/numerics/mse.py after another, for a grid.
 struct Mse {
     float lowest, highest, largest, to_fixed, from_fixed;
+    float limit = 0x1p30f;  // a constant that compilers do not know: of one that they know, they make comparisons
 
     Mse(int32_t low, int32_t high) : lowest(float(low)), highest(float(high)), largest(largest_scale(low, high)) {
         int bits = 0;
@@ -77,7 +95,6 @@ struct Mse {
 
     // x in units of the scale at the start, as a whole number of 2^-f; what is not finite becomes anything.
     LOWBIT_INLINE int32_t fixed_point(float v) const {
-        const float limit = 0x1p30f;
         v *= to_fixed;
         v = v < limit ? v : limit;
         return int32_t(__builtin_rintf(v > -limit ? v : -limit));
@@ -108,14 +125,13 @@ struct Projection {
     LOWBIT_INLINE void add(const float* x, const Rows& rows, float start, float scale, const Mse& mse) {
         for (int64_t row = 0; row < rows.count; ++row) {
             const float* from = x + rows.at + row * rows.stride;
-            for (int64_t first = 0; first < rows.length; first += kFlush) {
-                const int n = int(rows.length - first < kFlush ? rows.length - first : kFlush);
+            each_stretch_of(from, rows.length, [&](int64_t first, int64_t count) LOWBIT_INLINE_LAMBDA {
                 if (start == scale) {
-                    add_few(from + first, n, start, scale, mse, true);
+                    add_few(from + first, int(count), start, scale, mse, true);
                 } else {
-                    add_few(from + first, n, start, scale, mse, false);
+                    add_few(from + first, int(count), start, scale, mse, false);
                 }
-            }
+            });
         }
     }
 
