@@ -12,11 +12,12 @@ from lowbit.errors import LowbitError, did_you_mean
 
 # What oneDNN (in Paddle and in PyTorch), MKL and PyTorch's own loops call the instruction set.
 _SETTINGS = {
+    "avx512vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "avx2": {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ATEN_CPU_CAPABILITY": "avx2",
-    }
+    },
 }
 
 

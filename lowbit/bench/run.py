@@ -58,7 +58,7 @@ def run_bench(
     figures = []
     for name in names:
         if name == LAYERS_WORD:
-            figures += _measure_layers(console, measure, batch or _LAYER_BATCH)
+            figures += _measure_layers(console, measure, batch or _LAYER_BATCH, threads)
         else:
             case = CASES[name]
             case = dataclasses.replace(case, batch=batch or case.batch)
@@ -67,7 +67,7 @@ def run_bench(
 
 
 def _measure_layers(
-    console: Console, measure: Callable[..., dict[str, Any]], batch: int
+    console: Console, measure: Callable[..., dict[str, Any]], batch: int, threads: int
 ) -> list[dict[str, Any]]:
     figures = []
     for case in LAYERS:
@@ -75,7 +75,7 @@ def _measure_layers(
         figure = measure(title, layer_sides(case, batch), FP32)
         for row in figure["rows"]:
             count = case.multiplications(batch, of_bytes=row["side"] == "W8A8G8")
-            speed = count / row["seconds"]
+            speed = count / row["seconds"] / threads
             row["share_of_ceiling"] = speed / found if (found := ceilings().get(row["side"])) else None
         _show_ceilings(console, figure)
         figures.append(figure)

@@ -27,7 +27,7 @@ def bench(
     instructions: Annotated[
         str | None,
         typer.Option(
-            metavar="SET", help="Hold all sides back to `avx2`, as on a processor without newer ones."
+            metavar="SET", help="Hold all sides back to `avx2` or `avx512vnni`, as on an older processor."
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
