@@ -168,6 +168,9 @@ def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
     assert not used("forward", square(8, 64, 8), wide, wide)
     assert not used("forward", square(64, 64, 8, kernel=5), wide, wide)
     assert not used("forward", square(64, 64, 8, stride=2), wide, wide)
+    long_rows = Geometry(**{**vars(plain), "input": (1, 64, 4, 4200)})  # more tiles in a row than int32 holds
+    assert used("grad_weight", plain, bright := Operand(integers=0, lowest=0, highest=255), bright)
+    assert not used("grad_weight", long_rows, bright, bright)
     narrow = Operand(integers=0, lowest=-8, highest=7)
     assert used("forward", plain, narrow, narrow) == (variant == "baseline")  # bytes are faster there
 

@@ -24,7 +24,7 @@ constexpr int64_t kPixels = 2 * kPanel;  // of a panel, in a row
 
 // How many rows of tiles make a block: those that leave the least of the last panel empty.
 int64_t rows_of_block(const Tiling& tiling) {
-    const int64_t shared = up_to(tiling.rows, kItemsPerThread * lowbit_threads()) / (kItemsPerThread * lowbit_threads());
+    const int64_t items = kItemsPerThread * lowbit_threads(), shared = up_to(tiling.rows, items) / items;
     int64_t best = 1;
     for (int64_t rows = 2; rows <= shared && rows * tiling.columns <= kMostTiles; rows++) {
         const int64_t tiles = rows * tiling.columns, other = best * tiling.columns;

@@ -59,7 +59,7 @@ bool fits(const lowbit_geometry& g, const lowbit_operand& dy, const lowbit_opera
     if (g.dilation_h != 1 || g.dilation_w != 1 || std::min(g.channels, g.outputs) < kFewChannels) return false;
     const weight::WeightPlan direct(g, dy, x);
     if (direct.by_sample || direct.route != weight::Route::pairs) return false;
-    return saves(g.height + g.pad_top + g.pad_bottom - 2, g.width + g.pad_left + g.pad_right - 2);
+    return Tiling(1, direct.out_h, direct.out_w).columns <= tiles_in_int32(dy, x) && saves(direct.out_h, direct.out_w);
 }
 
 }  // namespace lowbit::winograd

@@ -131,8 +131,8 @@ class GradWeight {
                 if (!is_last || !dw) continue;
                 const float scale = dy_.scale[o * dy_.of_c] * x_.scale[(first + c) * x_.of_c];
                 for (int64_t k = 0; k < kTaps; k++) {
-                    const float sum = wide ? static_cast<float>(wide[at + k]) : static_cast<float>(taps[k * kPanel + c]);
-                    dw[at + k] = sum * scale;
+                    const int64_t sum = wide ? wide[at + k] : taps[k * kPanel + c];
+                    dw[at + k] = static_cast<float>(sum) * scale;
                 }
             }
         }
