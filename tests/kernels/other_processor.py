@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from lowbit.kernels.build import compile_library
+from tests.kernels.sanitized import wanted_tests
 
 FOLDER = Path("build/aarch64")
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
         os.environ["CXX"] = COMPILER
         library = compile_library(Path(folder) / "liblowbit_kernels.so", extra=STRICT)
         # How they are compiled is not the kernels' matter, and the compilers here are for the host.
-        wanted = arguments or ["tests/kernels", "--ignore=tests/kernels/test_build.py"]
+        wanted = wanted_tests(arguments, "tests/kernels", "--ignore=tests/kernels/test_build.py")
         command = [*python, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
         print("testing on", subprocess.check_output([*python, "-m", "platform"], text=True), flush=True)
         return subprocess.run(command, env=environment, check=False).returncode

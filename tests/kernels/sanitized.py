@@ -35,6 +35,16 @@ library.kernels().quantize(x.ctypes.data, y.ctypes.data, scale.ctypes.data, None
 """
 
 
+def wanted_tests(arguments: list[str], *usual: str) -> list[str]:
+    """Pytest's arguments: the usual tests, unless some are named; options alone name none.
+
+    >>> wanted_tests(["-k", "groups"], "tests/kernels")
+    ['tests/kernels', '-k', 'groups']
+    """
+    named = any(Path(argument.split("::")[0]).exists() for argument in arguments)
+    return arguments if named else [*usual, *arguments]
+
+
 def main(arguments: list[str]) -> int:
     """Build, prove that overruns are seen, test; the exit code is pytest's."""
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +66,7 @@ def main(arguments: list[str]) -> int:
                 print(f"the sanitizer does not work here:\n{done.stderr}", file=sys.stderr)
                 return 1
         print("an overrun of one value is caught; testing", flush=True)
-        wanted = arguments or ["tests/kernels", "tests/numerics/test_fused.py"]
+        wanted = wanted_tests(arguments, "tests/kernels", "tests/numerics/test_fused.py")
         command = [sys.executable, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
         return subprocess.run(command, env=environment, check=False).returncode
 
