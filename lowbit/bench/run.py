@@ -17,7 +17,8 @@ from lowbit.bench.ceiling import ceilings
 from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
 from lowbit.bench.sides import CASES, PADDLE, step_sides
 from lowbit.bench.turns import Times, ratio, take_turns
-from lowbit.kernels import kernels, why_missing
+from lowbit.errors import LowbitError
+from lowbit.kernels import Kernels, kernels, why_missing
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.machine import keep_freed_memory
 
@@ -46,7 +47,7 @@ def run_bench(
     console = Console()
     found = kernels()
     if found is not None and instructions:
-        found.select_variant(instructions)
+        _select(found, instructions)
     variant = f"none ({why_missing()})" if found is None else found.variant
     library = convolution_library(wanted=True)
     console.print(
@@ -64,6 +65,13 @@ def run_bench(
             case = dataclasses.replace(case, batch=batch or case.batch)
             figures.append(measure(f"A training step: {case}", step_sides(case), PADDLE))
     return figures
+
+
+def _select(found: Kernels, instructions: str) -> None:
+    if instructions not in found.variants:
+        here = ", ".join(found.variants)
+        raise LowbitError(f'this processor has no "{instructions}" to be held back to; it can run {here}')
+    found.select_variant(instructions)
 
 
 def _measure_layers(

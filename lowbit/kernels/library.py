@@ -82,7 +82,7 @@ class Kernels:
         return self._library.lowbit_variant().decode()
 
     def select_variant(self, name: str) -> None:
-        """Use another instruction set: for tests, since all of them give the same bits."""
+        """Use another instruction set: for tests and benchmarks, since all of them give the same bits."""
         if self._library.lowbit_select_variant(name.encode()):
             raise ValueError(f"this processor cannot run {name}; it can run {', '.join(self.variants)}")
 

@@ -8,6 +8,7 @@ stands before this.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import paddle
@@ -59,7 +60,8 @@ class _ThreeProducts(PyLayer):
         if paddle.is_grad_enabled():
             raise LowbitError("there are no gradients of gradients through a layer in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
-        with ranges_together(dy):
+        # Where both products want it, dY is read once for the scales of both.
+        with ranges_together(dy) if all(ctx.learning) else nullcontext():
             if ctx.learning[0]:
                 w = ctx.w.operand()
                 if not ctx.w_is_ready:

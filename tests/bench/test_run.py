@@ -9,6 +9,7 @@ from lowbit.bench import run
 from lowbit.bench.layer_sides import LayerCase
 from lowbit.bench.sides import Case
 from lowbit.cli.app import app
+from lowbit.errors import LowbitError
 
 
 @pytest.fixture
@@ -56,3 +57,10 @@ def test_instructions(small, capsys):
     finally:
         kernels.select_variant(before)
     assert "kernels: avx2" in capsys.readouterr().out
+
+
+def test_instructions_that_this_processor_does_not_have(small):
+    if run.kernels() is None:
+        pytest.skip("no kernels")
+    with pytest.raises(LowbitError, match=r'no "mmx" to be held back to; it can run .*baseline'):
+        run.run_bench(["layers"], rounds=1, threads=1, batch=1, instructions="mmx")

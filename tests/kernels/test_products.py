@@ -40,8 +40,10 @@ RANGES = [
 def using(variant: str) -> Iterator[None]:
     before = kernels().variant
     kernels().select_variant(variant)
-    yield
-    kernels().select_variant(before)
+    try:
+        yield
+    finally:
+        kernels().select_variant(before)
 
 
 def at(array: np.ndarray) -> int:
@@ -187,6 +189,16 @@ WIDE = [
     square(100, 19, 17, stride=2, batch=2),
     square(16, 50, 9, kernel=5, batch=3),
     linear(200, 70, 37),
+    # Steps from row to row and from image to image make up for each other, sixteen places on.
+    Geometry(
+        input=(20, 256, 8, 7),
+        outputs=64,
+        kernel=(2, 1),
+        stride=(1, 4),
+        padding=(0,) * 4,
+        dilation=(1, 1),
+        groups=1,
+    ),
 ]
 
 

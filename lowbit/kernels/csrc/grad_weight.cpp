@@ -4,6 +4,7 @@
 #include "depthwise.h"
 #include "grad_weight_loops.h"
 #include "grad_weight_tiles.h"
+#include "layout.h"
 #include "room.h"
 #include "threads.h"
 #include "winograd.h"
@@ -14,6 +15,8 @@ namespace lowbit::weight {
 
 namespace {
 
+using conv::up_to;
+
 // Of sums, and of values: they stay in the second cache; in the first where they are scaled with every sample.
 constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
 constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
@@ -23,8 +26,6 @@ int64_t piece(int64_t whole, int64_t most) {
     const int64_t pieces = (whole + most - 1) / most;
     return pieces ? (whole + pieces - 1) / pieces : 1;
 }
-
-int64_t up_to(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 // The channels of x and the panels of dy, of one group, that are worked out together.
 struct Rectangle {

@@ -4,6 +4,8 @@
 // uses scale[c] (and bound[c]). One scale for the whole tensor is outer = channels = 1. Pointers must not
 // overlap, except that a null pointer says "not wanted". Nothing is allocated and nothing can fail.
 //
+// No axis of a tensor is 0.
+//
 // Results are the same bits for every instruction set and number of threads: no operation is reordered between
 // them, and sums are added up in the same 16 partial sums everywhere.
 #pragma once

@@ -98,7 +98,7 @@ const Passes& current() {
 }
 
 // What parts of a tensor that is cut find, put together.
-void raise(int32_t* most, const int32_t* found, int64_t count, bool cut) {
+void raise(Bits* most, const int32_t* found, int64_t count, bool cut) {
     if (!cut) {
         for (int64_t i = 0; i < count; ++i) most[i] = larger(most[i], found[i]);
         return;

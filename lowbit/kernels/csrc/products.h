@@ -20,7 +20,7 @@
 // Where `sums` is not null, the exact sums are written there and nothing else is done (scales are not read): for
 // tests, which hold every kernel to them. A sum that leaves int32 is kept in 64 bits before it becomes fp32.
 //
-// Results are the same bits for every instruction set and every number of threads.
+// No axis is 0. Results are the same bits for every instruction set and every number of threads.
 #pragma once
 #include "kernels.h"
 

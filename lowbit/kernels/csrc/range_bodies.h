@@ -74,11 +74,6 @@ LOWBIT_INLINE float scale_of(float range, float highest, float largest) {
     return (range > 0 ? scale : 1.0f) + range * 0.0f;
 }
 
-LOWBIT_INLINE void scales(const float* ranges, float* out, int64_t count, int32_t lowest, int32_t highest) {
-    const float largest = largest_scale(lowest, highest);
-    for (int64_t i = 0; i < count; ++i) out[i] = scale_of(ranges[i], float(highest), largest);
-}
-
 // One turn of lowbit/numerics/mse.py after another, for a grid.
 struct Mse {
     float lowest, highest, largest, to_fixed, from_fixed;

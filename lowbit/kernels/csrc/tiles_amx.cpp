@@ -53,11 +53,16 @@ LOWBIT_AMX_INLINE void sum_up(const Strip& strip, const Cover* covers) {
 // As many of the pixels from p on as lie in one tile; p goes behind them.
 Cover cover_some(const Pattern& part, int64_t strip, int64_t end, int64_t& p) {
     Cover found{part.places[p], p - strip, 0};
-    const int64_t last = p + amx::kRows - 1;
-    if (last < end && part.places[last] == found.place + (amx::kRows - 1) * part.apart) {  // no gaps, as mostly
-        found.rows = 0xffff;
-        p = last + 1;
-        return found;
+    if (p + amx::kRows <= end) {  // no gaps, as mostly
+        bool dense = true;        // all are looked at: a row's end and an image's may make up for each other
+        for (int64_t row = 0; row < amx::kRows; row++) {
+            dense &= part.places[p + row] == found.place + row * part.apart;
+        }
+        if (dense) {
+            found.rows = 0xffff;
+            p += amx::kRows;
+            return found;
+        }
     }
     for (int64_t row = 0; row < amx::kRows && p < end; row++) {
         if (part.places[p] != found.place + row * part.apart) continue;

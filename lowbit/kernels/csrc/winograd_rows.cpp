@@ -9,7 +9,7 @@
 namespace lowbit::winograd {
 namespace {
 
-constexpr int64_t kRead = 64;  // bytes that may be read behind a row: those of sixteen tiles
+constexpr int64_t kRead = 64;  // bytes behind a row that can be read, since sixteen tiles are taken at a time
 
 // Rows [first, first + count) of a channel with its padding; what no tile sees may be left out.
 void pad(const Channel& channel, const uint8_t* image, int64_t first, int64_t count, uint8_t* to, int64_t row_bytes) {
