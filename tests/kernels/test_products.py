@@ -219,6 +219,35 @@ def test_more_than_one_tile(geometry, variant):
     np.testing.assert_array_equal(dx, twin.grad_input_sums(geometry, dy, w))
 
 
+@st.composite
+def jumps(draw) -> Geometry:
+    """Channels that fill AMX's tiles; rows and images that end nearer or farther than the next pixel."""
+    kernel = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    sides = [draw(st.integers(k, 9)) for k in kernel]
+    return Geometry(
+        input=(draw(st.integers(4, 24)), draw(st.sampled_from([64, 100, 192])), *sides),
+        outputs=draw(st.sampled_from([16, 33])),
+        kernel=kernel,
+        stride=(draw(st.integers(1, 2)), draw(st.integers(1, 7))),
+        padding=tuple(draw(st.integers(0, 2)) for _ in range(4)),
+        dilation=(1, 1),
+        groups=1,
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(geometry=jumps(), variant=st.sampled_from(VARIANTS[:2]), seed=st.integers(0, 2**32 - 1))
+def test_rows_and_images_that_begin_anywhere(geometry, variant, seed):
+    rng = np.random.default_rng(seed)
+    x = integers(geometry.input, (-128, 127), "any", rng)
+    w = integers(weight_shape(geometry), (-128, 127), "any", rng)
+    y = np.empty(geometry.output, np.int64)
+    data, weights = (Operand(integers=at(a), lowest=-128, highest=127) for a in (x, w))
+    with using(variant):
+        products.forward(geometry, data, weights, None, sums=at(y))
+    np.testing.assert_array_equal(y, twin.forward_sums(geometry, x, w))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("second", [(-8, 7), (-64, 64), (-128, 127), (0, 255)])
 @pytest.mark.parametrize("first", [(0, 15), (-8, 7), (-16, 16), (0, 255), (-128, 127)])
