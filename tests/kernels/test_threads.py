@@ -8,19 +8,12 @@ from lowbit.kernels import threads as threads_module
 from lowbit.kernels.onednn import Geometry
 from lowbit.kernels.products import Operand
 from lowbit.kernels.threads import runtime
+from tests.kernels.test_products import square
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),
     pytest.mark.skipif(runtime() is None, reason="no OpenMP runtime here"),
 ]
-
-
-@pytest.fixture
-def threads():
-    """Sets their number, and sets it back."""
-    before = runtime().omp_get_max_threads()
-    yield runtime().omp_set_num_threads
-    runtime().omp_set_num_threads(before)
 
 
 def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
@@ -90,15 +83,7 @@ def test_a_wheel_without_one(monkeypatch):
 
 def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(threads):
     """Those of portable C++; dW's sums are over more tiles than are taken at a time."""
-    geometry = Geometry(
-        input=(9, 40, 17, 17),
-        outputs=50,
-        kernel=(3, 3),
-        stride=(1, 1),
-        padding=(1,) * 4,
-        dilation=(1, 1),
-        groups=1,
-    )
+    geometry = square(40, 50, 17, batch=9)
     before = kernels().variant
     kernels().select_variant("baseline")
     try:

@@ -9,8 +9,6 @@
 namespace lowbit::conv {
 namespace {
 
-constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
-
 struct alignas(64) Starts {
     int32_t values[kPanel];
 };

@@ -19,7 +19,6 @@ using conv::up_to;
 
 // Of sums, and of values: they stay in the second cache; in the first where they are scaled with every sample.
 constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
-constexpr int64_t kItemsPerThread = 4;  // so that threads finish together
 
 // A piece of `whole` that is at most `most`, the pieces being about alike.
 int64_t piece(int64_t whole, int64_t most) {
@@ -228,10 +227,11 @@ int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy
             lowbit::depthwise_grad_weight(*geometry, *dy, *x, dw, sums);
             return 0;
         }
-        if (lowbit::winograd::fits(*geometry, *dy, *x)) {
-            lowbit::winograd::grad_weight(*geometry, *dy, *x, dw, sums);
+        const WeightPlan plan(*geometry, *dy, *x);
+        if (lowbit::winograd::fits(plan, *dy, *x)) {
+            lowbit::winograd::grad_weight(plan, *dy, *x, dw, sums);
         } else {
-            grad_weight(WeightPlan(*geometry, *dy, *x), *dy, *x, dw, sums);
+            grad_weight(plan, *dy, *x, dw, sums);
         }
     } catch (const std::bad_alloc&) {
         return -1;

@@ -72,7 +72,7 @@ int64_t lowbit_multiplications(const lowbit_geometry* geometry, int32_t product,
         const Product grad_input = grad_input_product(first, second, nullptr, nullptr);
         is_winograd = winograd::fits(conv::grad_input_of(g, grad_input.by_tap), grad_input);
     } else if (!is_depthwise(g)) {
-        is_winograd = winograd::fits(g, *first, *second);
+        is_winograd = winograd::fits(weight::WeightPlan(g, *first, *second), *first, *second);
     }
     if (!is_winograd) return pairs * output.height * output.width * g.kernel_h * g.kernel_w;
     const winograd::Tiling tiling(1, product == 1 ? g.height : output.height, product == 1 ? g.width : output.width);

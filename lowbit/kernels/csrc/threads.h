@@ -16,6 +16,8 @@ LOWBIT_PUBLIC int lowbit_threads(void);
 
 namespace lowbit {
 
+constexpr int64_t kItemsPerThread = 4;  // of a product's work, so that threads finish together
+
 struct Job {
     int64_t count;
     const void* body;

@@ -19,7 +19,6 @@ using conv::up_to;
 
 constexpr int64_t kMostOutputs = 48;     // of the result's channels, worked out together
 constexpr int64_t kMostTiles = 128;      // of a block, so that their points stay in the cache
-constexpr int64_t kItemsPerThread = 4;   // so that threads finish together
 constexpr int64_t kPixels = 2 * kPanel;  // of a panel, in a row
 
 // How many rows of tiles make a block: those that leave the least of the last panel empty.

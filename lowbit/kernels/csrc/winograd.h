@@ -5,16 +5,17 @@
 // everything in portable C++. What is multiplied are sixteen matrices, one for every point.
 #pragma once
 #include "driver.h"
+#include "grad_weight_plan.h"
 
 namespace lowbit::winograd {
 
 // Whether a product can be computed this way and is faster for it.
 bool fits(const conv::Convolution& convolution, const conv::Product& product);
-bool fits(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x);
+bool fits(const weight::WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x);
 
 // forward or grad_input, and grad_weight. std::bad_alloc when memory runs out.
 void run(const conv::Convolution& convolution, const conv::Product& product);
-void grad_weight(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
+void grad_weight(const weight::WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
                  int64_t* sums);
 
 // Tiles over which the points of an output's gradient and of an input are summed up in int32.

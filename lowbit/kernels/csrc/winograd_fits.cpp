@@ -1,7 +1,6 @@
 // Where Winograd's transforms are exact and pay; see winograd.h.
 #include "winograd.h"
 
-#include "grad_weight_plan.h"
 #include "layout.h"
 #include "winograd_rows.h"
 #include "winograd_tiles.h"
@@ -54,12 +53,12 @@ int64_t tiles_in_int32(const lowbit_operand& dy, const lowbit_operand& x) {
     return INT32_MAX / (2 * 4 * largest_of(dy) * 4 * largest_of(x));
 }
 
-bool fits(const lowbit_geometry& g, const lowbit_operand& dy, const lowbit_operand& x) {
+bool fits(const weight::WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x) {
+    const lowbit_geometry& g = plan.g;
     if (g.groups != 1 || g.kernel_h != 3 || g.kernel_w != 3 || g.stride_h != 1 || g.stride_w != 1) return false;
     if (g.dilation_h != 1 || g.dilation_w != 1 || std::min(g.channels, g.outputs) < kFewChannels) return false;
-    const weight::WeightPlan direct(g, dy, x);
-    if (direct.by_sample || direct.route != weight::Route::pairs) return false;
-    return Tiling(1, direct.out_h, direct.out_w).columns <= tiles_in_int32(dy, x) && saves(direct.out_h, direct.out_w);
+    if (plan.by_sample || plan.route != weight::Route::pairs) return false;
+    return Tiling(1, plan.out_h, plan.out_w).columns <= tiles_in_int32(dy, x) && saves(plan.out_h, plan.out_w);
 }
 
 }  // namespace lowbit::winograd

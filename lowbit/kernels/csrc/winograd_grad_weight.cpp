@@ -17,22 +17,22 @@ namespace {
 using conv::kSlack;
 using conv::up_to;
 
-constexpr int64_t kStrip = 48;          // outputs that are worked out together
+constexpr int64_t kMostOutputs = 48;    // outputs that are worked out together
 constexpr int64_t kTilesAtATime = 384;  // many, since all sums pass by; few, since all points do
-constexpr int64_t kBlockOfSums = kStrip * kPanel;  // of a point, of a strip of outputs and a panel of channels
+constexpr int64_t kBlockOfSums = kMostOutputs * kPanel;  // of a point, of a strip of outputs and a panel of channels
 
 class GradWeight {
   public:
-    GradWeight(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x)
-        : g_(geometry),
+    GradWeight(const weight::WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x)
+        : g_(plan.g),
           dy_(dy),
           x_(x),
-          out_h_(g_.height + g_.pad_top + g_.pad_bottom - 2),
-          out_w_(g_.width + g_.pad_left + g_.pad_right - 2),
+          out_h_(plan.out_h),
+          out_w_(plan.out_w),
           loops_(loops_of(instruction_set())),
           run_(conv::words_tiles().run),
           tiling_(g_.batch, out_h_, out_w_),
-          strips_(up_to(g_.outputs, kStrip) / kStrip),
+          strips_(up_to(g_.outputs, kMostOutputs) / kMostOutputs),
           panels_(up_to(g_.channels, kPanel) / kPanel),
           rows_(std::max<int64_t>(1, kTilesAtATime / tiling_.columns)),
           row_(up_to(rows_ * tiling_.columns, kPanel) + kPanel),
@@ -107,8 +107,8 @@ class GradWeight {
         const int32_t zeros[kPanel] = {};
         int32_t sums[conv::kPanelOfSums];
         const conv::Segment segment{0, (tiles + 1) / 2, false};
-        const int64_t strip = block / panels_ * kStrip, panel = block % panels_;
-        const int64_t outputs = std::min(kStrip, g_.outputs - strip);
+        const int64_t strip = block / panels_ * kMostOutputs, panel = block % panels_;
+        const int64_t outputs = std::min(kMostOutputs, g_.outputs - strip);
         for (int64_t i = 0; i < kPoints; i++) {
             run_({reinterpret_cast<const uint8_t*>(dy_points_ + i * point_), places_ + strip, outputs,
                   &segment, 1, reinterpret_cast<const uint8_t*>(x_points_ + (i * panels_ + panel) * kPanel * row_), 0,
@@ -120,8 +120,8 @@ class GradWeight {
 
     // A block's sums to where they belong: to the wide ones, if there are any, and at the end to dw, if it is wanted.
     void empty(int64_t block, bool is_last, int64_t* wide, float* dw) const {
-        const int64_t strip = block / panels_ * kStrip, first = block % panels_ * kPanel;
-        const int64_t outputs = std::min(kStrip, g_.outputs - strip), channels = std::min(kPanel, g_.channels - first);
+        const int64_t strip = block / panels_ * kMostOutputs, first = block % panels_ * kPanel;
+        const int64_t outputs = std::min(kMostOutputs, g_.outputs - strip), channels = std::min(kPanel, g_.channels - first);
         for (int64_t o = strip; o < strip + outputs; o++) {
             int32_t taps[kTaps * kPanel];
             loops_.taps(sums_ + block * kPoints * kBlockOfSums + (o - strip) * kPanel, kBlockOfSums, taps);
@@ -159,9 +159,9 @@ class GradWeight {
 
 }  // namespace
 
-void grad_weight(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
+void grad_weight(const weight::WeightPlan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
                  int64_t* sums) {
-    GradWeight(geometry, dy, x).run(tiles_in_int32(dy, x), dw, sums);
+    GradWeight(plan, dy, x).run(tiles_in_int32(dy, x), dw, sums);
 }
 
 }  // namespace lowbit::winograd
