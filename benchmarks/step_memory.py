@@ -58,7 +58,6 @@ def train(case: Case, side: Side) -> dict[str, float]:
     from lowbit.layers import prepare
     from lowbit.layers.fast_convolutions import fast_convolutions
     from lowbit.layers.fast_neighbours import fast_neighbours
-    from lowbit.layers.norm_readers import note_readers
     from lowbit.machine import apply_amd_fix, keep_freed_memory
     from lowbit.models import build_model
     from lowbit.recipe import load_recipe
@@ -69,8 +68,6 @@ def train(case: Case, side: Side) -> dict[str, float]:
     images = paddle.randn([case.batch_size, 3, case.side, case.side])
     labels = paddle.randint(0, 10, [case.batch_size])
     model = build_model(case.model, 10)
-    if side.lowbit:
-        note_readers(model, images[:1])
     if side.recipe:
         prepare(model, load_recipe(str(RECIPES / side.recipe)), images[:1])
     optimizer = build_optimizer(OptimizerSection(), model)

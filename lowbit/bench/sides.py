@@ -15,7 +15,6 @@ from lowbit.layers import calibrate, prepare
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.norm_readers import note_readers
 from lowbit.models import build_model
 from lowbit.recipe import Recipe, load_recipe
 
@@ -59,7 +58,7 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
     paddle.seed(0)
     images = paddle.randn([case.batch, 3, case.side, case.side])
     labels = paddle.randint(0, CLASSES, [case.batch])
-    plain = _built(case.model, images)
+    plain = build_model(case.model, CLASSES)
     sides = {
         PADDLE: _step(plain, images, labels, fast=False),
         "lowbit fp32": _step(plain, images, labels),
@@ -74,12 +73,6 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
     return sides
 
 
-def _built(model: str, images: Tensor) -> nn.Layer:
-    built = build_model(model, CLASSES)
-    note_readers(built, images[:1])
-    return built
-
-
 def load_bench_recipe(file: str) -> Recipe:
     """A recipe of those that are compared; they come with the package."""
     with as_file(files("lowbit.bench") / "recipes" / file) as path:
@@ -88,7 +81,7 @@ def load_bench_recipe(file: str) -> Recipe:
 
 def _prepared(model: str, file: str, images: Tensor) -> nn.Layer:
     recipe = load_bench_recipe(file)
-    prepared = prepare(_built(model, images), recipe)
+    prepared = prepare(build_model(model, CLASSES), recipe)
     set_executor(prepared, "auto")
     if recipe.calibration.steps:
         calibrate(prepared, [images])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import paddle
-from paddle import Tensor, _C_ops
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
+from lowbit.layers.op_overrides import OpOverrides
 from lowbit.numerics import fused
 from lowbit.numerics.new_tensor import new_tensor
 
@@ -33,14 +34,8 @@ def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
     if not wanted or onednn_objects.why_missing() is not None:
         yield
         return
-    originals = {name: getattr(_C_ops, name) for name in ("conv2d", "depthwise_conv2d")}
-    _C_ops.conv2d = _wrap(originals["conv2d"], dilation=5, groups=6)
-    _C_ops.depthwise_conv2d = _wrap(originals["depthwise_conv2d"], dilation=6, groups=5)
-    try:
+    with _OVERRIDES.open():
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(_C_ops, name, original)
 
 
 def convolution_library(*, wanted: bool) -> str:
@@ -53,29 +48,34 @@ def convolution_library(*, wanted: bool) -> str:
     return f"oneDNN {onednn_objects.version()}" if usable else "Paddle"
 
 
-def _wrap(original: Callable[..., Tensor], *, dilation: int, groups: int) -> Callable[..., Tensor]:
-    """Paddle's operator, whose arguments `dilation` and `groups` stand at these places."""
+def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor | None:
+    """Paddle's operator in oneDNN, or None; its arguments `dilation` and `groups` stand at these places."""
+    if len(arguments) < 8 or named:
+        return None
+    x, weight, stride, padding, algorithm = arguments[:5]
+    if not (
+        algorithm == "EXPLICIT"
+        and arguments[7] == "NCHW"
+        and isinstance(x, Tensor)  # not a value of a static program
+        and x.dtype == weight.dtype == paddle.float32
+        and x.place.is_cpu_place()
+        and x.ndim == 4
+        and _is_worth_it(weight.shape, stride)
+    ):
+        return None
+    geometry = _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
+    if geometry is None:
+        return None
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _Convolution.apply(x, weight, geometry, learning)
 
-    @functools.wraps(original)
-    def convolution(*arguments: Any, **named: Any) -> Tensor:
-        if len(arguments) >= 8 and not named:
-            x, weight, stride, padding, algorithm = arguments[:5]
-            if (
-                algorithm == "EXPLICIT"
-                and arguments[7] == "NCHW"
-                and isinstance(x, Tensor)  # not a value of a static program
-                and x.dtype == weight.dtype == paddle.float32
-                and x.place.is_cpu_place()
-                and x.ndim == 4
-                and _is_worth_it(weight.shape, stride)
-            ):
-                geometry = _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
-                if geometry is not None:
-                    learning = (not x.stop_gradient, not weight.stop_gradient)
-                    return _Convolution.apply(x, weight, geometry, learning)
-        return original(*arguments, **named)
 
-    return convolution
+_OVERRIDES = OpOverrides(
+    {
+        "conv2d": partial(_conv2d, dilation=5, groups=6),
+        "depthwise_conv2d": partial(_conv2d, dilation=6, groups=5),
+    }
+)
 
 
 def _is_worth_it(weight: Sequence[int], stride: Sequence[int]) -> bool:

@@ -11,6 +11,7 @@ from lowbit.layers.draws import Draws
 from lowbit.layers.operand import Operand
 from lowbit.layers.products import Executor
 from lowbit.layers.training_quantizer import TrainingQuantizer
+from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.spec import TensorSpec
 
@@ -63,8 +64,11 @@ class Operands:
         """Who multiplies."""
         return self._backward.executor
 
-    def make(self, operand: str, x: Tensor) -> Operand:
-        """`x` quantized as the plan says of the operand, such as `forward.input`."""
+    def make(self, operand: str, x: Tensor, known: ChannelRanges | None = None) -> Operand:
+        """`x` quantized as the plan says of the operand, such as `forward.input`.
+
+        `known` are the ranges of this same `x`, where several operands are made of it.
+        """
         quantizer = self._quantizer(operand)
         if quantizer is None or (operand in GRADIENTS and self._backward.gradients_in_full):
             return Operand(data=x.detach())
@@ -72,7 +76,7 @@ class Operands:
         if spec.rounding == "stochastic":
             size = math.prod(x.shape)
             roundings = [self._draws.rounding(operand, sample, size=size) for sample in range(spec.samples)]
-        made = quantizer.operand(x, roundings)
+        made = quantizer.operand(x, roundings, known)
         if self._backward.look is not None:
             self._backward.look(operand, x, made)
         return made

@@ -26,6 +26,7 @@ from lowbit.numerics import (
     scale_from_range,
 )
 from lowbit.numerics.clip import usable_bound
+from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.numerics.scale import at_least_smallest
 from lowbit.recipe.settings import Pact
 from lowbit.recipe.spec import TensorSpec
@@ -225,14 +226,21 @@ class Quantizer(nn.Layer):
     def extra_repr(self) -> str:
         return f"{self.spec}, {self.role}"
 
-    def _range(self, x: Tensor, grid: Grid, axes: Sequence[int], bound: Tensor | None) -> Tensor:
+    def _range(
+        self,
+        x: Tensor,
+        grid: Grid,
+        axes: Sequence[int],
+        bound: Tensor | None,
+        known: ChannelRanges | None = None,
+    ) -> Tensor:
         if self.kept is None:
-            return self.spec.observer.range(x, grid, axes, bound=bound)
+            return self.spec.observer.range(x, grid, axes, bound=bound, known=known)
         if not self.training:
             return self.kept.range
         if self.spec.scaling.name == "fixed" and (self.role == "input" or self.kept.is_known):
             return self._known(self.kept).range
-        range_ = self.spec.observer.range(x, grid, axes, bound=bound)
+        range_ = self.spec.observer.range(x, grid, axes, bound=bound, known=known)
         if self.role == "input":
             range_ = largest_across_ranks(range_)
         self.kept.update(range_)

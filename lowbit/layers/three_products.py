@@ -8,7 +8,6 @@ stands before this.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import paddle
@@ -20,9 +19,9 @@ from lowbit.layers.contraction import Contraction
 from lowbit.layers.kept_operand import KeptOperand
 from lowbit.layers.low_precision import Operands
 from lowbit.layers.operand import Operand
-from lowbit.layers.product_scale import note_scale
+from lowbit.layers.product_scale import attach_scale
 from lowbit.layers.products import multiply_operands
-from lowbit.numerics.fused_groups import ranges_together
+from lowbit.numerics.fused_groups import ChannelRanges
 
 
 def three_products(x: Tensor, weight: Tensor, contraction: Contraction, operands: Operands) -> Tensor:
@@ -45,7 +44,7 @@ class _ThreeProducts(PyLayer):
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
         y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
-        note_scale(y, contraction, x_operand, w_operand)
+        attach_scale(y, contraction, x_operand, w_operand)
         if learning[1]:
             shared = operands.is_shared("grad_weight.input")
             ctx.x = KeptOperand(x_operand if shared else operands.make("grad_weight.input", x))
@@ -60,18 +59,17 @@ class _ThreeProducts(PyLayer):
         if paddle.is_grad_enabled():
             raise LowbitError("there are no gradients of gradients through a layer in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
-        # Where both products want it, dY is read once for the scales of both.
-        with ranges_together(dy) if all(ctx.learning) else nullcontext():
-            if ctx.learning[0]:
-                w = ctx.w.operand()
-                if not ctx.w_is_ready:
-                    w = ctx.operands.make("grad_input.weight", w.data)
-                dy_operand = ctx.operands.make("grad_input.grad_output", dy)
-                dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, ctx.operands.executor)
-            if ctx.learning[1]:
-                dy_operand = ctx.operands.make("grad_weight.grad_output", dy)
-                x = ctx.x.operand()
-                dweight = multiply_operands(
-                    ctx.contraction, "grad_weight", dy_operand, x, ctx.operands.executor
-                )
+        operands = ctx.operands
+        # Where both products need it, dY is read once for the scales of both.
+        known = ChannelRanges(dy) if all(ctx.learning) else None
+        if ctx.learning[0]:
+            w = ctx.w.operand()
+            if not ctx.w_is_ready:
+                w = operands.make("grad_input.weight", w.data)
+            dy_operand = operands.make("grad_input.grad_output", dy, known)
+            dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, operands.executor)
+        if ctx.learning[1]:
+            dy_operand = operands.make("grad_weight.grad_output", dy, known)
+            x = ctx.x.operand()
+            dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, operands.executor)
         return dx, dweight

@@ -2,8 +2,7 @@
 
 For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
 element), two numbers per channel, and a bit per element for a ReLU behind a sum. Where a gradient of a
-gradient is wanted, backward is made of Paddle's operators, which it can derive. How large its results are,
-and the gradients that it gives, is noted for who quantizes them.
+gradient is wanted, backward is made of Paddle's operators, which it can derive.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from lowbit.kernels.library import Layout
 from lowbit.kernels.neighbours import Norm, neighbours
 from lowbit.numerics import fused
 from lowbit.numerics.new_tensor import new_tensor
-from lowbit.numerics.noted_ranges import note_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +37,41 @@ class Statistics:
     scale: Tensor | None = None  # what the input may be whole multiples of, [images, channels]
 
 
+def takes(
+    x: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    other: Tensor | None = None,
+) -> bool:
+    """Whether `BatchNorm` can be applied: fp32 in NCHW on the CPU, more than one value per channel.
+
+    What it does not take is for Paddle's own operators.
+
+    >>> takes(paddle.ones([1, 2, 1, 1]), paddle.zeros([2]), paddle.ones([2]), None, None)
+    False
+    """
+    if x.ndim != 4 or 0 in x.shape or not _is_plain(x):
+        return False
+    channels = x.shape[1]
+    if math.prod(x.shape) == channels:  # Paddle returns one value per channel as it is
+        return False
+    if other is not None and not (_is_plain(other) and other.shape == x.shape):
+        return False
+    of_channels = [tensor for tensor in (running_mean, running_variance, weight, bias) if tensor is not None]
+    return all(_is_plain(t) and t.shape == [channels] and t.is_contiguous() for t in of_channels)
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.dtype == paddle.float32 and x.place.is_cpu_place()
+
+
 class BatchNorm(PyLayer):
-    """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after a ReLU."""
+    """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after a ReLU.
+
+    Of tensors that it `takes`.
+    """
 
     @staticmethod
     def forward(
@@ -53,6 +84,10 @@ class BatchNorm(PyLayer):
         rectified: bool,
     ) -> Tensor:
         inputs = (x, weight, bias, other)
+        if not takes(x, statistics.running_mean, statistics.running_variance, weight, bias, other):
+            raise LowbitError(
+                "batch norm in lowbit's kernel: ask `takes` first, and use Paddle's where it says no"
+            )
         ctx.given = [tensor is not None for tensor in inputs]
         ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
         x, y = x.contiguous(), new_tensor(x.shape)
@@ -60,7 +95,6 @@ class BatchNorm(PyLayer):
         # Without a sum before it, what the ReLU lets through shows in x.
         ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
         multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
-        largest = new_tensor([*x.shape[:2], 1, 1])
         fits = neighbours().batch_norm_forward(
             _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
             y.data_ptr(),
@@ -70,9 +104,7 @@ class BatchNorm(PyLayer):
             statistics.running_variance.data_ptr(),
             bits=_address(ctx.bits),
             multiples=_address(multiples),
-            largest=largest.data_ptr(),
         )
-        note_ranges(y, largest)
         ctx.multiples = multiples if fits else None
         kept = (None if fits else x, weight, bias)
         ctx.kept = [tensor is not None for tensor in kept]
@@ -88,16 +120,19 @@ class BatchNorm(PyLayer):
         saved = iter(ctx.saved_tensor())
         x, weight, bias = (next(saved) if kept else None for kept in ctx.kept)
         if paddle.is_grad_enabled():
-            if x is None:
+            epsilon = ctx.statistics.epsilon
+            if x is None and ctx.learning[0]:
                 raise LowbitError(
                     "there are no gradients of gradients through a batch norm behind a layer in low precision"
                 )
-            epsilon = ctx.statistics.epsilon
+            if x is None:
+                scale = ctx.statistics.scale
+                x = ctx.multiples.cast("float32") * scale.reshape([*scale.shape, 1, 1])
             if ctx.bits is not None:
                 dy = dy * _flags(ctx.bits, dy.shape)
             elif ctx.rectified:
                 dy = dy * (normalized(x, weight, bias, epsilon) > 0).cast(dy.dtype)
-            gradients = (*_gradients(x, weight, dy, epsilon), dy)
+            gradients = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)
@@ -112,7 +147,6 @@ def _by_kernel(
     dx = new_tensor(dy.shape) if of_x else None
     dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
     dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
-    largest = new_tensor([*dy.shape[:2], 1, 1])
     neighbours().batch_norm_backward(
         _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
         statistics.mean.data_ptr(),
@@ -122,11 +156,10 @@ def _by_kernel(
         dother=_address(dother),
         bits=_address(ctx.bits),
         multiples=_address(ctx.multiples),
-        largest=largest.data_ptr(),
     )
-    if dx is not None:
-        note_ranges(dx, largest)
-    return dx, dweight, dbias, dy if dother is None else dother
+    if of_other and dother is None:
+        dother = dy.clone()  # not dY itself: Paddle adds further gradients to what is returned, in place
+    return dx, dweight, dbias, dother
 
 
 def _norm(

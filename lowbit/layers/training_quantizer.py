@@ -18,6 +18,7 @@ from lowbit.numerics import (
     scale_from_range,
 )
 from lowbit.numerics.exact import as_float32
+from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.numerics.scale import at_least_smallest
 
 
@@ -44,11 +45,16 @@ class TrainingQuantizer(Quantizer):
             x = lsq_fake_quantize(x, step, grid)
         return x
 
-    def operand(self, x: Tensor, roundings: Sequence[Rounding | None] = (None,)) -> Operand:
+    def operand(
+        self,
+        x: Tensor,
+        roundings: Sequence[Rounding | None] = (None,),
+        known: ChannelRanges | None = None,
+    ) -> Operand:
         """`x`, of which `trained` has been taken, as an operand: rounded to nearest, or as said.
 
         Of several roundings it is the mean: their integers are added up, and the scale is divided. Nothing of
-        it has a gradient.
+        it has a gradient. `known` are the ranges of this same `x`.
         """
         x = as_float32(x.detach())
         if not self.spec.grid.is_integer:
@@ -58,7 +64,7 @@ class TrainingQuantizer(Quantizer):
             return Operand(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
-            return round_operand(x, self._scale_for(x, grid), grid, roundings)
+            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
@@ -71,22 +77,24 @@ class TrainingQuantizer(Quantizer):
             self.set_sign(unsigned=not bool(negative))
         return self.grid()
 
-    def _scale_for(self, x: Tensor, grid: Grid) -> Tensor:
+    def _scale_for(self, x: Tensor, grid: Grid, known: ChannelRanges | None = None) -> Tensor:
         """The scale of every group of `x`, with as many axes as it has."""
         if self.step is not None:
             scale = at_least_smallest(self.step.value.detach())
         else:
             axes = self._axes(x, self.spec.granularity)
             if self.spec.scaling.name == "hindsight":
-                range_ = self._range_in_hindsight(x, grid, axes)
+                range_ = self._range_in_hindsight(x, grid, axes, known)
             else:
-                range_ = self._range(x, grid, axes, None)
+                range_ = self._range(x, grid, axes, None, known)
             scale = scale_from_range(range_, grid)
         return with_axes_of(x, scale)
 
-    def _range_in_hindsight(self, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    def _range_in_hindsight(
+        self, x: Tensor, grid: Grid, axes: Sequence[int], known_ranges: ChannelRanges | None
+    ) -> Tensor:
         """The range of earlier batches; the first one has its own."""
         known, before = self.kept.is_known, self.kept.range.clone()
-        now = self.spec.observer.range(x, grid, axes)
+        now = self.spec.observer.range(x, grid, axes, known=known_ranges)
         self.kept.update(now)
         return before if known else now

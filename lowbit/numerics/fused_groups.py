@@ -7,8 +7,7 @@ types and devices, more than four axes, memory that is not contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 
 import paddle
@@ -19,7 +18,6 @@ from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
 from lowbit.numerics.new_tensor import new_tensor
-from lowbit.numerics.noted_ranges import forget_ranges, note_ranges, noted_ranges
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
@@ -27,43 +25,49 @@ _PIXELS = (2, 3)
 _WORTH_IT = 128  # pixels: with fewer, a range of every channel of every image takes as long as reading twice
 
 
+class ChannelRanges:
+    """max |x| of every channel of every image of one tensor, computed at first use.
+
+    For a function that needs ranges of the same tensor for several granularities: it reads the tensor once
+    and passes this on as an argument. The tensor must not change meanwhile.
+
+    >>> ChannelRanges(paddle.ones([2, 3, 16, 16])).of((0, 2, 3)).shape
+    [1, 3, 1, 1]
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._x, self._largest = x, None
+
+    def of(self, axes: Sequence[int]) -> Tensor | None:
+        """max |x| of every group along `axes`; None where reading the tensor itself is as good."""
+        if not {*_PIXELS} <= {*axes} or len(self._x.shape) != _MOST_AXES:
+            return None
+        kernels = _kernels(self._x)
+        if kernels is None or math.prod(self._x.shape[2:]) < _WORTH_IT:
+            return None
+        if self._largest is None:
+            self._largest = _read(kernels, self._x, _PIXELS)
+        return _read(kernels, self._largest, axes)
+
+
 def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
     """max |x| of every group along `axes`, or, not signed, the largest of 0 and x; NaN shows."""
     kernels = _kernels(x)
-    if kernels is None:
-        return None
-    found = _from_note(kernels, x, axes) if signed else None
-    return _read(kernels, x, axes, signed) if found is None else found
+    return None if kernels is None else _read(kernels, x, axes, signed)
 
 
-def mse_ranges(x: Tensor, grid: Grid, axes: Sequence[int], turns: int) -> Tensor | None:
-    """What lowbit.numerics.mse computes."""
+def mse_ranges(
+    x: Tensor, grid: Grid, axes: Sequence[int], turns: int, start: Tensor | None = None
+) -> Tensor | None:
+    """What lowbit.numerics.mse computes; `start` is max |x| of every group, where it is known."""
     kernels = _kernels(x)
     if kernels is None:
         return None
     shape, seen = _groups(tuple(x.shape), tuple(axes))
-    start = _from_note(kernels, x, axes)
     found = new_tensor(shape) if start is None else start
     at = (x.data_ptr(), found.data_ptr())
     kernels.mse_ranges(*at, seen, _integers(grid), turns=turns, known=start is not None)
     return found
-
-
-@contextmanager
-def ranges_together(x: Tensor) -> Iterator[None]:
-    """Within it, `x` is read once, for whatever groups of images, channels or both ranges are asked for.
-
-    Of an NCHW tensor, whose values stay as they are.
-    """
-    fits = _kernels(x) is not None and len(x.shape) == _MOST_AXES and math.prod(x.shape[2:]) >= _WORTH_IT
-    if not fits or noted_ranges(x, _PIXELS) is not None:
-        yield
-        return
-    note_ranges(x, None)
-    try:
-        yield
-    finally:
-        forget_ranges(x)
 
 
 def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
@@ -127,12 +131,6 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
     around = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
     kernels.hadamard(x.data_ptr(), y.data_ptr(), *around, block)
     return y
-
-
-def _from_note(kernels: Operands, x: Tensor, axes: Sequence[int]) -> Tensor | None:
-    """The signed ranges, where those of every image and channel are noted, or are to be."""
-    noted = noted_ranges(x, axes, lambda: _read(kernels, x, _PIXELS))
-    return None if noted is None else _read(kernels, noted, axes)
 
 
 def _read(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:

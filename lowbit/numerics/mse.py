@@ -24,7 +24,9 @@ _STOP = 1e-6
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
-def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | None) -> Tensor:
+def mse_range(
+    x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | None, start: Tensor | None = None
+) -> Tensor:
     """highest * scale after `iterations` turns, fewer for a group whose range changes by 1e-6 or less.
 
     In a turn, with s the scale of minmax, 2^b >= |q| for all q of the grid, and f = 30 - 2b fraction bits:
@@ -33,12 +35,13 @@ def mse_range(x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | No
         ratio = fp32(sum(i * q) / sum(q * q)) * 2^-f       the division in fp64
         range = (s * highest) * ratio                      in fp32, at most the largest float
 
-    A group whose q are all 0 keeps its range, which happens to denormal numbers only.
+    A group whose q are all 0 keeps its range, which happens to denormal numbers only. `start` is max |x| of
+    every group, where the caller knows it; the kernel writes over it.
     """
     turns = int(iterations or 1)
     if turns > 1:  # when to stop depends on the values
         require_values(x, f"mse({turns})")
-    found = fused_groups.mse_ranges(x, grid, axes, turns)
+    found = fused_groups.mse_ranges(x, grid, axes, turns, start)
     if found is not None:
         return found
     range_ = largest_magnitude(x, axes)

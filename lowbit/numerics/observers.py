@@ -11,6 +11,7 @@ from paddle import Tensor
 from lowbit.numerics import fused_groups
 from lowbit.numerics.clip import clip_to_bound, usable_bound
 from lowbit.numerics.exact import as_float32
+from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import largest_magnitude, shape_of_scales
 from lowbit.numerics.hist import hist_range
@@ -64,11 +65,20 @@ class Observer:
         return scale_from_range(self.range(x, grid, axes), grid)
 
     @paddle.jit.not_to_static
-    def range(self, x: Tensor, grid: Grid, axes: Sequence[int], *, bound: Tensor | None = None) -> Tensor:
+    def range(
+        self,
+        x: Tensor,
+        grid: Grid,
+        axes: Sequence[int],
+        *,
+        bound: Tensor | None = None,
+        known: ChannelRanges | None = None,
+    ) -> Tensor:
         """The largest magnitudes to keep, fp32: what an average over batches is taken of.
 
         0 where every value of a group is 0 or there is none, not finite where a value is not. With `bound`
         those of the values that PACT clips at it: a bound is one number, or one per group or several groups.
+        `known` are the ranges of this same `x`, from which minmax and mse start.
         """
         x = as_float32(x.detach())
         axes = tuple(axes)
@@ -81,6 +91,10 @@ class Observer:
             if largest is not None:  # the bound is the same for a whole group
                 return paddle.minimum(largest, usable_bound(bound.detach()))
             x = clip_to_bound(x, bound.detach(), signed=grid.signed)
+        elif known is not None and self.name in ("minmax", "mse"):
+            start = known.of(axes)
+            if start is not None:
+                return start if self.name == "minmax" else mse_range(x, grid, axes, self.parameter, start)
         return OBSERVERS[self.name].range(x, grid, axes, self.parameter)
 
     def __str__(self) -> str:

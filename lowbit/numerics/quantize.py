@@ -108,7 +108,7 @@ class _StraightThrough(PyLayer):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         if not ctx.mask:
-            return dy, None
+            return dy.clone(), None  # Paddle adds further gradients to what is returned, in place
         x, scale = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
         seen_as = fused.layout_of_gradient(dy, x, scale)

@@ -22,7 +22,6 @@ from lowbit.layers.draws import seed_draws
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.fast_neighbours import neighbour_library
-from lowbit.layers.norm_readers import note_readers
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_record, keep_freed_memory, resolve_device
 from lowbit.models import assign_weights, build_model, read_weights, without_quantizers
@@ -212,8 +211,6 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
             notes.append(f"{config.pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
     if config.Global.sync_bn or config.Arch.use_sync_bn:
         model = convert_sync_batch_norm(model)
-    if neighbours != "Paddle":
-        note_readers(model, example_images(train_loader.image_shape()))
     classes = class_names(train_data, num_classes)
     # With a new classifier the unquantized model knows nothing yet that one could compare with.
     keeps_fp32 = recipe is not None and config.pretrained is not None and not renewed

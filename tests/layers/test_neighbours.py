@@ -81,7 +81,7 @@ def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bi
         model = _low_precision(bits)
         x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
         if forget:
-            monkeypatch.setattr(module, "noted_scale", lambda x: None)
+            monkeypatch.setattr(module, "attached_scale", lambda x: None)
         monkeypatch.setattr(
             BatchNorm, "backward", lambda ctx, dy: kept.append(ctx.multiples) or backward(ctx, dy)
         )

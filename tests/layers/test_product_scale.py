@@ -9,7 +9,7 @@ import pytest
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.contraction import Convolution
 from lowbit.layers.operand import Operand
-from lowbit.layers.product_scale import note_scale, noted_scale
+from lowbit.layers.product_scale import attach_scale, attached_scale
 from lowbit.layers.products import simulate
 
 GEOMETRY = Geometry(
@@ -28,8 +28,8 @@ def test_the_product_is_whole_multiples_of_it():
     x = _operand([2, 3, 4, 4], [2, 1, 1, 1], bits=4, seed=0)
     weight = _operand([5, 3, 3, 3], [5, 1, 1, 1], bits=4, seed=1)
     y = simulate(Convolution(GEOMETRY), "forward", x, weight)
-    note_scale(y, Convolution(GEOMETRY), x, weight)
-    scale = noted_scale(y)
+    attach_scale(y, Convolution(GEOMETRY), x, weight)
+    scale = attached_scale(y)
     assert scale.shape == [2, 5]
     multiples = y.numpy() / scale.numpy()[..., None, None]
     np.testing.assert_allclose(multiples, np.rint(multiples), atol=1e-4)
@@ -43,12 +43,12 @@ def test_none_where_two_bytes_could_not_hold_it_or_there_is_no_one_scale(bits, o
     x = _operand([2, 3, 4, 4], of_x, bits=bits, seed=0)
     weight = _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=bits, seed=1)
     y = paddle.zeros([2, 5, 2, 2])
-    note_scale(y, Convolution(GEOMETRY), x, weight)
-    assert noted_scale(y) is None
+    attach_scale(y, Convolution(GEOMETRY), x, weight)
+    assert attached_scale(y) is None
 
 
 def test_an_operand_in_full_has_none():
     y = paddle.zeros([2, 5, 2, 2])
     full = Operand(data=paddle.zeros([2, 3, 4, 4]))
-    note_scale(y, Convolution(GEOMETRY), full, _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1))
-    assert noted_scale(y) is None and noted_scale(paddle.zeros([1])) is None
+    attach_scale(y, Convolution(GEOMETRY), full, _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1))
+    assert attached_scale(y) is None and attached_scale(paddle.zeros([1])) is None

@@ -1,0 +1,72 @@
+"""Other implementations in the place of Paddle's operators, while a `with` is open and in its thread only."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from paddle import _C_ops
+
+
+class OpOverrides:
+    """Operators of `paddle._C_ops`, by name, each with a function that may compute it.
+
+    The function gets the operator's arguments and returns its result, or None to let Paddle's compute it.
+    `open()` can be nested and used in several threads at once: the operators are replaced for the whole
+    process, but act in those threads only that have one open, and the last one to close puts Paddle's back.
+
+    overrides = OpOverrides({"relu": lambda *arguments, **named: None})
+    with overrides.open():
+        model(images)
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._functions = functions
+        self._lock, self._users = threading.Lock(), 0
+        self._opened = threading.local()
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # name: Paddle's operator and ours
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Within it, and in this thread, the functions are asked first."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._install()
+        self._opened.depth = self._depth() + 1
+        try:
+            yield
+        finally:
+            self._opened.depth -= 1
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._remove()
+
+    def _depth(self) -> int:
+        return getattr(self._opened, "depth", 0)
+
+    def _install(self) -> None:
+        for name, function in self._functions.items():
+            original = getattr(_C_ops, name)
+            ours = self._operator(function, original)
+            self._replaced[name] = original, ours
+            setattr(_C_ops, name, ours)
+
+    def _remove(self) -> None:
+        for name, (original, ours) in self._replaced.items():
+            # Wrapped by someone else in the meantime, ours stays beneath, where it calls Paddle's.
+            if getattr(_C_ops, name) is ours:
+                setattr(_C_ops, name, original)
+        self._replaced.clear()
+
+    def _operator(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def operator(*arguments: Any, **named: Any) -> Any:
+            result = function(*arguments, **named) if self._depth() else None
+            return original(*arguments, **named) if result is None else result
+
+        return operator
