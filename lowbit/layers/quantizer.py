@@ -32,6 +32,7 @@ from lowbit.recipe.settings import Pact
 from lowbit.recipe.spec import TensorSpec
 
 _UNKNOWN = -1  # of the buffer `unsigned`
+_SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defined
 
 
 class Quantizer(nn.Layer):
@@ -97,6 +98,8 @@ class Quantizer(nn.Layer):
             return self._round(x)
         if self._sightings is not None:
             return self._sightings.see(x)
+        if self.only_shows_shapes:
+            return x
         if paddle.in_dynamic_mode():
             return self.values_and_scale(x)[0]
         if self.training:
@@ -139,7 +142,23 @@ class Quantizer(nn.Layer):
     @property
     def gives_integers(self) -> bool:
         """Whether what evaluation makes of a value is an integer times a scale."""
-        return self.spec.grid.is_integer and self._sightings is None
+        return self.spec.grid.is_integer and self._sightings is None and not self.only_shows_shapes
+
+    @property
+    def only_shows_shapes(self) -> bool:
+        """Whether `paddle.summary` runs the model, in evaluation mode, before there is anything to quantize by.
+
+        The values do not matter then. Anyone else who evaluates a model without scales gets an error.
+        """
+        if self.training or not any(
+            getattr(hook, "__module__", None) == _SUMMARY for hook in self._forward_post_hooks.values()
+        ):
+            return False
+        try:
+            self.check_ready()
+        except LowbitError:
+            return True
+        return False
 
     @paddle.jit.not_to_static  # as forward
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import paddle
 import pytest
@@ -170,8 +172,89 @@ def test_everything_else_is_paddles(used):
         F.max_pool2d(x, 5), F.max_pool2d(x, 3, 3), F.max_pool2d(x, 2, data_format="NHWC")
         F.adaptive_max_pool2d(x, 2), F.max_pool2d(x, 2, return_mask=True), F.relu(paddle.zeros([0]))
         with paddle.no_grad():
-            F.relu(x), nn.BatchNorm2D(4)(x), F.max_pool2d(x, 2)
+            F.relu(x), F.max_pool2d(x, 2)
     assert not used
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_has_the_same_bits_without_gradients(affine, used):
+    """As `recompute` needs it, which runs a block without gradients first."""
+    attribute = None if affine else False
+    norm, x = nn.BatchNorm2D(4, weight_attr=attribute, bias_attr=attribute), paddle.randn([3, 4, 9, 9])
+    x.stop_gradient = False
+    with fast_neighbours():
+        with_gradient = norm(x)
+        with paddle.no_grad():
+            without = norm(x)
+    assert used == ["BatchNorm"] * 2 and without.stop_gradient
+    np.testing.assert_array_equal(with_gradient.numpy(), without.numpy())
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1, 1), (2, 3, 1, 1), (1, 3, 1, 2), (4, 3, 1, 1)])
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e8])
+def test_few_values_per_channel_and_statistics_far_away(shape, far):
+    values = np.random.default_rng(0).standard_normal(shape)
+
+    def run() -> list[Tensor]:
+        norm, x = nn.BatchNorm2D(3), _tensor(values)
+        norm._mean.set_value(np.full(3, -far, np.float32))
+        norm._variance.set_value(np.full(3, 1 + far, np.float32))
+        y = norm(x)
+        (y * paddle.to_tensor(np.arange(y.size, dtype=np.float32).reshape(shape))).sum().backward()
+        norm.eval()
+        learned = [norm.weight.grad, norm.bias.grad]
+        return [y, x.grad, *learned, norm._mean, norm._variance, norm(x)]
+
+    paddles, ours = _both_ways(run)
+    for theirs, own in zip(paddles, ours, strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_max_pool_of_what_is_not_finite_is_paddles(bad):
+    values = np.random.default_rng(0).standard_normal((1, 2, 6, 6))
+    values[0, 0, :3, :3] = bad
+    values[0, 1, 4, 4] = bad
+
+    def run() -> list[Tensor]:
+        x = _tensor(values)
+        y = F.max_pool2d(x, 2)
+        y.sum().backward()
+        return [y, x.grad]
+
+    paddles, ours = _both_ways(run)
+    for theirs, own in zip(paddles, ours, strict=True):
+        np.testing.assert_array_equal(own, theirs)
+
+
+def test_operators_in_place_behind_ours():
+    values = np.random.default_rng(0).standard_normal((3, 4, 6, 6))
+
+    def run() -> list[Tensor]:
+        norm, x = nn.BatchNorm2D(4), _tensor(values)
+        y = F.relu_(norm(x))
+        z = F.max_pool2d(F.relu(y - 0.5), 2)
+        z *= 2
+        z.add_(paddle.ones([1]))
+        (z * z).sum().backward()
+        return [z, x.grad, norm.weight.grad]
+
+    paddles, ours = _both_ways(run)
+    for theirs, own in zip(paddles, ours, strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_other_threads_use_paddles(used):
+    """Such as those of a DataLoader."""
+    x = paddle.randn([2, 4, 8, 8])
+    x.stop_gradient = False
+    with fast_neighbours():
+        thread = threading.Thread(target=lambda: F.relu(nn.BatchNorm2D(4)(x)))
+        thread.start()
+        thread.join()
+        assert not used
+        F.relu(x)
+    assert used == ["Relu"]
 
 
 def test_a_batch_norm_behind_frozen_layers_learns_alone(used):
