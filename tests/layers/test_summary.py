@@ -18,7 +18,9 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SIZE = (1, 3, 8, 8)
 FOLDED = {
     "batch_norm": {"fold": "training"},
-    "rules": [{"forward": {"input": {"grid": "int8", "scaling": "moving_average"}, "weight": {"grid": "int8"}}}],
+    "rules": [
+        {"forward": {"input": {"grid": "int8", "scaling": "moving_average"}, "weight": {"grid": "int8"}}}
+    ],
 }
 
 

@@ -41,7 +41,7 @@ RECIPE = {
         }
     ]
 }
-# Recorded with the integer executor; the same digits on Zen 4 (AVX-512 VNNI) and on an emulated Haswell (AVX2).
+# Recorded with the integer executor: the same digits on Zen 4 (AVX-512 VNNI) and an emulated Haswell (AVX2).
 LOSSES = [
     *(2.77913383, 2.57855781, 2.28410961, 2.36431992, 1.99736846),
     *(1.73463009, 2.33478630, 1.70778827, 1.70492058, 1.79458213),
