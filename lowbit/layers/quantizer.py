@@ -146,7 +146,7 @@ class Quantizer(nn.Layer):
 
     @property
     def only_shows_shapes(self) -> bool:
-        """Whether `paddle.summary` runs the model, in evaluation mode, before there is anything to quantize by.
+        """Whether `paddle.summary` runs the model, in evaluation mode, before there are scales.
 
         The values do not matter then. Anyone else who evaluates a model without scales gets an error.
         """

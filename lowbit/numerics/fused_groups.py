@@ -31,8 +31,8 @@ class ChannelRanges:
     For a function that needs ranges of the same tensor for several granularities: it reads the tensor once
     and passes this on as an argument. The tensor must not change meanwhile.
 
-    >>> ChannelRanges(paddle.ones([2, 3, 16, 16])).of((0, 2, 3)).shape
-    [1, 3, 1, 1]
+    known = ChannelRanges(dy)
+    observer.range(dy, grid, (0, 2, 3), known=known)
     """
 
     def __init__(self, x: Tensor) -> None:

@@ -94,6 +94,41 @@ def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bi
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y.add_(paddle.full([1], 0.37)),
+        lambda y: y.scale_(2.0),
+        lambda y: y.__setitem__((slice(None), 0), 0.123),
+        lambda y: y.__setitem__((1, 2, 3, 3), 1e-30),
+        lambda y: y.set_value(np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)),
+        lambda y: y.reshape_([2, 15, 2, 6]),
+        lambda y: y.reshape_([4, 5, 3, 6]),
+        lambda y: y.transpose_([0, 2, 1, 3]),
+    ],
+    ids=["sum", "product", "a channel", "a value", "all", "channels", "images", "transposed"],
+)
+def test_a_product_of_4_bits_changed_in_place_is_normalized_as_it_is(change, monkeypatch):
+    """The scale that came with it is a proposal: what the batch norm keeps is verified."""
+    found = []
+    for forget in (False, True):
+        model = _low_precision(4)
+        x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
+        if forget:
+            monkeypatch.setattr(module, "attached_scale", lambda x: None)
+        with fast_neighbours():
+            y = model[0](x)
+            change(y)
+            norm = nn.BatchNorm2D(y.shape[1])
+            z = norm(y)
+            z.square().sum().backward()
+        found.append([tensor.numpy() for tensor in (z, norm.weight.grad, norm.bias.grad, norm._mean)])
+        found[-1] += [] if x.grad is None else [x.grad.numpy(), model[0].weight.grad.numpy()]
+    assert len(found[0]) == len(found[1])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_there_are_no_gradients_of_gradients_of_what_is_kept_in_two_bytes():
     model, x = _low_precision(4), _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
     learned = [parameter for parameter in model.parameters() if not parameter.stop_gradient]

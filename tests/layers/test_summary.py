@@ -1,4 +1,4 @@
-"""`paddle.summary` of a model that was quantized just now, before any batch, as PaddleSlim's demo calls it."""
+"""`paddle.summary` of a model that was just quantized, before any batch, as PaddleSlim's demo calls it."""
 
 from __future__ import annotations
 

@@ -456,5 +456,6 @@ NETWORKS = [
     Plain, TwoReaders, Crop, StridedShortcut, DenseConcat, SharedLayers, TiedWeights, SqueezeExcite,
     NormOfOnePixel, EfficientNetDropPath, PaddleClasDropPath, StochasticDepth, AuxiliaryHead, Recompute,
     UsersPyLayer, Hooks, InPlace, ReshapedInPlace, Accumulated, TwoLosses, MeanTeacher, TrainedCopy,
-    StaticTail, Static, StopGradient, RegionsOfInterest, PartOfChannels, SecondNorm, FunctionalOps, OtherShapes,
+    StaticTail, Static, StopGradient, RegionsOfInterest, PartOfChannels, SecondNorm, FunctionalOps,
+    OtherShapes,
 ]  # fmt: skip
