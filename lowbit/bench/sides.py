@@ -15,6 +15,7 @@ from lowbit.layers import calibrate, prepare
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours
+from lowbit.layers.fused_blocks import fuse
 from lowbit.models import build_model
 from lowbit.recipe import Recipe, load_recipe
 
@@ -58,10 +59,9 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
     paddle.seed(0)
     images = paddle.randn([case.batch, 3, case.side, case.side])
     labels = paddle.randint(0, CLASSES, [case.batch])
-    plain = build_model(case.model, CLASSES)
     sides = {
-        PADDLE: _step(plain, images, labels, fast=False),
-        "lowbit fp32": _step(plain, images, labels),
+        PADDLE: _step(build_model(case.model, CLASSES), images, labels, fast=False),
+        "lowbit fp32": _step(_fused(case.model), images, labels),
     }
     for name, file in RECIPES.items():
         sides[name] = _step(_prepared(case.model, file, images), images, labels)
@@ -81,11 +81,17 @@ def load_bench_recipe(file: str) -> Recipe:
 
 def _prepared(model: str, file: str, images: Tensor) -> nn.Layer:
     recipe = load_bench_recipe(file)
-    prepared = prepare(build_model(model, CLASSES), recipe)
+    prepared = prepare(_fused(model), recipe)
     set_executor(prepared, "auto")
     if recipe.calibration.steps:
         calibrate(prepared, [images])
     return prepared
+
+
+def _fused(model: str) -> nn.Layer:
+    built = build_model(model, CLASSES)
+    fuse(built)
+    return built
 
 
 def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import paddle
-from paddle import Tensor
+from paddle import Tensor, nn
 
 from lowbit.kernels import kernels
 from lowbit.kernels.neighbours import Pool
@@ -146,6 +146,34 @@ def _windows(size: int, kernel: int, stride: int, before: int, after: int, *, ce
     count = (rest + (stride - 1 if ceil_mode else 0)) // stride + 1
     fits = rest >= 0 and min(before, after) >= 0 and before < kernel and (count - 1) * stride - before < size
     return count if fits else None
+
+
+def fused_batch_norm(
+    norm: nn.BatchNorm2D, x: Tensor, residual: Tensor | None = None, *, relu: bool = False
+) -> Tensor | None:
+    """The batch norm of training, `+ residual`, then a ReLU, as one autograd node; None where it cannot be.
+
+    It runs only inside `fast_neighbours()` and where the operators it stands for are those of this file: not
+    under mixed precision, which wraps them. The running statistics are updated as by the layer itself.
+    """
+    if not (norm.training and isinstance(x, Tensor) and paddle.is_grad_enabled()):
+        return None
+    if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
+        return None
+    if norm._use_global_stats or norm._data_format != "NCHW":
+        return None
+    if residual is not None and not isinstance(residual, Tensor):
+        return None
+    running = norm._mean, norm._variance
+    if not takes(x, *running, norm.weight, norm.bias, residual):
+        return None
+    learning = (x, norm.weight, norm.bias, residual)
+    if all(tensor is None or tensor.stop_gradient for tensor in learning):
+        return None
+    channels = x.shape[1]
+    mean, inverse = new_tensor([channels]), new_tensor([channels])
+    statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum, attached_scale(x))
+    return BatchNorm.apply(x, norm.weight, norm.bias, residual, statistics, relu)
 
 
 _OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})

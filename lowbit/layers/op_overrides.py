@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import BuiltinFunctionType
 from typing import Any
 
 from paddle import _C_ops
@@ -46,12 +47,19 @@ class OpOverrides:
                 if not self._users:
                     self._remove()
 
+    def is_called_directly(self, name: str) -> bool:
+        """Whether the operator, called now in this thread, is ours and nobody has wrapped it."""
+        replaced = self._replaced.get(name)
+        return self._depth() > 0 and replaced is not None and getattr(_C_ops, name) is replaced[1]
+
     def _depth(self) -> int:
         return getattr(self._opened, "depth", 0)
 
     def _install(self) -> None:
         for name, function in self._functions.items():
             original = getattr(_C_ops, name)
+            if not isinstance(original, BuiltinFunctionType):
+                continue  # wrapped by someone, such as mixed precision, whose work we would leave out
             ours = self._operator(function, original)
             self._replaced[name] = original, ours
             setattr(_C_ops, name, ours)

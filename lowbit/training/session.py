@@ -22,6 +22,7 @@ from lowbit.layers.draws import seed_draws
 from lowbit.layers.executor import set_executor
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.fast_neighbours import neighbour_library
+from lowbit.layers.fused_blocks import fuse
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, environment_record, keep_freed_memory, resolve_device
 from lowbit.models import assign_weights, build_model, read_weights, without_quantizers
@@ -224,6 +225,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         notes.append(str(preparation_of(model)))
         if device.name == "cpu" and (reason := why_missing()):
             notes.append(f"quantizing on Paddle's operators, which is slower: {reason}")
+    if neighbours != "Paddle":
+        fuse(model)
     optimizer = build_optimizer(config.Optimizer, model)
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)
