@@ -1,15 +1,21 @@
-"""Fixtures for all rooms."""
+"""Fixtures for all rooms, and hypothesis without deadlines: a busy machine must not fail a test."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from lowbit.kernels import library
+from lowbit.machine.matrix_library import SETTING
 from tests.tiny_net import TinyNet, build_tiny
+
+hypothesis.settings.register_profile("lowbit", deadline=None)
+hypothesis.settings.load_profile("lowbit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +33,34 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def tiny() -> TinyNet:
     return build_tiny()
+
+
+@pytest.fixture(params=["this machine", "amd-avx2", "intel-vnni", "intel-amx"])
+def decisions(request, monkeypatch) -> str:
+    """The test runs once per processor, and lowbit decides as there: for tests that execute nothing."""
+    from tests.processors import decide_as
+
+    decide_as(request.param, monkeypatch)
+    return request.param
+
+
+@pytest.fixture
+def processor(decisions) -> Iterator[str]:
+    """As `decisions`, for tests that run kernels or engines: skipped where this machine cannot do that."""
+    from tests.processors import computing_as
+
+    with computing_as(decisions):
+        yield decisions
+
+
+@pytest.fixture(autouse=True)
+def _amd_fix_as_it_was() -> Iterator[None]:
+    """Training on AMD sets a variable of the whole process; other tests start from the shell's."""
+    before = os.environ.get(SETTING)
+    yield
+    os.environ.pop(SETTING, None)
+    if before is not None:
+        os.environ[SETTING] = before
 
 
 @pytest.fixture(autouse=True)

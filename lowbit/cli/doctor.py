@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.machine.checkup import Finding, checkup
+from lowbit.cli.checkup import Finding, checkup
 
 _SIGNS = {"ok": Text("ok", "green"), "missing": Text("-", "yellow"), "broken": Text("!", "bold red")}
 

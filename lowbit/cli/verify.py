@@ -149,7 +149,7 @@ def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
     """Which model this is about, and what it was measured with."""
     from importlib.metadata import version
 
-    from lowbit.machine import environment_record
+    from lowbit.training.environment import environment_record
 
     packages = ("onnx", "onnxruntime", "openvino")
     return {

@@ -8,8 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from lowbit.errors import LowbitError
 from lowbit.kernels.build import LIBRARY, SOURCES, fingerprint
 from lowbit.kernels.threads import share_threads
+from lowbit.machine.cpu import cannot_execute, chosen_processor
 
 _REBUILD = "install lowbit again where there is a C++ compiler: pip install -e ."
 
@@ -130,16 +132,33 @@ class Kernels:
 class _Found:
     kernels: Kernels | None
     why_missing: str | None
+    cannot_run: str | None = None  # the instruction set that LOWBIT_CPU asks for
 
 
 def kernels() -> Kernels | None:
-    """The library, loaded once; None when there is none that fits these sources (see `why_missing`)."""
-    return _find(LIBRARY).kernels
+    """The library, loaded once; None when there is none that fits these sources (see `why_missing`).
+
+    It uses the best instruction set of this processor, or that of the one that LOWBIT_CPU named when it was
+    loaded; a LowbitError says if this machine cannot run that.
+    """
+    found = _find(LIBRARY)
+    if found.cannot_run is not None:
+        raise LowbitError(found.cannot_run)
+    return found.kernels
 
 
 def why_missing() -> str | None:
     """Why there are no kernels and what to do, in one line; None when they are there."""
     return _find(LIBRARY).why_missing
+
+
+def runnable_variants() -> list[str]:
+    """The instruction sets that this processor can run, best first, as it says itself; empty without kernels.
+
+    LOWBIT_CPU has no part in it.
+    """
+    found = _find(LIBRARY).kernels
+    return [] if found is None else found.variants
 
 
 @cache
@@ -153,4 +172,9 @@ def _find(path: Path) -> _Found:
     # A package may come without the sources; its library cannot be out of date then.
     if SOURCES.is_dir() and loaded._library.lowbit_fingerprint().decode() != fingerprint():
         return _Found(None, f"the C++ kernels were built from other sources than these; {_REBUILD}")
+    chosen = chosen_processor()
+    if chosen is not None and chosen.variant not in loaded.variants:
+        return _Found(loaded, None, str(cannot_execute(chosen, f"kernels with {chosen.variant}")))
+    if chosen is not None:
+        loaded.select_variant(chosen.variant)
     return _Found(loaded, None)

@@ -1,16 +1,23 @@
-"""The processor: vendor, model, the instructions that matter to us, and how much of it we may use."""
+"""The processor: vendor, model, the instructions that matter to us, and how much of it we may use.
+
+`cpu_info` is what lowbit decides by: export target, instruction set of the kernels, AMD fix. It describes
+this machine, unless LOWBIT_CPU names another processor (`PROCESSORS`): then every decision is taken as there.
+`hardware_info` is always this machine. Instructions that it lacks are a LowbitError where they would have to
+be executed; the inference engines always see this machine.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+from lowbit.errors import LowbitError, did_you_mean
 from lowbit.machine.cgroup import cpu_limit, memory_limit
 
 # Instruction sets that decide which kernel runs, slowest first, by their names in /proc/cpuinfo
@@ -36,6 +43,34 @@ FEATURES = (
     "sve",
 )
 
+CPU_VARIABLE = "LOWBIT_CPU"
+_AVX2 = FEATURES[: FEATURES.index("avx2") + 1]
+_VNNI = (*_AVX2, "avx512f", "avx512bw", "avx512_vnni")
+_AMX = (*_VNNI, "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A kind of x86 processor that LOWBIT_CPU can name, and the variant of the C++ kernels it would use."""
+
+    name: str
+    vendor: str
+    variant: str
+    features: tuple[str, ...]
+
+
+PROCESSORS = {
+    processor.name: processor
+    for processor in (
+        Processor("amd-avx2", "AuthenticAMD", "avx2", _AVX2),  # Zen 1 to 3
+        Processor("amd-vnni", "AuthenticAMD", "avx512vnni", (*_VNNI, "avx512_bf16")),  # Zen 4
+        Processor("intel-avx2", "GenuineIntel", "avx2", _AVX2),  # Haswell
+        Processor("intel-avxvnni", "GenuineIntel", "avxvnni", (*_AVX2, "avx_vnni")),  # Alder Lake
+        Processor("intel-vnni", "GenuineIntel", "avx512vnni", _VNNI),  # Ice Lake
+        Processor("intel-amx", "GenuineIntel", "amx", _AMX),  # Sapphire Rapids
+    )
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CpuInfo:
@@ -47,6 +82,7 @@ class CpuInfo:
     machine_cores: int
     memory: int  # bytes that this process may use
     features: frozenset[str] | None
+    architecture: str = field(default_factory=platform.machine)  # x86_64, AMD64, aarch64, arm64, …
 
     @property
     def is_amd(self) -> bool:
@@ -60,11 +96,63 @@ class CpuInfo:
         """
         return self.features is not None and feature in self.features
 
+    @property
+    def has_vnni(self) -> bool:
+        """Whether it multiplies small integers by one instruction whose sums cannot saturate."""
+        return self.has("avx512_vnni") or self.has("avx_vnni")
+
+
+def cpu_info() -> CpuInfo:
+    """The processor that lowbit decides by: this machine's, or the one that LOWBIT_CPU names."""
+    return _decided_by(os.environ.get(CPU_VARIABLE, ""))
+
 
 @cache
-def cpu_info() -> CpuInfo:
-    """The processor of this machine; read once per process."""
+def hardware_info() -> CpuInfo:
+    """The processor of this machine, whatever LOWBIT_CPU says; read once per process."""
     return read_cpu_info(Path("/"))
+
+
+def chosen_processor() -> Processor | None:
+    """The processor that LOWBIT_CPU names; None when it is not set."""
+    return _processor_named(os.environ.get(CPU_VARIABLE, ""))
+
+
+def check_executable(*features: str) -> None:
+    """Stop where LOWBIT_CPU leads to instructions that this machine lacks."""
+    chosen = chosen_processor()
+    lacking = [feature for feature in features if not hardware_info().has(feature)]
+    if chosen is not None and lacking:
+        raise cannot_execute(chosen, " and ".join(lacking))
+
+
+def cannot_execute(chosen: Processor, instructions: str) -> LowbitError:
+    """The error about instructions of the chosen processor that this machine lacks."""
+    return LowbitError(
+        f"{CPU_VARIABLE}={chosen.name} asks for {instructions}, which this machine cannot run; "
+        f"unset {CPU_VARIABLE} or name an older processor"
+    )
+
+
+def _processor_named(word: str) -> Processor | None:
+    name = word.strip().lower()
+    if name and name not in PROCESSORS:
+        raise LowbitError(f'{CPU_VARIABLE}="{word}" is no processor; {did_you_mean(name, PROCESSORS)}')
+    return PROCESSORS.get(name)
+
+
+@cache
+def _decided_by(word: str) -> CpuInfo:
+    chosen = _processor_named(word)
+    if chosen is None:
+        return hardware_info()
+    return replace(
+        hardware_info(),
+        vendor=chosen.vendor,
+        model=f"{chosen.name} ({CPU_VARIABLE})",
+        features=frozenset(chosen.features),
+        architecture="x86_64",
+    )
 
 
 def read_cpu_info(root: Path) -> CpuInfo:

@@ -4,7 +4,7 @@
 The library reads the setting at its first matrix product, so it must be in the environment before that;
 child processes inherit it. On Intel the library chooses well by itself, and the setting could only hold it
 back from AVX-512, so it is never made there. It changes the last bits of results, so checkpoints record it
-(`environment.py`).
+(`training/environment.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lowbit.errors import LowbitError
-from lowbit.machine.cpu import CpuInfo, cpu_info
+from lowbit.machine.cpu import CpuInfo, check_executable, cpu_info
 
 SETTING = "MKL_DEBUG_CPU_TYPE"
 AVX2_PATH = "5"
@@ -55,6 +55,8 @@ def apply_amd_fix(cpu: CpuInfo | None = None, environ: MutableMapping[str, str] 
     environ = os.environ if environ is None else environ
     fix = decide_amd_fix(cpu, environ)
     if fix.status is FixStatus.APPLIED:
+        if cpu is None:
+            check_executable("avx2", "fma")
         environ[SETTING] = AVX2_PATH
     return fix
 

@@ -16,11 +16,11 @@ from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fixed_inputs import dynamic_inputs, fix_inputs, fixed_recipe
 from lowbit.layers.prepare import prepare
-from lowbit.machine import environment_record
 from lowbit.models import build_model
 from lowbit.recipe import Recipe
 from lowbit.training.checkpoint import SUFFIX, Checkpoint, Progress, save_checkpoint
 from lowbit.training.comparison import comparison_table
+from lowbit.training.environment import environment_record
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, open_section
 from lowbit.training.post_training import calibration_config

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lowbit.config import Config
 from lowbit.errors import LowbitError
-from lowbit.machine import environment_differences
 from lowbit.recipe import make_recipe
 from lowbit.training.checkpoint import Checkpoint
+from lowbit.training.environment import environment_differences
 from lowbit.training.quantization import recipe_differences, recipe_values
 
 if TYPE_CHECKING:

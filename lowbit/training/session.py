@@ -24,13 +24,14 @@ from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.fused_blocks import fuse
 from lowbit.layers.prepare import preparation_of, prepare
-from lowbit.machine import apply_amd_fix, environment_record, keep_freed_memory, resolve_device
+from lowbit.machine import apply_amd_fix, keep_freed_memory, resolve_device
 from lowbit.models import assign_weights, build_model, read_weights, without_quantizers
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
 from lowbit.training.distillation import Teacher, open_teacher
 from lowbit.training.distributed import Ranks, join_ranks
+from lowbit.training.environment import environment_record
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
 from lowbit.training.loss import PARTS

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from lowbit.cli.checkup import Finding
 from lowbit.cli.doctor import doctor, print_findings
-from lowbit.machine.checkup import Finding
 
 
 @pytest.fixture(scope="module")

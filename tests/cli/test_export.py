@@ -4,7 +4,7 @@ import shutil
 
 from lowbit.deploy import read_inference_yml
 from tests.cli.conftest import tiny_values, write_config
-from tests.deploy.paddle_int8.conftest import needs_vnni
+from tests.processors import needs_vnni
 
 
 def test_into_the_runs_folder(run, trained, tmp_path):

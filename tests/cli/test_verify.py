@@ -46,7 +46,7 @@ def damage(folder, layer):
     onnx.save(model, str(file))
 
 
-def test_a_run_is_exported_and_passes_in_every_engine(run, folder):
+def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     result = run("lowbit", "verify", folder, "--layers", *QUICK)
     assert result.code == 0, result
     for name in ("Paddle Inference 3", "ONNX Runtime 1", "OpenVINO 20"):
@@ -66,7 +66,7 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder):
 
 
 @pytest.mark.parametrize("layer", ["conv", "head"])
-def test_the_damaged_layer_is_named(run, folder, layer):
+def test_the_damaged_layer_is_named(run, folder, layer, processor):
     which = ("--engines", "onnxruntime,openvino", *QUICK)
     assert run("lowbit", "verify", folder, *which).code == 0
     damage(folder, layer)

@@ -193,7 +193,7 @@ _ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_KEYS, inner, max_size=4),
     max_leaves=15,
 )
-_RELAXED = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+_RELAXED = settings(max_examples=200, suppress_health_check=list(HealthCheck))
 
 
 @_RELAXED

@@ -52,7 +52,7 @@ cases = given(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @cases
 def test_depthwise(geometry, first, second, kind, axes, variant, seed):
     compare_forward.hypothesis.inner_test(geometry, first, second, kind, variant, seed)

@@ -47,7 +47,7 @@ def operand(array: np.ndarray, bounds: tuple[int, int], scale: np.ndarray) -> Op
     return Operand(integers=at(array), lowest=bounds[0], highest=bounds[1], scale=at(scale), **strides)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     geometry=geometries(),
     batch=st.integers(1, 9),

@@ -49,7 +49,7 @@ def _in_every_variant(compute) -> list[np.ndarray]:
     return found[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
     centre=st.sampled_from([0.0, 1.0, -300.0]),
@@ -106,7 +106,7 @@ def test_batch_norm(shape, centre, affine, seed):
     np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
     largest=st.sampled_from([100, 32767]),
@@ -144,7 +144,7 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
     _in_every_variant(compute)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
     summed=st.booleans(),
@@ -256,7 +256,7 @@ def _pools(draw: st.DrawFn) -> Pool:
     return Pool(draw(st.integers(1, 3)), *sizes, *windows, *kernels_, *strides, *befores)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pool=_pools(), seed=st.integers(0, 1000), strange=st.booleans())
 def test_max_pool(pool, seed, strange):
     random = np.random.default_rng(seed)

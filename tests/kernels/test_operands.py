@@ -107,7 +107,7 @@ def scales_for(x: np.ndarray, shared: tuple[int, ...], grid: Grid) -> np.ndarray
 
 
 @given(case=tensors(), signed=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_ranges(case, signed):
     x, shared = case
     axes, scale_shape = axes_for(x, shared)
@@ -119,7 +119,7 @@ def test_ranges(case, signed):
 
 
 @given(case=tensors(), grid=grids, turns=st.sampled_from([1, 1, 2, 50]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_mse_ranges(case, grid, turns):
     x, shared = case
     axes, scale_shape = axes_for(x, shared)
@@ -159,7 +159,7 @@ def test_mse_sums_are_wide_enough(shape, shared, word):
 
 
 @given(grid=grids, bits=st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=70))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_scales(grid, bits):
     ranges = np.array([0, *bits], np.uint32).view(F32)
     expected = scale_from_range(paddle.to_tensor(ranges), grid).numpy()
@@ -184,7 +184,7 @@ def check_integers(x, scale, axes, grid: Integers, draws, first, expected: np.nd
 
 
 @given(case=tensors(), grid=grids, draws=st.integers(0, 1), first=st.sampled_from([0, 9, 2**32 - 3, 2**40]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_integers(case, grid, draws, first):
     x, shared = case
     axes, _ = axes_for(x, shared)
@@ -196,7 +196,7 @@ def test_integers(case, grid, draws, first):
 
 
 @given(case=tensors(), bits=st.integers(2, 7), signed=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_two_draws_are_added(case, bits, signed):
     x, shared = case
     grid = parse_grid(f"{'' if signed else 'u'}int{bits}")
@@ -224,7 +224,7 @@ def test_draws_that_do_not_fit_into_a_byte():
 
 
 @given(case=tensors(), highest=st.sampled_from([4, 64]), draws=st.integers(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_log_grid(case, highest, draws):
     x, shared = case
     axes, _ = axes_for(x, shared)
@@ -264,7 +264,7 @@ def test_log_grid_two_draws():
 
 
 @given(case=tensors(), signed=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_back_to_values(case, signed):
     x, shared = case
     axes, scale_shape = axes_for(x, shared)
@@ -279,7 +279,7 @@ def test_back_to_values(case, signed):
 
 
 @given(count=st.integers(0, 300), signed=st.booleans(), seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nibbles(count, signed, seed):
     q = np.random.default_rng(seed).integers(-8 if signed else 0, 8 if signed else 16, count, np.int8)
     low, high = q[::2] & 15, np.append(q[1::2], np.int8(0))[: (count + 1) // 2] & 15
@@ -301,7 +301,7 @@ def test_nibbles(count, signed, seed):
     after=st.sampled_from([1, 2, 7, 15, 16, 49, 130, 600]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_hadamard(power, before, blocks, after, seed):
     block = 2**power
     shape = (before if after < 100 else 2, blocks * block, after)

@@ -119,7 +119,7 @@ cases = given(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @cases
 def test_forward(geometry, first, second, kind, variant, seed):
     rng = np.random.default_rng(seed)
@@ -144,7 +144,7 @@ def test_forward(geometry, first, second, kind, variant, seed):
     np.testing.assert_array_equal(y, expected + bias[:, None, None] if with_bias else expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @cases
 def test_grad_input(geometry, first, second, kind, variant, seed):
     rng = np.random.default_rng(seed)
@@ -235,7 +235,7 @@ def jumps(draw) -> Geometry:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(geometry=jumps(), variant=st.sampled_from(VARIANTS[:2]), seed=st.integers(0, 2**32 - 1))
 def test_rows_and_images_that_begin_anywhere(geometry, variant, seed):
     rng = np.random.default_rng(seed)

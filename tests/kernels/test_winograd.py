@@ -85,7 +85,7 @@ cases = given(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @cases
 def test_forward(geometry, first, second, kind, shared, variant, seed):
     rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def test_forward(geometry, first, second, kind, shared, variant, seed):
     np.testing.assert_array_equal(y, sums.astype(F32) * scale + bias[:, None, None])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @cases
 def test_grad_input(geometry, first, second, kind, shared, variant, seed):
     rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_grad_input(geometry, first, second, kind, shared, variant, seed):
     np.testing.assert_array_equal(dx, sums.astype(F32) * (scale_dy[:, None, None, None] * scale_w))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @cases
 def test_grad_weight(geometry, first, second, kind, shared, variant, seed):
     rng = np.random.default_rng(seed)

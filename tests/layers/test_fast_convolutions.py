@@ -63,14 +63,14 @@ def _run(geometry: dict, fast: bool, integers: bool) -> list[np.ndarray]:
     return [y.numpy(), x.grad.numpy(), weight.grad.numpy()]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(geometry=_geometries())
 def test_equals_paddle_to_float_rounding(geometry: dict) -> None:
     for ours, theirs in zip(_run(geometry, True, False), _run(geometry, False, False), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(geometry=_geometries())
 def test_sums_of_integers_are_exact(geometry: dict) -> None:
     for ours, theirs in zip(_run(geometry, True, True), _run(geometry, False, True), strict=True):

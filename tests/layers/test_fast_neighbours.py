@@ -49,7 +49,7 @@ def _both_ways(run) -> tuple[list[np.ndarray], list[np.ndarray]]:
 _SIZES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 19), st.integers(1, 19))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shape=_SIZES,
     affine=st.sampled_from([(True, True), (True, False), (False, True), (False, False)]),
@@ -95,7 +95,7 @@ def test_what_is_not_finite_spoils_its_channel_as_in_paddle(bad):
         np.testing.assert_array_equal(np.isfinite(own), np.isfinite(theirs))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shape=st.lists(st.integers(1, 9), min_size=0, max_size=5), seed=st.integers(0, 1000))
 def test_relu_has_paddles_bits(shape, seed):
     random = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_relu_has_paddles_bits(shape, seed):
         np.testing.assert_array_equal(own, theirs)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(3, 19), st.integers(3, 19)),
     kernel=st.tuples(st.integers(1, 4), st.integers(1, 3)),

@@ -107,7 +107,7 @@ def test_the_reference_stays_exact_where_floats_do_not() -> None:
         assert layer(paddle.to_tensor(x)).item() == np.float32(59_999 * 127 * 127 - 127) * scales
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(bits=st.integers(2, 8), unsigned=st.booleans(), seed=st.integers(0, 1000))
 def test_a_whole_model_gives_the_same_integers_in_every_layer(bits: int, unsigned: bool, seed: int) -> None:
     paddle.seed(seed)

@@ -40,7 +40,7 @@ def _batch(seed=0, shape=(2, 3, 4, 4)) -> paddle.Tensor:
     return paddle.to_tensor(np.random.default_rng(seed).standard_normal(shape, dtype=np.float32))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     bits=st.integers(2, 8),
     kind=st.sampled_from(["int{}", "uint{}", "int{}-narrow"]),

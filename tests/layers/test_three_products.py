@@ -42,7 +42,7 @@ def _cases(draw):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_cases(), st.sampled_from(["integer", "simulate"]))
 def test_convolution(case, executor):
     rng = np.random.default_rng(case["seed"])
@@ -84,7 +84,7 @@ def test_convolution(case, executor):
     np.testing.assert_allclose(layer.weight.grad.numpy(), expected, rtol=1e-4, atol=2e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.tuples(*[st.sampled_from(GRANULARITIES)] * 6), st.sampled_from([(3, 4), (2, 3, 4)]), st.integers(0, 99)
 )

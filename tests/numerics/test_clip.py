@@ -10,7 +10,7 @@ from tests.numerics.twin import F32, TINY, every_bit_pattern
 
 
 @given(x=every_bit_pattern, alpha=st.floats(-1, 2.0**100, width=32), signed=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_values_end_at_the_bounds(x, alpha, signed):
     found = clip_to_bound(paddle.to_tensor(x), paddle.to_tensor(F32([alpha])), signed=signed).numpy()
     bound = max(F32(alpha), TINY)

@@ -15,7 +15,7 @@ N = 1 << 18
 
 
 @given(seed=words, step=words, layer=words, first=st.integers(0, 2**40), count=st.integers(0, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equals_the_twin(seed, step, layer, first, count):
     found = random_integers(count, seed=seed, step=step, layer=layer, first=first)
     assert found.tolist() == [twin.random_bits(first + i, seed, step, layer) for i in range(count)]
@@ -28,7 +28,7 @@ def test_numbers_that_must_never_change():
 
 
 @given(cuts=st.lists(st.integers(0, 30000), max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_parts_of_a_tensor_get_the_numbers_of_the_whole(cuts):
     whole = random_integers(30000, seed=7, step=0, layer=9)
     ends = [0, *sorted(cuts), 30000]

@@ -103,7 +103,7 @@ def assert_sums_agree(found: np.ndarray, expected: np.ndarray, terms: float) -> 
 
 
 @cases
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_straight_through_equals_plain_operators(shapes, grid, variant, seed, nan):
     x, dy, scale, _ = make(shapes, seed, nan)
 
@@ -122,7 +122,7 @@ def test_straight_through_equals_plain_operators(shapes, grid, variant, seed, na
 
 
 @cases
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pact_equals_clipping_and_then_quantizing(shapes, grid, variant, seed, nan):
     x, dy, scale, bound = make(shapes, seed, nan)
     step = paddle.to_tensor(scale)
@@ -142,7 +142,7 @@ def test_pact_equals_clipping_and_then_quantizing(shapes, grid, variant, seed, n
 
 
 @cases
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_lsq_equals_plain_operators(shapes, grid, variant, seed, nan):
     x, dy, scale, _ = make(shapes, seed, nan)
 
@@ -159,7 +159,7 @@ def test_lsq_equals_plain_operators(shapes, grid, variant, seed, nan):
 
 
 @cases
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_largest_magnitude_equals_plain_operators(shapes, grid, variant, seed, nan):
     shape, own = shapes
     x, _, _, bound = make(shapes, seed, nan)

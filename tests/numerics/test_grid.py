@@ -37,7 +37,7 @@ EVERY_BIT_PATTERN = arrays(np.uint32, st.integers(1, 64), elements=st.integers(0
 
 @pytest.mark.parametrize(("grid", "twin"), TWINS)
 @given(bits=EVERY_BIT_PATTERN)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equals_the_twin_to_the_last_bit(grid, twin, bits):
     x = bits.view(np.float32)
     assert_same_bits(round_to_grid(paddle.to_tensor(x), grid).numpy(), twin(x))
@@ -45,7 +45,7 @@ def test_equals_the_twin_to_the_last_bit(grid, twin, bits):
 
 @pytest.mark.parametrize(("grid", "twin"), TWINS)
 @given(base=arrays(np.uint32, 16, elements=st.integers(0, 2**19 - 1)), sign=st.integers(0, 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ties_and_their_neighbours(grid, twin, base, sign):
     # Halfway between two neighbours, the drawn bits being those that stay; and one bit to either side.
     dropped = 16 if grid is BF16 else 13
@@ -77,7 +77,7 @@ def test_overflow_is_infinite():
 
 @pytest.mark.parametrize(("grid", "twin"), TWINS)
 @given(bits=EVERY_BIT_PATTERN)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_rounding_twice_changes_nothing(grid, twin, bits):
     once = round_to_grid(paddle.to_tensor(bits.view(np.float32)), grid)
     assert_same_bits(round_to_grid(once, grid).numpy(), once.numpy())

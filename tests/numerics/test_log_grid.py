@@ -24,7 +24,7 @@ def _around(value: float) -> tuple[Fraction, Fraction]:
 
 
 @given(x=values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_nearest_and_from_halfway_the_lower(x):
     found = log_round(paddle.to_tensor(F32(x))).tolist()
     for value, rounded in zip(x, found, strict=True):
@@ -34,7 +34,7 @@ def test_the_nearest_and_from_halfway_the_lower(x):
 
 
 @given(x=values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_stochastic_equals_fractions(x):
     found = log_round(paddle.to_tensor(F32(x)), Stochastic(seed=5, step=6, layer=7)).tolist()
     k = random_integers(len(x), seed=5, step=6, layer=7)

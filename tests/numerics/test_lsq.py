@@ -16,7 +16,7 @@ DY = np.random.default_rng(1).standard_normal((4, 3, 5), dtype=F32)
 
 
 @given(x=every_bit_pattern, step=scales, grid=grids)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equals_the_twin_to_the_last_bit(x, step, grid):
     expected = twin.fake_quantize(x, F32([step]), grid)
     for learns in (False, True):

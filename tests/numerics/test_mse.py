@@ -14,14 +14,14 @@ from tests.numerics.twin import F32, HUGE, INTEGER_GRIDS, assert_same_bits, ever
 
 
 @given(x=ordinary, grid=grids, turns=st.sampled_from([1, 2, 50]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_equals_the_twin_to_the_last_bit(x, grid, turns):
     found = parse_observer(f"mse({turns})").range(paddle.to_tensor(x), grid, (1,)).numpy()
     assert_same_bits(found, twin.mse_range(x, grid, (1,), turns))
 
 
 @given(x=every_bit_pattern, grid=grids)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equals_the_twin_for_any_bits(x, grid):
     found = parse_observer("mse").range(paddle.to_tensor(x[None]), grid, (1,)).numpy()
     expected = twin.mse_range(x[None], grid, (1,), 1)

@@ -14,7 +14,7 @@ INT4 = parse_grid("int4")
 
 
 @given(x=every_bit_pattern, grid=grids)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_minmax_equals_the_twin(x, grid):
     found = parse_observer("minmax")(paddle.to_tensor(x), grid, (0,)).numpy()
     assert_same_bits(found, twin.scale_from_range(twin.minmax_range(x, (0,)), grid))

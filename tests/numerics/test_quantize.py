@@ -34,7 +34,7 @@ roundings = st.sampled_from([None, Stochastic(seed=1, step=2, layer=3)])
 
 
 @given(x=every_bit_pattern, scale=scales, grid=grids)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_equals_the_twin_to_the_last_bit(x, scale, grid):
     scale = F32([scale])
     q = quantize_to_integers(paddle.to_tensor(x), paddle.to_tensor(scale), grid)
@@ -45,7 +45,7 @@ def test_equals_the_twin_to_the_last_bit(x, scale, grid):
 
 
 @given(x=every_bit_pattern, scale=scales, grid=grids, how=roundings)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_value_lands_on_the_grid(x, scale, grid, how):
     scale = F32([scale])
     q = quantize_to_integers(paddle.to_tensor(x), paddle.to_tensor(scale), grid, how).numpy()
@@ -58,7 +58,7 @@ def test_every_value_lands_on_the_grid(x, scale, grid, how):
 
 
 @given(x=twin.ordinary, scale=scales, grid=grids, how=roundings)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_error_inside_the_range_is_half_a_step(x, scale, grid, how):
     y = fake_quantize(paddle.to_tensor(x), paddle.to_tensor(F32([scale])), grid, how).numpy()
     exact, step = x.astype(np.float64), float(F32(scale))
@@ -70,7 +70,7 @@ def test_error_inside_the_range_is_half_a_step(x, scale, grid, how):
 
 
 @given(x=every_bit_pattern, scale=scales, grid=grids)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_twice_is_once(x, scale, grid):
     scale = paddle.to_tensor(F32([scale]))
     once = fake_quantize(paddle.to_tensor(x), scale, grid)

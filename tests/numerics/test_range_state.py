@@ -22,7 +22,7 @@ def fed(state, ranges):
 
 
 @given(ranges=batches, rate=st.sampled_from([0.0, 0.5, 0.9, 0.999]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_moving_average_equals_the_twin(ranges, rate):
     count, accum, rate32 = F32(0), np.zeros_like(ranges[0]), F32(rate)
     for range_ in ranges:
@@ -31,7 +31,7 @@ def test_moving_average_equals_the_twin(ranges, rate):
 
 
 @given(ranges=batches, size=st.integers(1, 8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_window_is_the_largest_of_the_last(ranges, size):
     window = Window(size)
     for seen, range_ in enumerate(ranges, 1):
@@ -41,7 +41,7 @@ def test_window_is_the_largest_of_the_last(ranges, size):
 
 
 @given(ranges=batches)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_calibrated_is_the_mean(ranges):
     expected = np.sum(ranges, axis=0, dtype=np.float64) / len(ranges)
     np.testing.assert_allclose(fed(Calibrated(), ranges).range().numpy(), expected.astype(F32), rtol=1e-7)
@@ -62,7 +62,7 @@ def test_bad_batches_do_not_enter(make):
 
 @pytest.mark.parametrize("make", MAKERS)
 @given(before=batches, after=batches)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_resumed_goes_on_exactly(make, before, after):
     whole = fed(make(), [*before, *after])
     first = fed(make(), before)

@@ -13,7 +13,7 @@ from tests.numerics.twin import F32, assert_same_bits, every_bit_pattern, ordina
 
 
 @given(x=every_bit_pattern)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nearest_is_half_to_even(x):
     assert_same_bits(nearest(paddle.to_tensor(x)).numpy(), np.rint(x))
     halves = np.trunc(np.clip(np.nan_to_num(x), -1e6, 1e6)) + F32(0.5)
@@ -22,7 +22,7 @@ def test_nearest_is_half_to_even(x):
 
 
 @given(x=ordinary)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_stochastic_equals_the_twin(x):
     x = np.clip(x, -256, 256)
     found = Stochastic(seed=5, step=6, layer=7)(paddle.to_tensor(x)).numpy()

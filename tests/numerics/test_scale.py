@@ -13,7 +13,7 @@ from tests.numerics.twin import F32, HUGE, INTEGER_GRIDS, TINY, assert_same_bits
 
 
 @given(range_=every_bit_pattern.map(np.abs), grid=grids)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equals_the_twin_to_the_last_bit(range_, grid):
     assert_same_bits(
         scale_from_range(paddle.to_tensor(range_), grid).numpy(), twin.scale_from_range(range_, grid)

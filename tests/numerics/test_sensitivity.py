@@ -26,7 +26,7 @@ def slow_cost(x: np.ndarray, gradient: np.ndarray, range_: float, highest: int) 
     return total
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), bits=st.sampled_from([3, 4, 8]), tail=st.sampled_from([1.0, 5.0, 50.0]))
 def test_no_other_range_costs_much_less(seed, bits, tail):
     rng = np.random.default_rng(seed)

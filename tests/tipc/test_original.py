@@ -140,7 +140,7 @@ _CHANGED = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changed=_CHANGED, mode=st.sampled_from([LITE, "whole_train_whole_infer", "whole_infer"]))
 def test_the_plan_follows_the_original_wherever_a_config_goes(tmp_path, changed, mode):
     name, lines = changed

@@ -78,7 +78,7 @@ def _mutated(draw) -> bytes:
     return content if draw(st.integers(0, 9)) else content + draw(st.binary(max_size=4))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=_mutated(), mode=st.sampled_from(MODES), on_cpu=st.booleans())
 def test_a_mutated_config_gives_a_plan_or_an_error_with_a_line_number(tmp_path, content, mode, on_cpu):
     file = tmp_path / "c.txt"

@@ -12,6 +12,7 @@ from lowbit.errors import LowbitError
 from lowbit.kernels import onednn
 from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.trained_norm import BatchNorm
+from lowbit.machine import cpu_info
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.distributed import Ranks
@@ -207,9 +208,10 @@ def test_a_failed_evaluation_loses_no_epoch(tmp_path, monkeypatch):
     assert records(tmp_path / "run", "eval")[0]["loss"] == records(expected, "eval")[0]["loss"]
 
 
-def test_a_run_opens_with_what_it_trains_on(tmp_path, capsys):
+def test_a_run_opens_with_what_it_trains_on(tmp_path, capsys, processor):
     train(tiny_config(tmp_path / "run", epochs=1))
-    first = capsys.readouterr().out.splitlines()[0]
+    *notes, first = capsys.readouterr().out.split("\n[Epoch")[0].splitlines()
+    assert any("AMD fix" in line for line in notes) is cpu_info().is_amd
     opening, figures = first.rsplit(": ", 1)
     assert opening.startswith("Training tests.tiny_net:TinyNet (10 classes) on cpu, convolutions in ")
     assert figures == "1437 images, 360 for validation, 12 steps an epoch"

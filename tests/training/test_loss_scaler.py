@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import paddle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
@@ -80,7 +80,6 @@ def test_back_off_after_several_bad_steps_in_a_row():
 
 
 @given(st.lists(st.booleans(), max_size=300))
-@settings(deadline=None)
 def test_scale_stays_a_power_of_two_within_bounds(steps):
     scaler = LossScaler(incr_every_n_steps=1)
     for finite in steps:
@@ -97,7 +96,6 @@ def test_static_scale_never_moves():
 
 
 @given(st.lists(st.booleans(), max_size=20), st.lists(st.booleans(), max_size=20))
-@settings(deadline=None)
 def test_resumed_scaler_continues_as_if_undisturbed(before, after):
     whole = LossScaler(incr_every_n_steps=3, decr_every_n_nan_or_inf=2)
     for finite in before:

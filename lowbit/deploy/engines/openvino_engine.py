@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from lowbit.deploy.engines.onnx_file import (
     unknown_tensor,
 )
 from lowbit.errors import LowbitError
-from lowbit.machine import cpu_info
+from lowbit.machine import cpu_info, hardware_info
 
 # OpenVINO 2026.4's int8 matrix products for AMX end the process with an illegal instruction for some shapes.
 _ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_AMX = "AVX512_CORE_FP16"
+_LOCK = threading.Lock()
 
 
 class OpenVinoEngine:
@@ -43,10 +46,10 @@ class OpenVinoEngine:
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
         check_threads(threads)
         openvino = import_package("openvino", "OpenVINO")
+        self._core = _core()
         self.name = f"OpenVINO {openvino.__version__.split('-')[0]}"
         self.path = find_onnx_file(path)
         self.options = EngineOptions(device="cpu", threads=threads or cpu_info().cores)
-        self._core = openvino.Core()
         model = self._read()
         check_one_in_one_out(len(model.inputs), len(model.outputs), self.path)
         shape = model.inputs[0].get_partial_shape()
@@ -115,10 +118,26 @@ class OpenVinoEngine:
         return [answers[index] for index in range(len(answers))]
 
 
+def _core() -> Any:
+    """OpenVINO's one Core of this process, never freed.
+
+    Its CPU plugin gives the calling thread another signal stack, and puts back the one it found when the Core
+    is freed. Two Cores that are freed in the order they were made leave a stack that is no longer mapped: the
+    next signal with a handler, such as Ctrl-C, ends the process with a segmentation fault.
+    """
+    with _LOCK:
+        return _make_core()
+
+
+@cache
+def _make_core() -> Any:
+    return import_package("openvino", "OpenVINO").Core()
+
+
 @contextmanager
 def _amx_left_out() -> Iterator[None]:
     """What OpenVINO reads once, when the first model is compiled; the user's own setting stands."""
-    if _ISA in os.environ or not cpu_info().has("amx_int8"):
+    if _ISA in os.environ or not hardware_info().has("amx_int8"):
         yield
         return
     os.environ[_ISA] = _WITHOUT_AMX

@@ -13,7 +13,7 @@ from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
 from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
 from lowbit.errors import LowbitError
 from lowbit.layers.paddle_errors import cause
-from lowbit.machine import apply_amd_fix, cpu_info, resolve_device
+from lowbit.machine import apply_amd_fix, cpu_info, hardware_info, resolve_device
 from lowbit.machine.threads import math_threads_kept
 
 # oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.
@@ -113,7 +113,8 @@ def _check_int8(model: Path, onednn: bool) -> None:
             f"{model} is in int8, which only oneDNN on a CPU runs; use the model in the folder above, which "
             "computes the same in floats"
         )
-    if not (cpu_info().has("avx512_vnni") or cpu_info().has("avx_vnni")):
+    # Both: what LOWBIT_CPU says decides, and what this machine is computes.
+    if not (cpu_info().has_vnni and hardware_info().has_vnni):
         raise LowbitError(
             f"{model} is in int8, whose products saturate or lose a bit in oneDNN on a processor without "
             "VNNI; use the model in the folder above, which computes the same in floats, or ONNX"

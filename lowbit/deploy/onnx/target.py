@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,9 +20,17 @@ _MEANING = {
     "gpu": "GPUs with TensorRT",
 }
 
+_SIGNED_AND_NOT = "inputs as int8, and as uint8 where never negative"
+_INPUTS = {
+    "avx2": "inputs as uint8, with zero point 128 where signed",
+    "vnni": _SIGNED_AND_NOT,
+    "arm": _SIGNED_AND_NOT,
+    "gpu": "inputs as int8",
+}
 
-def resolve_target(word: str | None, cpu: CpuInfo | None = None, machine: str | None = None) -> Target:
-    """The target of a word; without one, this machine.
+
+def resolve_target(word: str | None, cpu: CpuInfo | None = None) -> Target:
+    """The target of a word; without one, this machine (or the processor that LOWBIT_CPU names).
 
     >>> resolve_target("gpu")
     'gpu'
@@ -32,11 +39,11 @@ def resolve_target(word: str | None, cpu: CpuInfo | None = None, machine: str | 
         if word not in TARGETS:
             raise LowbitError(f'unknown target "{word}": {did_you_mean(word, TARGETS)}')
         return word
-    cpu, machine = cpu or cpu_info(), (machine or platform.machine()).lower()
-    if machine in ("aarch64", "arm64"):
+    cpu = cpu or cpu_info()
+    if cpu.architecture.lower() in ("aarch64", "arm64"):
         return "arm"
     # Products that saturate are the worse mistake: what is not known to have VNNI is written for AVX2.
-    return "vnni" if cpu.has("avx512_vnni") or cpu.has("avx_vnni") else "avx2"
+    return "vnni" if cpu.has_vnni else "avx2"
 
 
 def describe_form(target: Target, weights: list[QuantizedConstant], inputs: list[DeployedOperand]) -> str:
@@ -51,7 +58,7 @@ def describe_form(target: Target, weights: list[QuantizedConstant], inputs: list
                 "with them, 7-bit weights are fast)"
             )
     if inputs:
-        kinds.append("inputs as int8" + ("" if target == "gpu" else ", and as uint8 where never negative"))
+        kinds.append(_INPUTS[target])
     return f"for {_MEANING[target]} ({target}): {', '.join(kinds)}"
 
 
@@ -76,11 +83,12 @@ def activation_type(
 
     Behind a ReLU (`positive`) also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into
     the product. On x86 it turns int8 into uint8 by itself, but makes an invalid graph of opset 21 where the
-    product is not the next operator (not `direct`): there it is stored so from the beginning.
+    product is not the next operator (not `direct`): there it is stored so from the beginning. For products
+    with int8 inputs OpenVINO halves and rounds the weights where there is no VNNI: on `avx2` no input is int8.
     """
     if target != "gpu" and (positive or not operand.signed):
         return "uint8", 0
-    if target in ("avx2", "vnni") and not direct:
+    if target == "avx2" or (target == "vnni" and not direct):
         return "uint8", 128
     if target != "gpu":
         return "int8", 0

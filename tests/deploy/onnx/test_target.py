@@ -10,8 +10,11 @@ from lowbit.layers import DeployedOperand
 from lowbit.machine import CpuInfo
 
 
-def cpu(*features: str) -> CpuInfo:
-    return CpuInfo(vendor="", model="", cores=1, machine_cores=1, memory=1, features=frozenset(features))
+def cpu(architecture: str, *features: str) -> CpuInfo:
+    known = frozenset(features)
+    return CpuInfo(
+        vendor="", model="", cores=1, machine_cores=1, memory=1, features=known, architecture=architecture
+    )
 
 
 def weight(bits: int, signed: bool = True) -> QuantizedConstant:
@@ -37,7 +40,7 @@ def operand(bits: int, signed: bool) -> DeployedOperand:
     ],
 )
 def test_this_machine(features, machine, expected):
-    assert resolve_target(None, cpu(*features), machine) == expected
+    assert resolve_target(None, cpu(machine, *features)) == expected
 
 
 def test_a_misspelt_target():
@@ -61,7 +64,9 @@ def test_products_never_saturate(target, bits):
         ("vnni", True, False, True, ("int8", 0)),
         ("vnni", True, True, True, ("uint8", 0)),
         ("vnni", False, True, False, ("uint8", 0)),
+        ("vnni", True, False, False, ("uint8", 128)),
         ("avx2", True, False, False, ("uint8", 128)),
+        ("avx2", True, False, True, ("uint8", 128)),
         ("arm", True, False, False, ("int8", 0)),
         ("gpu", True, True, True, ("int8", 0)),
         ("gpu", False, True, True, ("int8", 0)),

@@ -13,17 +13,11 @@ from paddle.nn import functional as F
 
 from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
 from lowbit.layers import calibrate, prepare
-from lowbit.machine import cpu_info
 from lowbit.recipe import make_recipe
 from tests.deploy.conftest import CLASSES, OPS, SHAPE
 
 INT8 = {"grid": "int8", "sign": "auto", "granularity": "per-tensor", "scaling": "moving_average"}
 NARROW = {"grid": "int8-narrow", "granularity": "N", "scaling": "dynamic"}
-
-needs_vnni = pytest.mark.skipif(
-    not (cpu_info().has("avx512_vnni") or cpu_info().has("avx_vnni")),
-    reason="oneDNN's int8 products are not exact on a processor without VNNI",
-)
 
 
 class EveryKind(nn.Layer):

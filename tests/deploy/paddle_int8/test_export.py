@@ -6,12 +6,11 @@ import pytest
 from paddle import nn
 
 from lowbit.deploy import PaddleEngine
-from lowbit.deploy.engines import paddle_engine
 from lowbit.deploy.paddle_int8 import export as export_module
 from lowbit.errors import LowbitError
 from lowbit.layers import integer_reference
-from lowbit.machine import CpuInfo
-from tests.deploy.paddle_int8.conftest import INT8, NARROW, needs_vnni, quantized
+from tests.deploy.paddle_int8.conftest import INT8, NARROW, quantized
+from tests.processors import needs_vnni
 from tests.tiny_net import build_tiny
 
 FIXED_SIGN = INT8 | {"grid": "int8-narrow", "sign": "fixed"}
@@ -180,10 +179,7 @@ def test_padded_channels_are_refused(export_int8, tmp_path):
 
 
 def test_a_processor_without_vnni_is_refused(export_int8, tmp_path, monkeypatch):
-    old = CpuInfo(
-        vendor="", model="", cores=1, machine_cores=1, memory=1 << 30, features=frozenset({"avx2"})
-    )
-    monkeypatch.setattr(paddle_engine, "cpu_info", lambda: old)
+    monkeypatch.setenv("LOWBIT_CPU", "amd-avx2")
     with pytest.raises(LowbitError, match="VNNI"):
         export_int8(quantized(build_tiny()), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from lowbit.errors import LowbitError
 from tests.deploy.onnx.conftest import Net
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kernel=st.integers(2, 3),
     stride=st.integers(1, 3),

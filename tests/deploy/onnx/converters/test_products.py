@@ -13,7 +13,7 @@ def apply(x, layer):
     return layer(x)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     groups=st.sampled_from([1, 2, 4]),
     kernel=st.integers(1, 3),
@@ -28,7 +28,7 @@ def test_convolutions(same_in_engines, groups, kernel, stride, dilation, padding
     same_in_engines(Net(apply, layer), (4, 9, 8))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     groups=st.sampled_from([1, 2, 4]),
     kernel=st.integers(1, 3),

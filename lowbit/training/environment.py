@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from lowbit.kernels import kernels
-from lowbit.machine.cpu import cpu_info
+from lowbit.machine.cpu import hardware_info
 from lowbit.machine.matrix_library import SETTING
 
 # Each of these alters the order or width of sums inside Paddle's libraries.
@@ -30,7 +30,7 @@ def environment_record() -> dict[str, str]:
     import numpy
     import paddle
 
-    cpu = cpu_info()
+    cpu = hardware_info()
     record = {
         "paddle": f"{paddle.__version__} ({paddle.version.commit})",
         "numpy": numpy.__version__,

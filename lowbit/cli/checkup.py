@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
+from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
-from lowbit.machine.cpu import FEATURES, cpu_info
+from lowbit.machine.cpu import CPU_VARIABLE, FEATURES, chosen_processor, hardware_info
 from lowbit.machine.device import paddle_build
 from lowbit.machine.matrix_library import FixStatus, decide_amd_fix
 from lowbit.machine.threads import math_threads
@@ -69,13 +70,15 @@ def _python() -> Finding:
 
 
 def _processor() -> Iterator[Finding]:
-    cpu = cpu_info()
+    cpu = hardware_info()
     yield Finding("processor", f"{cpu.model} ({cpu.vendor})" if cpu.vendor else cpu.model)
     if cpu.features is None:
         yield Finding("instructions", "unknown", "missing", "only Linux says which there are")
     else:
         found = [feature for feature in FEATURES if feature in cpu.features]
         yield Finding("instructions", " ".join(found) or "none of those that lowbit looks for")
+    if chosen := chosen_processor():
+        yield Finding("decides as", f"{chosen.name} ({CPU_VARIABLE}): {chosen.vendor}, {chosen.variant}")
     of = "" if cpu.cores == cpu.machine_cores else f" of {cpu.machine_cores}"
     yield Finding("cores", f"{cpu.cores}{of} usable")
     yield Finding("memory", f"{cpu.memory / 2**30:.1f} GiB usable")
@@ -104,6 +107,10 @@ def _kernels() -> Finding:
     cost = "products of integers are simulated in floats and quantizing takes several times as long"
     if reason := why_missing():
         return Finding("C++ kernels", "none", "missing", f"{cost}; {reason}")
+    try:
+        kernels()
+    except LowbitError as error:
+        return Finding("C++ kernels", "not usable", "broken", str(error))
     value = f"built, using {kernels().variant} (of {', '.join(kernels().variants)})"
     if platform.machine() in _TESTED_ON:
         return Finding("C++ kernels", value)
@@ -133,13 +140,16 @@ def _paddle() -> Iterator[Finding]:
     yield _gpu(build.cuda, build.cards)
     yield Finding(
         "threads",
-        f"{math_threads()} for training (OMP_NUM_THREADS), {cpu_info().cores} for inference by default",
+        f"{math_threads()} for training (OMP_NUM_THREADS), {hardware_info().cores} for inference by default",
     )
     fix = decide_amd_fix()
     slow = fix.status in (FixStatus.SWITCHED_OFF, FixStatus.IMPOSSIBLE)
     advice = "matrix products take a slow path; ResNet18 was measured 2.7 times slower" if slow else ""
     yield Finding("matrix library", fix.message, "missing" if slow else "ok", advice)
     yield _paddle_inference(build.version)
+    from lowbit.deploy.onnx import resolve_target
+
+    yield Finding("export target", f"{resolve_target(None)} (lowbit export --target names another)")
 
 
 def _gpu(cuda: str | None, cards: int) -> Finding:
