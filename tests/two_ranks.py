@@ -21,7 +21,7 @@ def run_on_two_ranks(script: str, folder: Path) -> tuple[dict[str, np.ndarray], 
     environment["PYTHONPATH"] = str(_ROOT)
     command = [sys.executable, *LAUNCH_TWO, "--log_dir", str(folder / "log"), script, str(folder)]
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=180, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     logs = "\n".join(path.read_text() for path in sorted((folder / "log").glob("workerlog.*")))
     assert done.returncode == 0, done.stdout + done.stderr + logs

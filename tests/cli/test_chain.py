@@ -52,7 +52,7 @@ def start(tmp_path):
 def test_train_evaluate_export_infer(start, lite, tmp_path):
     def finish(script: str, *arguments: object) -> str:
         process = start(script, *arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, out + err
         assert "Traceback" not in err
         return out
@@ -110,7 +110,7 @@ def test_two_runs_into_one_folder_and_an_interruption(start, run, lite, tmp_path
     assert "wait for it or give another output folder" in message
 
     first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=600)
     assert first.returncode == 130, out + err
     assert "Traceback" not in err
     assert re.search(r"interrupted\. The last good checkpoint is .*latest\.lowbit \(go on with --resume", out)
@@ -122,7 +122,7 @@ def test_two_runs_into_one_folder_and_an_interruption(start, run, lite, tmp_path
 
 def test_a_mistake_ends_a_script_with_2_and_no_traceback(start):
     process = start("train.py", "--data-path=./nowhere")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 2, out + err
     assert err == "error: nowhere: no such folder; give the folder that holds the data, or `digits`\n"
     assert out == ""

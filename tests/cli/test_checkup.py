@@ -8,7 +8,9 @@ import pytest
 
 from lowbit.cli import checkup as module
 from lowbit.cli.checkup import Finding, checkup
+from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
+from lowbit.machine.cpu import PROCESSORS
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +122,22 @@ def test_gpu():
     assert module._gpu("12.6", 2) == Finding("GPU", "2 cards")
     assert "nvidia-smi" in module._gpu("12.6", 0).advice
     assert "paddlepaddle-gpu" in module._gpu(None, 0).advice
+
+
+def test_another_processors_decisions(decisions):
+    found = {finding.name: finding for finding in checkup()}
+    if decisions == "this machine":
+        return
+    processor = PROCESSORS[decisions]
+    assert found["decides as"].value == f"{decisions} (LOWBIT_CPU): {processor.vendor}, {processor.variant}"
+    assert found["export target"].value.startswith("avx2 " if decisions == "amd-avx2" else "vnni ")
+
+
+@pytest.mark.skipif(why_missing() is not None, reason=f"no kernels: {why_missing()}")
+def test_kernels_that_cannot_run_here(monkeypatch):
+    def cannot_run() -> None:
+        raise LowbitError("LOWBIT_CPU=intel-amx asks for kernels with amx")
+
+    monkeypatch.setattr(module, "kernels", cannot_run)
+    finding = module._kernels()
+    assert finding.status == "broken" and "intel-amx" in finding.advice

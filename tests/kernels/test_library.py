@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, library, why_missing
 from lowbit.kernels.library import Layout, Levels
+from lowbit.machine.cpu import PROCESSORS, chosen_processor
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 F32 = np.float32
@@ -27,16 +29,22 @@ def at(array: np.ndarray) -> int:
 
 @pytest.fixture
 def fresh():
-    """`library` as if it had not looked yet, before and after."""
+    """`library` as if it had not looked yet, before and after; the instruction set stays as it was."""
+    found = kernels()
+    variant = found.variant if found else None
     library._find.cache_clear()
     yield
     library._find.cache_clear()
+    if found:
+        found.select_variant(variant)
 
 
 @needs_kernels
 def test_the_best_variant_is_in_use_and_the_baseline_always_there():
     found = kernels()
-    assert found.variant == found.variants[0] and found.variants[-1] == "baseline"
+    wanted = chosen_processor()
+    assert found.variant == (wanted.variant if wanted else found.variants[0])
+    assert found.variants[-1] == "baseline"
     with pytest.raises(ValueError, match=r"cannot run sse9; it can run .*baseline"):
         found.select_variant("sse9")
     assert found.variant == found.variants[0]
@@ -97,3 +105,17 @@ def test_no_library_of_ours(fresh, monkeypatch, tmp_path):
 def test_built_from_other_sources(fresh, monkeypatch):
     monkeypatch.setattr(library, "fingerprint", lambda: "0" * 16)
     assert library.kernels() is None and "other sources" in library.why_missing()
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_the_instruction_set_of_another_processor(fresh, monkeypatch, name):
+    monkeypatch.setenv("LOWBIT_CPU", name)
+    variant, here = PROCESSORS[name].variant, library.runnable_variants()
+    if variant in here:
+        assert library.kernels().variant == variant
+        return
+    for _ in range(2):  # asked again, it says so again
+        with pytest.raises(LowbitError, match=f"LOWBIT_CPU={name} asks for kernels with {variant},"):
+            library.kernels()
+    assert library.runnable_variants() == here and library.why_missing() is None

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.machine.cpu import CpuInfo
+from lowbit.machine.cpu import CpuInfo, cpu_info
 from lowbit.machine.matrix_library import FixStatus, apply_amd_fix, decide_amd_fix
 
 
@@ -89,3 +89,13 @@ def test_child_processes_inherit_it(monkeypatch):
     child = [sys.executable, "-c", "import os; print(os.environ['MKL_DEBUG_CPU_TYPE'])"]
     assert subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip() == "5"
     assert os.environ["MKL_DEBUG_CPU_TYPE"] == "5"
+
+
+def test_the_fix_follows_the_decisions(decisions):
+    fix = apply_amd_fix()
+    expected = {"amd-avx2": FixStatus.APPLIED}.get(decisions, FixStatus.NOT_NEEDED)
+    if decisions != "this machine":
+        assert fix.status is expected
+        assert os.environ.get("MKL_DEBUG_CPU_TYPE") == ("5" if decisions == "amd-avx2" else None)
+    else:
+        assert (fix.status is FixStatus.NOT_NEEDED) is not cpu_info().is_amd

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 from lowbit.tipc.process import run_program
 
@@ -50,7 +49,6 @@ def test_a_log_that_cannot_be_written(tmp_path):
 
 def test_a_request_to_stop(tmp_path):
     asked = []
-    start = time.monotonic()
     outcome = _python(
         "print('up', flush=True); import time; time.sleep(600)",
         tmp_path,
@@ -59,7 +57,6 @@ def test_a_request_to_stop(tmp_path):
     )
     assert outcome.ended == "interrupted"
     assert outcome.exit_code == -15  # it was asked before it was forced
-    assert time.monotonic() - start < 60
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -186,6 +186,8 @@ def test_skipped_steps_are_counted_and_nothing_run_is_no_success(repo, stand_in_
 
 
 def _gone(pids: Path) -> bool:
+    if not pids.is_file():  # on a busy machine a step may be ended before it has started anything
+        return True
     return not any(_is_alive(int(pid)) for pid in pids.read_text("utf-8").split())
 
 
@@ -235,7 +237,7 @@ def test_an_interrupt_leaves_a_consistent_result_and_no_process(repo, tmp_path, 
     while process.poll() is None and not (pids.is_file() and pids.read_text("utf-8")):
         time.sleep(0.05)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert _gone(pids)
     values = json.loads((_folder(repo) / "train_infer_python/results.json").read_text("utf-8"))

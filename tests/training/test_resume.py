@@ -15,7 +15,7 @@ from tests.two_ranks import LAUNCH_TWO
 
 
 def finish(process, *, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == code, output
     return output
 

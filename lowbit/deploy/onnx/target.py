@@ -84,7 +84,7 @@ def activation_type(
     Behind a ReLU (`positive`) also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into
     the product. On x86 it turns int8 into uint8 by itself, but makes an invalid graph of opset 21 where the
     product is not the next operator (not `direct`): there it is stored so from the beginning. For products
-    with int8 inputs OpenVINO halves and rounds the weights where there is no VNNI: on `avx2` no input is int8.
+    with int8 inputs OpenVINO halves and rounds the weights without VNNI: on `avx2` no input is int8.
     """
     if target != "gpu" and (positive or not operand.signed):
         return "uint8", 0

@@ -7,7 +7,7 @@ from lowbit.deploy.onnx.graph import QuantizedConstant
 from lowbit.deploy.onnx.target import activation_type, describe_form, resolve_target, weight_type
 from lowbit.errors import LowbitError
 from lowbit.layers import DeployedOperand
-from lowbit.machine import CpuInfo
+from lowbit.machine import CpuInfo, cpu_info
 
 
 def cpu(architecture: str, *features: str) -> CpuInfo:
@@ -41,6 +41,11 @@ def operand(bits: int, signed: bool) -> DeployedOperand:
 )
 def test_this_machine(features, machine, expected):
     assert resolve_target(None, cpu(machine, *features)) == expected
+
+
+def test_the_target_follows_the_decisions(decisions):
+    expected = {"amd-avx2": "avx2", "intel-vnni": "vnni", "intel-amx": "vnni"}
+    assert resolve_target(None) == expected.get(decisions, resolve_target(None, cpu_info()))
 
 
 def test_a_misspelt_target():
