@@ -36,21 +36,12 @@ def tiny() -> TinyNet:
 
 
 @pytest.fixture(params=["this machine", "amd-avx2", "intel-vnni", "intel-amx"])
-def decisions(request, monkeypatch) -> str:
-    """The test runs once per processor, and lowbit decides as there: for tests that execute nothing."""
-    from tests.processors import decide_as
-
-    decide_as(request.param, monkeypatch)
-    return request.param
-
-
-@pytest.fixture
-def processor(decisions) -> Iterator[str]:
-    """As `decisions`, for tests that run kernels or engines: skipped where this machine cannot do that."""
+def processor(request, monkeypatch) -> Iterator[str]:
+    """The test runs once per processor, with its decisions and kernels, where this machine can run them."""
     from tests.processors import computing_as
 
-    with computing_as(decisions):
-        yield decisions
+    with computing_as(request.param, monkeypatch):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)

@@ -47,26 +47,27 @@ needs_vnni = pytest.mark.skipif(
 )
 
 
-def decide_as(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here and in processes that the test starts, lowbit decides as on this processor."""
+@contextmanager
+def computing_as(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Here and in processes that the test starts, lowbit decides and computes as on this processor.
+
+    The test is skipped where this machine lacks the instructions.
+    """
     monkeypatch.setenv(SETTING, "")  # so that what the AMD fix writes is removed after the test, too
     monkeypatch.delenv(SETTING)
-    if name != THIS_MACHINE:
-        monkeypatch.setenv(CPU_VARIABLE, name)
-
-
-@contextmanager
-def computing_as(name: str) -> Iterator[None]:
-    """The kernels use this processor's instructions; the test is skipped where this machine lacks them."""
-    variant = None if name == THIS_MACHINE else PROCESSORS[name].variant
-    if variant in _VNNI and not has_vnni():
-        pytest.skip(NO_VNNI)
-    if variant is None or not runnable_variants():
+    if name == THIS_MACHINE:
         yield
         return
-    if variant not in runnable_variants():
+    variant = PROCESSORS[name].variant
+    if variant in _VNNI and not has_vnni():
+        pytest.skip(NO_VNNI)
+    if runnable_variants() and variant not in runnable_variants():
         pytest.skip(f"this machine cannot run kernels with {variant}, which {name} would use")
-    before = kernels().variant
-    kernels().select_variant(variant)
+    found = kernels()  # before LOWBIT_CPU: it is read when the library is loaded
+    before = found.variant if found else None
+    monkeypatch.setenv(CPU_VARIABLE, name)
+    if found:
+        found.select_variant(variant)
     yield
-    kernels().select_variant(before)
+    if found:
+        found.select_variant(before)

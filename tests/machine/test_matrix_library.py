@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.machine.cpu import CpuInfo, cpu_info
+from lowbit.machine.cpu import PROCESSORS, CpuInfo
 from lowbit.machine.matrix_library import FixStatus, apply_amd_fix, decide_amd_fix
 
 
@@ -91,11 +91,20 @@ def test_child_processes_inherit_it(monkeypatch):
     assert os.environ["MKL_DEBUG_CPU_TYPE"] == "5"
 
 
-def test_the_fix_follows_the_decisions(decisions):
-    fix = apply_amd_fix()
-    expected = {"amd-avx2": FixStatus.APPLIED}.get(decisions, FixStatus.NOT_NEEDED)
-    if decisions != "this machine":
-        assert fix.status is expected
-        assert os.environ.get("MKL_DEBUG_CPU_TYPE") == ("5" if decisions == "amd-avx2" else None)
-    else:
-        assert (fix.status is FixStatus.NOT_NEEDED) is not cpu_info().is_amd
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_another_processor(name, monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", name)
+    monkeypatch.setattr("lowbit.machine.cpu.hardware_info", lambda: INTEL)
+    environ: dict[str, str] = {}
+    amd = name.startswith("amd-")
+    assert apply_amd_fix(environ=environ).status is (FixStatus.APPLIED if amd else FixStatus.NOT_NEEDED)
+    assert environ == ({"MKL_DEBUG_CPU_TYPE": "5"} if amd else {})
+
+
+def test_another_processor_on_a_machine_that_cannot_run_it(monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", "amd-avx2")
+    monkeypatch.setattr("lowbit.machine.cpu.hardware_info", lambda: cpu("GenuineIntel", "avx"))
+    environ: dict[str, str] = {}
+    with pytest.raises(LowbitError, match="asks for avx2 and fma"):
+        apply_amd_fix(environ=environ)
+    assert environ == {}

@@ -12,6 +12,7 @@ import pytest
 
 from lowbit.config import validate
 from lowbit.errors import LowbitError
+from lowbit.kernels import kernels, why_missing
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
@@ -215,3 +216,20 @@ def test_a_layer_whose_gradient_drowns_is_named(tmp_path, capsys):
     assert warned[0].startswith('layer "conv": quantizing the gradient of grad_weight')
     assert "became 0" in warned[0]
     assert records(folder, "health")[0]["layers"]["conv"]["grad_weight.grad_output"]["sqnr"] <= 0
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory):
+    """The weights after a run with the kernels for any processor."""
+    if kernels() is None:
+        pytest.skip(f"no kernels: {why_missing()}")
+    before = kernels().variant
+    kernels().select_variant("baseline")
+    folder = train(config(tmp_path_factory.mktemp("portable") / "run", WAYS["reference"], epochs=1))
+    kernels().select_variant(before)
+    return weights_hash(folder / "checkpoints/latest.lowbit")
+
+
+def test_every_processor_trains_the_same_bits(portable, processor, tmp_path):
+    folder = train(config(tmp_path / "run", WAYS["reference"], epochs=1))
+    assert weights_hash(folder / "checkpoints/latest.lowbit") == portable

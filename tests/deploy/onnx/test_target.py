@@ -7,7 +7,7 @@ from lowbit.deploy.onnx.graph import QuantizedConstant
 from lowbit.deploy.onnx.target import activation_type, describe_form, resolve_target, weight_type
 from lowbit.errors import LowbitError
 from lowbit.layers import DeployedOperand
-from lowbit.machine import CpuInfo, cpu_info
+from lowbit.machine.cpu import PROCESSORS, CpuInfo
 
 
 def cpu(architecture: str, *features: str) -> CpuInfo:
@@ -43,9 +43,10 @@ def test_this_machine(features, machine, expected):
     assert resolve_target(None, cpu(machine, *features)) == expected
 
 
-def test_the_target_follows_the_decisions(decisions):
-    expected = {"amd-avx2": "avx2", "intel-vnni": "vnni", "intel-amx": "vnni"}
-    assert resolve_target(None) == expected.get(decisions, resolve_target(None, cpu_info()))
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_another_processor(name, monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", name)
+    assert resolve_target(None) == ("avx2" if name.endswith("-avx2") else "vnni")
 
 
 def test_a_misspelt_target():
