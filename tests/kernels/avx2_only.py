@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "LOWBIT_CPU": "intel-avx2",
-        "CI": "1",  # OpenVINO's telemetry would fork, which qemu does not survive
+        "CI": "true",  # OpenVINO's telemetry would fork, which qemu does not survive
     }
     python = [EMULATOR, "-cpu", PROCESSOR, str(Path(sys.executable).resolve())]
     command = [*python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", "-rs"]
