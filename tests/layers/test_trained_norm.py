@@ -47,7 +47,7 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     shape=st.tuples(st.integers(2, 4), st.integers(1, 5), st.integers(2, 9), st.integers(2, 9)),
     far=st.sampled_from([0.0, -30.0, 1e4]),
