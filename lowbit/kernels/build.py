@@ -29,11 +29,16 @@ class BuildError(Exception):
     """No compiler, or one that fails; the message says which."""
 
 
+def sources(suffix: str = "") -> list[Path]:
+    """The files of csrc/ and its folders, sorted; only those with a suffix, such as ".cpp", if one is given."""
+    return sorted(path for path in SOURCES.rglob(f"*{suffix}") if path.is_file())
+
+
 def fingerprint() -> str:
-    """Which sources these are: a library that was built from others is out of date."""
+    """A hash of the sources and options: a library with another one is out of date."""
     digest = hashlib.sha256(" ".join(OPTIONS).encode())
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sources():
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -43,14 +48,13 @@ def compile_library(target: Path = LIBRARY, *, extra: Sequence[str] = ()) -> Pat
     `extra` are options that do not change what it computes: warnings, sanitizers.
     """
     compiler = _compiler()
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
     define = f'-DLOWBIT_FINGERPRINT="{fingerprint()}"'
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside it first: a process that has the old library loaded goes on with it undisturbed.
     new = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         done = subprocess.run(
-            [compiler, *OPTIONS, *extra, define, *sources, "-o", str(new)],
+            [compiler, *OPTIONS, *extra, define, f"-I{SOURCES}", *map(str, sources(".cpp")), "-o", str(new)],
             capture_output=True,
             text=True,
             timeout=_SECONDS,
