@@ -15,14 +15,16 @@ ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py t
 	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
 	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
-.PHONY: demo test test-slow test-sanitized test-arm lint docs setup clean help
+CSRC := $(wildcard lowbit/kernels/csrc/*/*)
+
+.PHONY: demo test test-slow test-sanitized test-arm lint format docs setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 setup: $(READY)  ## create .venv and install lowbit into it
 
-$(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(wildcard lowbit/kernels/csrc/*)
+$(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(CSRC)
 	@test -n "$(PYTHON)" || { echo "lowbit needs Python 3.10, 3.11 or 3.12 on the PATH (or: make PYTHON=/path/to/python $(MAKECMDGOALS))"; exit 2; }
 	@echo "Setting up $(VENV) with $(PYTHON), once: pip fetches Paddle and the inference engines and says nothing for some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -48,6 +50,11 @@ test-arm: $(READY)  ## the C++ kernels on an ARM processor that qemu imitates: f
 
 lint: $(READY)  ## style only
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@if test -x $(BIN)/clang-format; then $(BIN)/clang-format --dry-run --Werror $(CSRC); \
+	else echo "lint: the C++ style was not checked, clang-format is missing (pip install clang-format)"; fi
+
+format: $(READY)  ## write the C++ style of .clang-format
+	@$(BIN)/clang-format -i $(CSRC)
 
 docs: $(READY)  ## write docs/api.md anew from the docstrings
 	@$(BIN)/python docs/make_api.py

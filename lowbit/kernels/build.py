@@ -15,9 +15,9 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = Path(__file__).parent / "liblowbit_kernels.so"
 
-# For any processor of the family: variants.cpp adds the instruction sets that are chosen at run time.
-# Nothing that lets the compiler round differently: multiplications and additions stay apart, and only the
-# processor's flags for traps and the C library's errno, which nobody reads here, are given up.
+# For any processor of the family: csrc/common/cpu.h explains how newer instruction sets are added.
+# No option lets the compiler round differently: multiplications and additions are not fused, and only the
+# floating-point trap flags and errno, which no code here reads, are given up.
 OPTIONS = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
     *("-fPIC", "-shared", "-fvisibility=hidden"),
@@ -30,7 +30,7 @@ class BuildError(Exception):
 
 
 def sources(suffix: str = "") -> list[Path]:
-    """The files of csrc/ and its folders, sorted; only those with a suffix, such as ".cpp", if one is given."""
+    """The files of csrc/ and its folders, sorted; with a suffix, such as ".cpp", only those that have it."""
     return sorted(path for path in SOURCES.rglob(f"*{suffix}") if path.is_file())
 
 
@@ -43,14 +43,16 @@ def fingerprint() -> str:
 
 
 def compile_library(target: Path = LIBRARY, *, extra: Sequence[str] = ()) -> Path:
-    """The library, compiled with $CXX, g++ or clang++; a BuildError when that cannot be done.
+    """Compile the library with $CXX, g++ or clang++; raises a BuildError when that fails.
 
-    `extra` are options that do not change what it computes: warnings, sanitizers.
+    `extra` are options that do not change results: warnings, sanitizers.
+
+    >>> compile_library(Path("/tmp/liblowbit_kernels.so"), extra=["-Wall"])
     """
     compiler = _compiler()
     define = f'-DLOWBIT_FINGERPRINT="{fingerprint()}"'
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it first: a process that has the old library loaded goes on with it undisturbed.
+    # Replaced at the end: a process that has loaded the old library keeps it undisturbed.
     new = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         done = subprocess.run(

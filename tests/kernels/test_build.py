@@ -34,10 +34,12 @@ def test_the_fingerprint_is_of_sources_and_options(tmp_path, monkeypatch):
     copy = shutil.copytree(build.SOURCES, tmp_path / "csrc")
     monkeypatch.setattr(build, "SOURCES", copy)
     assert fingerprint() == first
-    (copy / "bodies.h").write_text("// changed")
+    (copy / "gemm" / "gemm.h").write_text("// changed")
     second = fingerprint()
+    (copy / "gemm" / "gemm.h").rename(copy / "gemm" / "renamed.h")
+    third = fingerprint()
     monkeypatch.setattr(build, "OPTIONS", ("-O0",))
-    assert len({first, second, fingerprint()}) == 3
+    assert len({first, second, third, fingerprint()}) == 4
 
 
 def test_no_compiler(tmp_path, monkeypatch):

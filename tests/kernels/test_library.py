@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowbit.kernels import kernels, library, why_missing
-from lowbit.kernels.library import Layout, Levels
+from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 F32 = np.float32
@@ -17,7 +17,7 @@ INT4, UINT4 = Levels(-8, 7, True), Levels(0, 15, False)
 def chosen(request):
     before = kernels().variant
     kernels().select_variant(request.param)
-    yield kernels()
+    yield quantize_kernels()
     kernels().select_variant(before)
 
 

@@ -1,9 +1,9 @@
 // Loops over a tensor [outer, channels, inner] with one scale per channel: element (o, c, i) is at
 // (o * channels + c) * inner + i. A tensor with one scale is [1, 1, size].
 //
-// Blocks of the tensor go to threads. Sums per channel do not depend on the number of threads: a block holds whole
-// channels, or, of a tensor with one channel, a piece of fixed size, and the pieces are added in order. Inside a block,
-// terms go to 16 partial sums by their position, which every instruction set can do alike.
+// Blocks of the tensor go to threads. Sums per channel do not depend on the number of threads: a block holds
+// whole channels, or, of a tensor with one channel, a piece of fixed size, and the pieces are added in order.
+// Inside a block, terms go to 16 partial sums by their position, which every instruction set can do alike.
 #pragma once
 #include "common/cpu.h"
 #include "common/grouped_axes.h"
@@ -15,18 +15,18 @@ struct lowbit_layout {
 namespace lowbit {
 
 constexpr int kLanes = 16;    // partial sums
-constexpr int kBlock = 1024;  // terms between computing and adding up: they stay in the first cache
+constexpr int kBlock = 1024;  // terms that are computed before they are added: the L1 cache holds them
 
-// Element (o, c, i) lies at (o * stride + c) * inner + i.
+// A part of the tensor: element (o, c, i) is at (o * stride + c) * inner + i.
 struct ChannelBlock {
     int64_t outer, channels, inner, stride;
 };
 
-// A quarter of the partial sums: what AVX2 holds in one register.
+// A quarter of the partial sums: one AVX2 register.
 typedef float Floats __attribute__((vector_size(4 * sizeof(float))));
 typedef double Doubles __attribute__((vector_size(4 * sizeof(double))));
 
-// Adds terms to 16 partial sums, the term at place i to sum i mod 16.
+// Sixteen partial sums; the term at position i goes to sum i mod 16.
 struct PartialSums {
     Doubles parts[kLanes / 4] = {};
 
@@ -56,7 +56,7 @@ struct PartialSums {
     }
 };
 
-// of(channel)(place) for every element: `of` gets ready what a channel's elements have in common.
+// of(channel)(index) for every element; of(channel) prepares what a channel's elements share.
 template <class Of>
 LOWBIT_INLINE void for_each_element(ChannelBlock block, Of of) {
     if (block.inner == 1) {
@@ -74,7 +74,7 @@ LOWBIT_INLINE void for_each_element(ChannelBlock block, Of of) {
     }
 }
 
-// The same, and sums[c] = the sum of what of(c)(place) returns; of up to kBlock channels.
+// The same, with sums[c] = the sum of what of(c)(index) returns; at most kBlock channels.
 template <class Of>
 LOWBIT_INLINE void for_each_element_and_sum(ChannelBlock block, double* sums, Of of) {
     float terms[kBlock];
@@ -102,10 +102,11 @@ LOWBIT_INLINE void for_each_element_and_sum(ChannelBlock block, double* sums, Of
     }
 }
 
-constexpr int64_t kPiece = 1 << 16;  // elements of a single channel
-constexpr int64_t kChannelStep = 64;      // channels of one element each, read side by side
+constexpr int64_t kPiece = 1 << 16;  // elements of a tensor with one channel per piece
+constexpr int64_t kChannelStep =
+    64;  // channels per step where inner is 1, so that reads use whole cache lines
 
-// of(block, where it begins, its first channel) for blocks that are the whole tensor together.
+// of(block, its first element, its first channel) for blocks that cover the tensor, in parallel.
 template <class Of>
 void for_each_channel_block(lowbit_layout layout, const Of& of) {
     const int64_t channels = layout.channels, inner = layout.inner;
@@ -125,22 +126,26 @@ void for_each_channel_block(lowbit_layout layout, const Of& of) {
     }
 }
 
-// of(block, where it begins, its first channel, its sums or null), and convert_all sums together where they are wanted.
+// of(block, its first element, its first channel, its sums or null). With `sums`, totals per channel are
+// written there.
 template <class Of>
 void for_each_channel_block(lowbit_layout layout, float* sums, const Of& of) {
-    if (!sums) return for_each_channel_block(layout, [&](ChannelBlock block, int64_t at, int64_t c) { of(block, at, c, nullptr); });
+    if (!sums)
+        return for_each_channel_block(
+            layout, [&](ChannelBlock block, int64_t at, int64_t c) { of(block, at, c, nullptr); });
     const int64_t channels = layout.channels, inner = layout.inner;
     if (channels > 1) {
         const int64_t step = inner == 1 ? kChannelStep : 1;
-        parallel_ranges((channels + step - 1) / step, step * layout.outer * inner, [&](int64_t first, int64_t last) {
-            const int64_t end = last * step < channels ? last * step : channels;
-            double totals[kBlock];
-            for (int64_t c = first * step; c < end; c += kBlock) {
-                const int64_t count = end - c < kBlock ? end - c : kBlock;
-                of(ChannelBlock{layout.outer, count, inner, channels}, c * inner, c, totals);
-                for (int64_t i = 0; i < count; ++i) sums[c + i] = float(totals[i]);
-            }
-        });
+        parallel_ranges((channels + step - 1) / step, step * layout.outer * inner,
+                        [&](int64_t first, int64_t last) {
+                            const int64_t end = last * step < channels ? last * step : channels;
+                            double totals[kBlock];
+                            for (int64_t c = first * step; c < end; c += kBlock) {
+                                const int64_t count = end - c < kBlock ? end - c : kBlock;
+                                of(ChannelBlock{layout.outer, count, inner, channels}, c * inner, c, totals);
+                                for (int64_t i = 0; i < count; ++i) sums[c + i] = float(totals[i]);
+                            }
+                        });
         return;
     }
     double total = 0;

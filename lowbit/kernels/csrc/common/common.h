@@ -1,7 +1,7 @@
 // Shared code of the kernels: the C interface's conventions and the parts that every folder uses.
 //
-// The library is called from Python through ctypes: plain C functions on raw pointers to contiguous memory that the
-// caller keeps alive. Read in this order:
+// The library is called from Python through ctypes: plain C functions on raw pointers to contiguous memory
+// that the caller keeps alive. Read in this order:
 //
 //   common.h            this file: exported symbols, status codes, small integer helpers
 //   cpu.h, cpu.cpp      instruction sets: detection at run time, and how one build holds code for all of them
@@ -11,13 +11,16 @@
 //   grouped_axes.h      loops over tensors whose scales belong to any subset of the axes
 //   random.h            the counter-based random numbers of stochastic rounding
 //
-// The other folders are gemm/ (convolutions and matrix products in integers), winograd/ and depthwise/ (faster ways
-// for two kinds of layer), quantize/ (fp32 to integers and back, fake quantization) and norm/ (batch norm, ReLU,
-// max-pool). Each has one header of its own name that explains it and declares its C functions.
+// The other folders are gemm/ (convolutions and matrix products in integers), winograd/ and depthwise/
+// (faster ways for two kinds of layer), quantize/ (fp32 to integers and back, fake quantization) and norm/
+// (batch norm, ReLU, max-pool). Each has one header of its own name that explains it and declares its C
+// functions.
 //
 // Rules for every function of the interface:
-// - No axis of a tensor is 0, unless said otherwise, and pointers do not overlap. A null pointer means "not wanted".
-// - Results are the same bits for every instruction set and number of threads. Integer sums are exact; floating-point
+// - No axis of a tensor is 0, unless said otherwise, and pointers do not overlap. A null pointer means "not
+// wanted".
+// - Results are the same bits for every instruction set and number of threads. Integer sums are exact;
+// floating-point
 //   sums are added in an order that depends on the shape alone.
 // - No exception leaves the library. Functions return a status below 0 on failure; see `guarded`.
 #pragma once
@@ -40,12 +43,14 @@ LOWBIT_PUBLIC const char* lowbit_fingerprint(void);
 
 namespace lowbit {
 
-inline int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+inline int64_t round_up(int64_t count, int64_t multiple) {
+    return (count + multiple - 1) / multiple * multiple;
+}
 
 inline int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
 
-// Calls `function` and turns an exception into a status: an exception must not enter C or Python code. A function
-// that returns nothing gives 0.
+// Calls `function` and turns an exception into a status: an exception must not enter C or Python code. A
+// function that returns nothing gives 0.
 template <class Function>
 auto guarded(const Function& function) noexcept {
     using Returned = decltype(function());

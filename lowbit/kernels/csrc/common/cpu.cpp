@@ -49,7 +49,8 @@ bool has_amx() {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     static const bool is_allowed = [] {
         unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-        const bool has_int8 = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx >> 24 & 1) && (edx >> 25 & 1);
+        const bool has_int8 =
+            __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx >> 24 & 1) && (edx >> 25 & 1);
         return has_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
     }();
     return has_avx512vnni() && is_allowed;
@@ -57,19 +58,19 @@ bool has_amx() {
 #endif
 #endif
 
-const Variant kVariants[] = {  // best first
+const Variant kVariants[] = {// best first
 #if LOWBIT_X86
 #if LOWBIT_AMX
-    {"amx", InstructionSet::amx, has_amx},
+                             {"amx", InstructionSet::amx, has_amx},
 #endif
-    {"avx512vnni", InstructionSet::avx512vnni, has_avx512vnni},
-    {"avx512", InstructionSet::avx512, has_avx512},
+                             {"avx512vnni", InstructionSet::avx512vnni, has_avx512vnni},
+                             {"avx512", InstructionSet::avx512, has_avx512},
 #if LOWBIT_AVXVNNI
-    {"avxvnni", InstructionSet::avxvnni, has_avxvnni},
+                             {"avxvnni", InstructionSet::avxvnni, has_avxvnni},
 #endif
-    {"avx2", InstructionSet::avx2, has_avx2},
+                             {"avx2", InstructionSet::avx2, has_avx2},
 #endif
-    {"baseline", InstructionSet::baseline, [] { return true; }}};
+                             {"baseline", InstructionSet::baseline, [] { return true; }}};
 
 const Variant* best() {
     const Variant* found = kVariants;

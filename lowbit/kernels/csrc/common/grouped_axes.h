@@ -1,18 +1,18 @@
 // Loops over a tensor whose scales belong to any subset of its axes, and their partition among threads.
 //
-// A group is the elements that share a scale. Where the last axis is shared and long, a group is a set of rows, each of
-// one scale. Otherwise rows would be short, or every element of a row has its own scale: then the tensor is seen as a
-// block of memory of up to 1024 positions that repeats, position by position in the same groups each time, so that loops
-// over positions still vectorize.
+// A group is the elements that share a scale. Where the last axis is shared and long, a group is a set of
+// rows, each of one scale. Otherwise rows would be short, or every element of a row has its own scale: then
+// the tensor is seen as a block of memory of up to 1024 positions that repeats, position by position in the
+// same groups each time, so that loops over positions still vectorize.
 //
-// Work is divided by groups where there are enough of them, else within a group. Partial results of a divided group are
-// combined by atomic operations on integers, whose order changes nothing.
+// Work is divided by groups where there are enough of them, else within a group. Partial results of a divided
+// group are combined by atomic operations on integers, whose order changes nothing.
 #pragma once
 #include "common/cpu.h"
 #include "common/threads.h"
 
-// A contiguous tensor of up to four axes (missing ones are in front, with size 1). Axis a has its own scales when owns[a]
-// is not 0. Scales are contiguous, one per group, in the order of the owning axes.
+// A contiguous tensor of up to four axes (missing ones are in front, with size 1). Axis a has its own scales
+// when owns[a] is not 0. Scales are contiguous, one per group, in the order of the owning axes.
 struct lowbit_axes {
     int64_t sizes[4];
     int32_t owns[4];
@@ -20,11 +20,13 @@ struct lowbit_axes {
 
 namespace lowbit {
 
-constexpr int kBlockWidth = 1024;  // places: what is kept for each of them stays in the first cache
-// Shorter rows are taken together: a sum pays for its end, an element only for what is left behind the vectors.
+constexpr int kBlockWidth = 1024;  // positions: the L1 cache holds what is computed for each of them
+// Shorter rows use periodic blocks: a sum over a row has a fixed cost at its end, an elementwise loop only
+// its remainder.
 constexpr int kMinRowToSum = 32, kMinRowToVisit = 256;
 
-// The axes taken together as [own0, share0, own1, share1, own2], so that owning and sharing take grouped.
+// The axes merged to [own0, share0, own1, share1, own2]: axes that own scales and axes that share them
+// alternate.
 struct GroupedAxes {
     int64_t own0 = 1, share0 = 1, own1 = 1, share1 = 1, own2 = 1;
 
@@ -42,20 +44,22 @@ struct GroupedAxes {
     bool has_rows(int64_t shortest) const { return own2 == 1 && share1 >= shortest; }
 };
 
-// `count` rows of one group.
+// `count` rows of one group, `stride` elements apart.
 struct GroupRows {
     int64_t group, at, length, count, stride;
 };
 
-// Those of a group: for tensors that are `has_rows`.
+// The rows of a group, for tensors that have rows.
 inline GroupRows rows_of_group(const GroupedAxes& grouped, int64_t group) {
     const int64_t stride = grouped.own1 * grouped.share1;
     const int64_t outer = grouped.own0 == 1 ? 0 : group / grouped.own1, inner = group - outer * grouped.own1;
-    return {group, outer * grouped.share0 * stride + inner * grouped.share1, grouped.share1, grouped.share0, stride};
+    return {group, outer * grouped.share0 * stride + inner * grouped.share1, grouped.share1, grouped.share0,
+            stride};
 }
 
-// A stretch of `width` places from `at` on, that recurs `across` repeats side by side (the last time shorter) and
-// `down` repeats at a stride. `repeat` places side by side are of one group; after `groups` groups the first follows.
+// A block of `width` positions that repeats `across` times next to each other (the last time with
+// `last_width` positions) and `down` times at a stride. `repeat` consecutive positions belong to one group;
+// after `groups` groups the first one follows again.
 struct PeriodicBlock {
     int64_t group, groups, repeat;
     int64_t at, width, last_width;
@@ -63,7 +67,7 @@ struct PeriodicBlock {
 
     int64_t repeats() const { return down * across; }
 
-    // of(start, count) from one time to another, the first `count` places recurring.
+    // of(start, count) for some of the repeats, of which the first `count` positions exist.
     template <class Of>
     LOWBIT_INLINE void for_each_repeat(int64_t first, int64_t last, Of of) const {
         int64_t d = first / across, a = first % across;
@@ -75,12 +79,12 @@ struct PeriodicBlock {
         }
     }
 
-    // out[place] = in[group - first group of the block].
+    // out[position] = in[group - first group of the block].
     template <class T>
     LOWBIT_INLINE void broadcast(const T* in, T* out) const {
         if (repeat > 1) {
-            for (int64_t g = 0, place = 0; g < groups; ++g) {
-                for (int64_t end = place + repeat; place < end; ++place) out[place] = in[g];
+            for (int64_t g = 0, position = 0; g < groups; ++g) {
+                for (int64_t end = position + repeat; position < end; ++position) out[position] = in[g];
             }
             return;
         }
@@ -89,14 +93,17 @@ struct PeriodicBlock {
         }
     }
 
-    // The other way: the first values become those of the groups, what several places have being combined.
+    // The reverse: combines the values of all positions of a group; the results are the first `groups`
+    // values.
     template <class T, class Combine>
     LOWBIT_INLINE void reduce(T* values, Combine combine) const {
         if (repeat > 1) {
             for (int64_t g = 0; g < groups; ++g) {
-                T convert_all = values[g * repeat];
-                for (int64_t i = 1; i < repeat; ++i) convert_all = combine(convert_all, values[g * repeat + i]);
-                values[g] = convert_all;
+                T all = values[g * repeat];
+                for (int64_t i = 1; i < repeat; ++i) {
+                    all = combine(all, values[g * repeat + i]);
+                }
+                values[g] = all;
             }
             return;
         }
@@ -106,37 +113,50 @@ struct PeriodicBlock {
     }
 };
 
-// How many blocks a tensor has that is not `has_rows`; convert_all of a group is in one of them.
+// The periodic blocks of a tensor without rows; a group is entirely in one of them.
 struct PeriodicBlocks {
     const GroupedAxes& grouped;
-    int64_t most, across_outer;  // groups in one, and blocks side by side
+    int64_t max_groups, across_outer;  // groups per block, and blocks next to each other
 
     explicit PeriodicBlocks(const GroupedAxes& of)
         : grouped(of),
-          most(of.own2 == 1 ? kBlockWidth / of.share1 : kBlockWidth),
-          across_outer(((of.own2 == 1 ? of.own1 : of.own2) + most - 1) / most) {}
+          max_groups(of.own2 == 1 ? kBlockWidth / of.share1 : kBlockWidth),
+          across_outer(((of.own2 == 1 ? of.own1 : of.own2) + max_groups - 1) / max_groups) {}
 
     int64_t count() const { return grouped.own0 * (grouped.own2 == 1 ? 1 : grouped.own1) * across_outer; }
 
     PeriodicBlock operator[](int64_t number) const {
         const int64_t plane = grouped.share1 * grouped.own2, stride = grouped.own1 * plane;
-        const int64_t outer = number / across_outer, first = number % across_outer * most;
+        const int64_t outer = number / across_outer, first = number % across_outer * max_groups;
         if (grouped.own2 == 1) {
-            const int64_t left = grouped.own1 - first, groups = left < most ? left : most, width = groups * grouped.share1;
+            const int64_t left = grouped.own1 - first, groups = left < max_groups ? left : max_groups,
+                          width = groups * grouped.share1;
             const int64_t at = outer * grouped.share0 * stride + first * grouped.share1;
-            return {outer * grouped.own1 + first, groups, grouped.share1, at, width, width, 1, 0, grouped.share0, stride};
+            return {outer * grouped.own1 + first,
+                    groups,
+                    grouped.share1,
+                    at,
+                    width,
+                    width,
+                    1,
+                    0,
+                    grouped.share0,
+                    stride};
         }
         const int64_t fitting = grouped.own2 < kBlockWidth ? kBlockWidth / grouped.own2 : 1;
         const int64_t abreast = fitting < grouped.share1 ? fitting : grouped.share1;
-        const int64_t across = (grouped.share1 + abreast - 1) / abreast, last = grouped.share1 - (across - 1) * abreast;
-        const int64_t at = outer / grouped.own1 * grouped.share0 * stride + outer % grouped.own1 * plane + first;
+        const int64_t across = (grouped.share1 + abreast - 1) / abreast,
+                      last = grouped.share1 - (across - 1) * abreast;
+        const int64_t at =
+            outer / grouped.own1 * grouped.share0 * stride + outer % grouped.own1 * plane + first;
         const int64_t left = grouped.own2 - first, groups = left < kBlockWidth ? left : kBlockWidth;
-        return {outer * grouped.own2 + first, groups, 1, at, groups * abreast, groups * last, across,
-                grouped.own2 * abreast, grouped.share0, stride};
+        return {
+            outer * grouped.own2 + first, groups,         1,     at, groups * abreast, groups * last, across,
+            grouped.own2 * abreast,       grouped.share0, stride};
     }
 };
 
-// A scale that elements have in common, and one for each of them.
+// A scale shared by all elements, and one per element.
 struct OneScale {
     float value;
     LOWBIT_INLINE float operator[](int64_t) const { return value; }
@@ -147,22 +167,24 @@ struct ScaleEach {
     LOWBIT_INLINE float operator[](int64_t i) const { return values[i]; }
 };
 
-constexpr int64_t kMinElements = 1 << 15;  // elements: fewer are not worth handing out
-constexpr int kRangesPerThread = 8;  // so that threads finish at about the same time
+constexpr int64_t kMinElements = 1 << 15;  // smaller ranges are not worth another thread
+constexpr int kRangesPerThread = 8;        // so that threads finish at about the same time
 
-// body(first, last) for parts of `items`, of so many elements each.
+// body(first, last) in parallel for ranges of `items` items with `elements` elements each.
 template <class Body>
 void parallel_ranges(int64_t items, int64_t elements, const Body& body) {
     if (!elements) return;
     const int64_t worth_it = elements < kMinElements ? (kMinElements + elements - 1) / elements : 1;
-    const int64_t fair = items / (kRangesPerThread * lowbit_threads()), step = worth_it < fair ? fair : worth_it;
+    const int64_t fair = items / (kRangesPerThread * lowbit_threads()),
+                  step = worth_it < fair ? fair : worth_it;
     parallel_for((items + step - 1) / step, [&](int64_t part) {
         const int64_t first = part * step, left = items - first;
         body(first, first + (left < step ? left : step));
     });
 }
 
-// of(item, whether it is split) for groups or blocks of so many elements each: where they are convert_some, of(item) is to split it.
+// of(item, split) for groups or blocks of `elements` elements. Where items are few, they come one after the
+// other with split = true, and `of` divides their work among the threads.
 template <class Of>
 void for_each_item(int64_t items, int64_t elements, const Of& of) {
     if (lowbit_threads() > 1 && items < kRangesPerThread / 2 * lowbit_threads() && elements > kMinElements) {
@@ -174,22 +196,22 @@ void for_each_item(int64_t items, int64_t elements, const Of& of) {
     }
 }
 
-// of(rows, whether they are split) for the groups of a tensor that is `has_rows`.
+// of(rows, split) for the groups of a tensor that has rows.
 template <class Of>
 void for_each_group(const GroupedAxes& grouped, const Of& of) {
     for_each_item(grouped.own0 * grouped.own1, grouped.share0 * grouped.share1,
-            [&](int64_t group, bool split) { of(rows_of_group(grouped, group), split); });
+                  [&](int64_t group, bool split) { of(rows_of_group(grouped, group), split); });
 }
 
-// of(block, whether it is split) for those of a tensor that is not.
+// of(block, split) for the periodic blocks of a tensor that has not.
 template <class Of>
 void for_each_block(const GroupedAxes& grouped, const Of& of) {
     const PeriodicBlocks blocks(grouped);
     for_each_item(blocks.count(), grouped.elements() / blocks.count(),
-            [&](int64_t number, bool split) { of(blocks[number], split); });
+                  [&](int64_t number, bool split) { of(blocks[number], split); });
 }
 
-// of(rows) for parts of them: of many, or of each.
+// of(rows) for parts of a group: several rows, or pieces of a row.
 template <class Of>
 void for_each_part(const GroupRows& rows, bool split, const Of& of) {
     if (!split) return of(rows);
@@ -207,14 +229,15 @@ void for_each_part(const GroupRows& rows, bool split, const Of& of) {
     });
 }
 
-// of(first, last) for parts of the repeats that a block recurs.
+// of(first, last) for ranges of the repeats of a block.
 template <class Of>
 void for_each_part(const PeriodicBlock& block, bool split, const Of& of) {
     if (split) return parallel_ranges(block.repeats(), block.width, of);
     of(0, block.repeats());
 }
 
-// of(start, count, scales, whether each has its own) for stretches of memory that are the whole tensor together.
+// of(start, count, scales, each) for contiguous runs that cover the tensor; `each`: every element has its own
+// scale.
 template <class Of>
 void for_each_run(const GroupedAxes& grouped, const float* scales, const Of& of) {
     const bool has_rows = grouped.has_rows(kMinRowToVisit);
@@ -223,25 +246,27 @@ void for_each_run(const GroupedAxes& grouped, const float* scales, const Of& of)
             float own[kBlockWidth];
             block.broadcast(scales + block.group, own);
             for_each_part(block, split, [&](int64_t first, int64_t last) {
-                block.for_each_repeat(first, last, [&](int64_t at, int64_t count) { of(at, count, own, true); });
+                block.for_each_repeat(first, last,
+                                      [&](int64_t at, int64_t count) { of(at, count, own, true); });
             });
         });
         return;
     }
     const int64_t length = has_rows ? grouped.share1 : grouped.own2, shared = has_rows ? 1 : grouped.share1;
     const int64_t elements = grouped.elements();
-    parallel_ranges((elements + kBlockWidth - 1) / kBlockWidth, kBlockWidth, [&](int64_t first, int64_t last) {
-        const int64_t end = last * kBlockWidth < elements ? last * kBlockWidth : elements;
-        int64_t at = first * kBlockWidth, row = at / length, begin = at % length;
-        for (; at < end; ++row, begin = 0) {
-            const int64_t left = end - at, count = length - begin < left ? length - begin : left;
-            const int64_t middle = shared == 1 ? row : row / shared;
-            const int64_t outer = grouped.own0 == 1 ? 0 : middle / (grouped.share0 * grouped.own1);
-            const float* own = scales + (outer * grouped.own1 + middle % grouped.own1) * grouped.own2;
-            of(at, count, has_rows ? own : own + begin, !has_rows);
-            at += count;
-        }
-    });
+    parallel_ranges(
+        (elements + kBlockWidth - 1) / kBlockWidth, kBlockWidth, [&](int64_t first, int64_t last) {
+            const int64_t end = last * kBlockWidth < elements ? last * kBlockWidth : elements;
+            int64_t at = first * kBlockWidth, row = at / length, begin = at % length;
+            for (; at < end; ++row, begin = 0) {
+                const int64_t left = end - at, count = length - begin < left ? length - begin : left;
+                const int64_t middle = shared == 1 ? row : row / shared;
+                const int64_t outer = grouped.own0 == 1 ? 0 : middle / (grouped.share0 * grouped.own1);
+                const float* own = scales + (outer * grouped.own1 + middle % grouped.own1) * grouped.own2;
+                of(at, count, has_rows ? own : own + begin, !has_rows);
+                at += count;
+            }
+        });
 }
 
 }  // namespace lowbit

@@ -1,5 +1,5 @@
-// The counter-based random numbers of stochastic rounding. lowbit/numerics/counter_random.py defines them; it is the slow
-// reference that tests compare with.
+// The counter-based random numbers of stochastic rounding. lowbit/numerics defines them; its implementation
+// is the slow reference that tests compare with.
 #pragma once
 #include "common/cpu.h"
 
@@ -12,7 +12,7 @@ struct lowbit_draw {
 
 namespace lowbit {
 
-// The key of the block of 2^32 elements that `block` counts.
+// The key for the elements of one block of 2^32.
 struct RandomKey {
     uint32_t a = 0, b = 0;
 
@@ -29,7 +29,7 @@ struct RandomKey {
         b = uint32_t(z >> 32);
     }
 
-    // 24 bits for element `index` of the block.
+    // 24 random bits for element `index` of the block.
     LOWBIT_INLINE uint32_t operator()(uint32_t index) const {
         uint32_t h = index + a;
         h = (h ^ (h >> 16)) * 0x7FEB352Du;

@@ -1,9 +1,10 @@
 // Per-thread buffers for data that lives during one call, such as packed operands.
 //
-// A Scratch is a thread_local variable of the function that uses it: allocating and faulting in fresh pages for every
-// layer would cost more than packing does. It grows to what is asked for, and shrinks again when a whole window of
-// requests needed far less, so that one large layer does not hold its memory for the rest of the process. A training step
-// asks for its largest layer well within a window, so that buffers do not change size in the steady state.
+// A Scratch is a thread_local variable of the function that uses it: allocating and faulting in fresh pages
+// for every layer would cost more than packing does. It grows to what is asked for, and shrinks again when a
+// whole window of requests needed far less, so that one large layer does not hold its memory for the rest of
+// the process. A training step asks for its largest layer well within a window, so that buffers do not change
+// size in the steady state.
 #pragma once
 #include "common/common.h"
 
@@ -24,8 +25,8 @@ class Scratch {
     Scratch& operator=(const Scratch&) = delete;
     ~Scratch() { resize(0); }
 
-    // At least `count` elements, aligned to a cache line, with undefined contents; what an earlier call returned is no
-    // longer valid. Throws std::bad_alloc.
+    // At least `count` elements, aligned to a cache line, with undefined contents; what an earlier call
+    // returned is no longer valid. Throws std::bad_alloc.
     template <class Element>
     Element* get(int64_t count) {
         const size_t bytes = (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64 + 64;
@@ -40,7 +41,7 @@ class Scratch {
     }
 
   private:
-    static constexpr int kWindow = 1024;                  // requests
+    static constexpr int kWindow = 1024;                    // requests
     static constexpr size_t kAlwaysHeld = size_t{1} << 20;  // bytes: less is not worth giving back
 
     void resize(size_t bytes) {

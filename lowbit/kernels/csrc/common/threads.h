@@ -1,7 +1,7 @@
 // parallel_for on the threads of the OpenMP runtime that Paddle has loaded.
 //
-// The library links no OpenMP itself: a second runtime in the process would compete for the same processors. Python
-// passes in two functions of the first one instead.
+// The library links no OpenMP itself: a second runtime in the process would compete for the same processors.
+// Python passes in two functions of the first one instead.
 #pragma once
 #include "common/common.h"
 
@@ -19,7 +19,8 @@ LOWBIT_PUBLIC int lowbit_threads(void);
 
 namespace lowbit {
 
-constexpr int64_t kItemsPerThread = 4;  // items to divide a product into, so that threads finish at about the same time
+constexpr int64_t kItemsPerThread =
+    4;  // items to divide a product into, so that threads finish at about the same time
 
 struct Job {
     int64_t count;
@@ -32,8 +33,8 @@ struct Job {
 
 void run_job(Job& job);
 
-// body(0) ... body(count - 1), in any order and at the same time on several threads. Results must not depend on which
-// thread does what. Rethrows what an item threw.
+// body(0) ... body(count - 1), in any order and at the same time on several threads. Results must not depend
+// on which thread does what. Rethrows what an item threw.
 template <class Body>
 void parallel_for(int64_t count, const Body& body) {
     Job job{count, &body, [](const void* of, int64_t item) { (*static_cast<const Body*>(of))(item); }};

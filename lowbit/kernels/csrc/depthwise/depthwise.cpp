@@ -1,5 +1,5 @@
-// The three products of a depthwise convolution, in parallel over channels. Small images are processed several at a time, so
-// that loops over planes are long.
+// The three products of a depthwise convolution, in parallel over channels. Small images are processed
+// several at a time, so that loops over planes are long.
 #include "depthwise/depthwise.h"
 
 #include "common/cpu.h"
@@ -22,7 +22,8 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
     const Shape s(geometry);
     const Kernels& kernels = kernels_for(instruction_set());
     const InputPlanes planes(s);
-    const int64_t max_images = images_per_pass(planes.size(), s.g.batch), budget = max_products(x, w, INT16_MAX);
+    const int64_t max_images = images_per_pass(planes.size(), s.g.batch),
+                  budget = max_products(x, w, INT16_MAX);
     const OutputView target = {s.h.result, planes.columns, s.h.result, s.w.result, 0, 0, 1, 1};
     parallel_for(s.g.channels, [&](int64_t c) {
         thread_local Scratch plane_scratch, sum_scratch;
@@ -36,7 +37,8 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
             planes.offsets(images, offsets.data());
             for (int64_t o = c * s.multiplier; o < (c + 1) * s.multiplier; ++o) {
                 for (int64_t tap = 0; tap < s.taps; ++tap) weights[tap] = value(w, o * s.taps + tap);
-                kernels.correlate(plane, offsets.data(), weights.data(), s.taps, budget, images * planes.size(), found);
+                kernels.correlate(plane, offsets.data(), weights.data(), s.taps, budget,
+                                  images * planes.size(), found);
                 for (int64_t i = 0; i < images; ++i) {
                     const int64_t at = ((n + i) * s.g.outputs + o) * s.y_plane();
                     const int32_t* from = found + i * planes.size();
@@ -52,16 +54,17 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
     });
 }
 
-// The gradient of the pixels that meet the same taps, of which there are stride * stride kinds: each is a
-// correlation with a plane of dy, which has the zeros of before the first tap in front.
+// Input pixels that meet the same taps form a phase; there are stride * stride of them. Each is a correlation
+// with planes of dy, which have zeros in front for taps that reach before the first row or column.
 void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowbit_operand& w,
                           float* dx, int64_t* sums) {
-    constexpr int64_t kChannels = 8;  // that use the same scales by pixel
+    constexpr int64_t kChannels = 8;  // per work item: they share the scales by pixel
     const Shape s(geometry);
     const Kernels& kernels = kernels_for(instruction_set());
     const GradientPlanes planes(s);
     const bool by_pixel = !sums && dy.of_pixel != 0;
-    const int64_t max_images = images_per_pass(planes.size(), s.g.batch), budget = max_products(dy, w, INT16_MAX);
+    const int64_t max_images = images_per_pass(planes.size(), s.g.batch),
+                  budget = max_products(dy, w, INT16_MAX);
     const int64_t one = max_images * planes.size(), bundles = (s.g.channels + kChannels - 1) / kChannels;
     parallel_for((s.g.batch + max_images - 1) / max_images * bundles, [&](int64_t item) {
         thread_local Scratch plane_scratch, sum_scratch, scale_scratch, value_scratch, float_scratch;
@@ -72,7 +75,8 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
         float* scales = scale_scratch.get<float>(by_pixel ? one + planes.slack() : 1);
         Taps taps;
         const int64_t n = item / bundles * max_images, start = item % bundles * kChannels;
-        const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images, count = images * planes.size();
+        const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images,
+                      count = images * planes.size();
         if (by_pixel) planes.expand_scales(dy, n, images, scales);
         for (int64_t c = start; c < s.g.channels && c < start + kChannels; ++c) {
             planes.pack(kernels, dy, n, images, c, plane);
@@ -91,11 +95,12 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
                             }
                         });
                         const int64_t met = int64_t(taps.offsets.size());
-                        kernels.correlate_scaled(floats, s.multiplier, count, taps.offsets.data(), weights.data(), met,
-                                               scales, count, values);
+                        kernels.correlate_scaled(floats, s.multiplier, count, taps.offsets.data(),
+                                                 weights.data(), met, scales, count, values);
                         for (int64_t image = 0; image < images; ++image) {
                             float* to = dx + first + image * s.g.channels * s.x_plane();
-                            kernels.scale_values(values + image * planes.size(), target, w.scale[0], nullptr, to);
+                            kernels.scale_values(values + image * planes.size(), target, w.scale[0], nullptr,
+                                                 to);
                         }
                         continue;
                     }
@@ -136,9 +141,10 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
         int16_t* plane = x_scratch.get<int16_t>(planes.elements(max_images));
         int16_t* gradient = dy_scratch.get<int16_t>(max_images * planes.size() + kStep);
         std::vector<int64_t> offsets(s.taps), totals(s.multiplier * s.taps);
-        const int64_t first = c * s.multiplier;  // output
+        const int64_t first = c * s.multiplier;  // output channel
         for (int64_t n = 0; n < s.g.batch; n += max_images) {
-            const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images, count = images * planes.size();
+            const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images,
+                          count = images * planes.size();
             planes.pack(kernels, x, n, images, c, plane);
             planes.offsets(images, offsets.data());
             for (int64_t m = 0; m < s.multiplier; ++m) {

@@ -1,5 +1,5 @@
-// Loops over planes of int16: packing, correlation, dot products and the epilogue. They are inlined into one function per
-// instruction set (plane_kernels.cpp), which the table `Kernels` at the end holds.
+// Loops over planes of int16: packing, correlation, dot products and the epilogue. They are inlined into one
+// function per instruction set (plane_kernels.cpp), which the table `Kernels` at the end holds.
 #pragma once
 #include "common/channel_blocks.h"
 #include "common/cpu.h"
@@ -8,9 +8,10 @@
 
 namespace lowbit::depthwise {
 
-constexpr int64_t kStep = 32;  // pixels that may be worked out in one go: planes have as many more at their end
+constexpr int64_t kStep = 32;  // pixels per iteration: planes have as many extra at their end
 
-// Where the pixels of a plane come from: (row, column) is the image's (first_row + row * step_h, ...), or 0.
+// The source of a plane: (row, column) is image pixel (first_row + row * step_h, first_column + column *
+// step_w), or 0 outside.
 struct View {
     int64_t height, width;  // of the image
     int64_t first_row, first_column, step_h, step_w;
@@ -24,12 +25,12 @@ typedef int8_t Signed16 __attribute__((vector_size(16)));
 typedef int16_t Shorts16 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
 
-// The first `count` of 16 integers that lie 1 or 2 bytes stride, and zeros.
+// The first `count` of 16 integers, 1 or 2 bytes apart, and zeros for the others.
 template <bool kSigned, int kStride>
 LOWBIT_INLINE void pack_16(const uint8_t* from, int64_t count, int16_t* to) {
     static const int16_t kMask[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
     Shorts16 values, mask;
-    if (kStride == 2) {  // the lower bytes of 16 bits
+    if (kStride == 2) {  // the lower bytes of 16-bit elements
         memcpy(&values, from, sizeof values);
         values = kSigned ? (values << 8) >> 8 : values & 0xff;
     } else if (kSigned) {
@@ -46,8 +47,8 @@ LOWBIT_INLINE void pack_16(const uint8_t* from, int64_t count, int16_t* to) {
     memcpy(to, &values, sizeof values);
 }
 
-// Planes are zeros before the images come. Rows come from the first to the last, so that the zeros behind the end
-// of one may lie where the next will be, or in the kStep integers behind the last.
+// Planes are zero before. Rows are packed in order, so that zeros written beyond the end of a row are
+// overwritten by the next one, or are in the kStep extra elements.
 template <bool kSigned>
 LOWBIT_INLINE void pack_as(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,
                            const View& view, int16_t* __restrict to) {
@@ -66,7 +67,9 @@ LOWBIT_INLINE void pack_as(const uint8_t* image, int64_t image_bytes, int64_t im
             if (view.step_w == 1 && can_overread) {
                 for (int64_t i = first; i < last; i += 16) pack_16<kSigned, 1>(from + i, last - i, to + i);
             } else if (view.step_w == 2 && can_overread && kLittleEndian) {
-                for (int64_t i = first; i < last; i += 16) pack_16<kSigned, 2>(from + 2 * i, last - i, to + i);
+                for (int64_t i = first; i < last; i += 16) {
+                    pack_16<kSigned, 2>(from + 2 * i, last - i, to + i);
+                }
             } else {
                 for (int64_t i = first; i < last; ++i) {
                     const uint8_t byte = from[i * view.step_w];
@@ -87,8 +90,8 @@ LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t image
 }
 
 // sums[i] = the sum over taps of plane[offsets[tap] + i] * weights[tap].
-LOWBIT_INLINE void correlate(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps,
-                             int64_t count, int32_t* __restrict sums) {
+LOWBIT_INLINE void correlate(const int16_t* plane, const int64_t* offsets, const int16_t* weights,
+                             int64_t taps, int64_t count, int32_t* __restrict sums) {
     for (int64_t start = 0; start < count; start += kBlock) {
         const int64_t now = count - start < kBlock ? count - start : kBlock;
         for (int64_t i = 0; i < now; ++i) sums[start + i] = 0;
@@ -99,15 +102,16 @@ LOWBIT_INLINE void correlate(const int16_t* plane, const int64_t* offsets, const
     }
 }
 
-// values[i] = the sum over taps, in fp32, of (the sum over planes of plane[offsets[tap] + i] * weights[tap]) *
-// scales[offsets[tap] + i]. What is summed over planes is exact in fp32. Whole steps are written.
-LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t stride, const int64_t* offsets,
-                                    const float* weights, int64_t taps, const float* scales, int64_t count,
-                                    float* values) {
+// values[i] = the fp32 sum over taps of (the sum over planes of plane[offsets[tap] + i] * weights[tap]) *
+// scales[offsets[tap] + i]. The sum over planes is exact in fp32. Writes whole steps.
+LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t stride,
+                                    const int64_t* offsets, const float* weights, int64_t taps,
+                                    const float* scales, int64_t count, float* values) {
     for (int64_t i = 0; i < count; i += kStep) {
         Floats8 totals[4] = {};
         for (int64_t tap = 0; tap < taps; ++tap) {
-            LOWBIT_UNROLLED for (int64_t part = 0; part < 4; ++part) {
+            LOWBIT_UNROLLED
+            for (int64_t part = 0; part < 4; ++part) {
                 const int64_t at = offsets[tap] + i + part * 8;
                 Floats8 sum = {}, scale;
                 for (int64_t p = 0; p < planes; ++p) {
@@ -119,7 +123,8 @@ LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t 
                 totals[part] += sum * scale;
             }
         }
-        LOWBIT_UNROLLED for (int64_t part = 0; part < 4; ++part) {
+        LOWBIT_UNROLLED
+        for (int64_t part = 0; part < 4; ++part) {
             memcpy(values + i + part * 8, &totals[part], sizeof totals[part]);
         }
     }
@@ -129,22 +134,23 @@ LOWBIT_INLINE void to_floats(const int16_t* from, int64_t count, float* __restri
     for (int64_t i = 0; i < count; ++i) to[i] = float(from[i]);
 }
 
-// The sum of a[i] * b[i]; the caller sees to it that 32 bits hold it, in whatever order.
+// The sum of a[i] * b[i]; int32 must hold it and every partial sum.
 LOWBIT_INLINE int32_t dot(const int16_t* a, const int16_t* b, int64_t count) {
     int32_t sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += int32_t(a[i]) * int32_t(b[i]);
     return sum;
 }
 
-// Which pixels of a plane's results are wanted, and where they go: row r to image row first_row + r * out_stride_h.
+// Where a plane's results go: row r to image row first_row + r * out_stride_h, columns likewise; others are
+// dropped.
 struct OutputView {
     int64_t rows, columns;  // of the plane
     int64_t height, width;  // of the image
     int64_t first_row, first_column, out_stride_h, out_stride_w;
 };
 
-// row(from, count, to, stride, more) for the wanted part of every row of one image, and whether up to 8 values may
-// be written in one go: those behind the end are written again with the next row.
+// row(from, count, to, stride, more) for the used part of every row of one image. `more`: up to 8 values may
+// be written beyond `count`, because the next row overwrites them.
 template <class T, class To, class Row>
 LOWBIT_INLINE void each_row(const T* from, const OutputView& t, To* to, Row row) {
     const int64_t before = -t.first_column, behind = t.width + before;
@@ -159,7 +165,8 @@ LOWBIT_INLINE void each_row(const T* from, const OutputView& t, To* to, Row row)
         if (h < 0 || h >= t.height) continue;
         To* start = to + h * t.width + t.first_column + first * t.out_stride_w;
         if (t.out_stride_w == 1) {
-            row(from + r * t.columns + first, count, start, 1, t.out_stride_h == 1 && end - start >= count + 8);
+            row(from + r * t.columns + first, count, start, 1,
+                t.out_stride_h == 1 && end - start >= count + 8);
         } else {
             row(from + r * t.columns + first, count, start, t.out_stride_w, false);
         }
@@ -167,32 +174,35 @@ LOWBIT_INLINE void each_row(const T* from, const OutputView& t, To* to, Row row)
 }
 
 LOWBIT_INLINE void copy_sums(const int32_t* from, const OutputView& target, int64_t* to) {
-    const auto row = [](const int32_t* sums, int64_t count, int64_t* out, int64_t stride, bool) LOWBIT_INLINE_LAMBDA {
-        for (int64_t i = 0; i < count; ++i) out[i * stride] = sums[i];
-    };
+    const auto row = [](const int32_t* sums, int64_t count, int64_t* out, int64_t stride, bool)
+                         LOWBIT_INLINE_LAMBDA {
+                             for (int64_t i = 0; i < count; ++i) out[i * stride] = sums[i];
+                         };
     each_row(from, target, to, row);
 }
 
-// of(value) for the wanted values.
+// Writes of(value) for the used values.
 template <class T, class Of>
 LOWBIT_INLINE void dequantize_as(const T* from, const OutputView& target, float* to, Of of) {
-    const auto row = [=](const T* values, int64_t count, float* out, int64_t stride, bool more) LOWBIT_INLINE_LAMBDA {
-        if (more) {
-            for (int64_t i = 0; i < count; i += 8) {
-                float eight[8];
-                for (int64_t j = 0; j < 8; ++j) eight[j] = of(values[i + j]);
-                memcpy(out + i, eight, sizeof eight);
-            }
-        } else {
-            for (int64_t i = 0; i < count; ++i) out[i * stride] = of(values[i]);
-        }
-    };
+    const auto row = [=](const T* values, int64_t count, float* out, int64_t stride, bool more)
+                         LOWBIT_INLINE_LAMBDA {
+                             if (more) {
+                                 for (int64_t i = 0; i < count; i += 8) {
+                                     float eight[8];
+                                     for (int64_t j = 0; j < 8; ++j) eight[j] = of(values[i + j]);
+                                     memcpy(out + i, eight, sizeof eight);
+                                 }
+                             } else {
+                                 for (int64_t i = 0; i < count; ++i) out[i * stride] = of(values[i]);
+                             }
+                         };
     each_row(from, target, to, row);
 }
 
-// fp32(value) * scale, plus the bias where there is one.
+// fp32(value) * scale, plus the bias if there is one.
 template <class T>
-LOWBIT_INLINE void dequantize(const T* from, const OutputView& target, float scale, const float* bias, float* to) {
+LOWBIT_INLINE void dequantize(const T* from, const OutputView& target, float scale, const float* bias,
+                              float* to) {
     if (bias) {
         const float added = *bias;
         dequantize_as(from, target, to, [=](T v) LOWBIT_INLINE_LAMBDA { return float(v) * scale + added; });
@@ -202,18 +212,21 @@ LOWBIT_INLINE void dequantize(const T* from, const OutputView& target, float sca
 }
 
 struct Kernels {
-    void (*pack)(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end, const View& view,
-                 bool is_signed, int16_t* to);
-    // Writes a shift number of steps. Sums of 16 bits hold `budget` products.
+    void (*pack)(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,
+                 const View& view, bool is_signed, int16_t* to);
+    // Writes whole steps. int16 sums hold `budget` products.
     void (*correlate)(const int16_t* plane, const int64_t* offsets, const int16_t* weights, int64_t taps,
                       int64_t budget, int64_t count, int32_t* sums);
     void (*correlate_scaled)(const float* plane, int64_t planes, int64_t stride, const int64_t* offsets,
-                             const float* weights, int64_t taps, const float* scales, int64_t count, float* values);
+                             const float* weights, int64_t taps, const float* scales, int64_t count,
+                             float* values);
     void (*to_floats)(const int16_t* from, int64_t count, float* to);
     int32_t (*dot)(const int16_t* a, const int16_t* b, int64_t count);
     void (*copy_sums)(const int32_t* from, const OutputView& target, int64_t* to);
-    void (*dequantize_sums)(const int32_t* from, const OutputView& target, float scale, const float* bias, float* to);
-    void (*scale_values)(const float* from, const OutputView& target, float scale, const float* bias, float* to);
+    void (*dequantize_sums)(const int32_t* from, const OutputView& target, float scale, const float* bias,
+                            float* to);
+    void (*scale_values)(const float* from, const OutputView& target, float scale, const float* bias,
+                         float* to);
 };
 
 const Kernels& kernels_for(InstructionSet isa);

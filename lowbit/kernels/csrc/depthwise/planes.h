@@ -1,4 +1,5 @@
-// Layouts of a depthwise convolution's tensors as planes, and where the taps read in them; depthwise.h explains planes.
+// Layouts of a depthwise convolution's tensors as planes, and where the taps read in them; depthwise.h
+// explains planes.
 #pragma once
 #include "depthwise/plane_kernels.h"
 #include "gemm/gemm.h"
@@ -8,17 +9,15 @@
 
 namespace lowbit::depthwise {
 
-constexpr int64_t kPlane = 4096;  // pixels, about: with their sums they stay in the first two caches
+constexpr int64_t kPlane = 4096;  // pixels that are processed together: with their sums, L1 and L2 hold them
 
 inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline int64_t magnitude(const lowbit_operand& o) {
-    return max_of(1, max_of(o.highest, -int64_t(o.lowest)));
-}
+inline int64_t magnitude(const lowbit_operand& o) { return max_of(1, max_of(o.highest, -int64_t(o.lowest))); }
 
-// Products that a sum of 16 bits, or of 32, holds.
-inline int64_t max_products(const lowbit_operand& a, const lowbit_operand& b, int64_t max_images) {
-    return max_images / (magnitude(a) * magnitude(b));
+// Products that an accumulator with the largest value `largest` holds.
+inline int64_t max_products(const lowbit_operand& a, const lowbit_operand& b, int64_t largest) {
+    return largest / (magnitude(a) * magnitude(b));
 }
 
 inline int16_t value(const lowbit_operand& o, int64_t at) {
@@ -26,7 +25,7 @@ inline int16_t value(const lowbit_operand& o, int64_t at) {
     return o.lowest < 0 ? int8_t(byte) : byte;
 }
 
-// One direction, height or width: where the taps lie in planes.
+// One axis, height or width. Tap k reads plane `phase(k)`, `shift(k)` elements further.
 struct Axis {
     int64_t image, result, kernel, stride, dilation, before;
 
@@ -43,8 +42,10 @@ struct Shape {
     explicit Shape(const lowbit_geometry& geometry) : g(geometry) {
         h = {g.height, 0, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top};
         w = {g.width, 0, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left};
-        h.result = (g.height + g.pad_top + g.pad_bottom - g.dilation_h * (g.kernel_h - 1) - 1) / g.stride_h + 1;
-        w.result = (g.width + g.pad_left + g.pad_right - g.dilation_w * (g.kernel_w - 1) - 1) / g.stride_w + 1;
+        h.result =
+            (g.height + g.pad_top + g.pad_bottom - g.dilation_h * (g.kernel_h - 1) - 1) / g.stride_h + 1;
+        w.result =
+            (g.width + g.pad_left + g.pad_right - g.dilation_w * (g.kernel_w - 1) - 1) / g.stride_w + 1;
         taps = g.kernel_h * g.kernel_w;
         multiplier = g.outputs / g.channels;
     }
@@ -52,16 +53,17 @@ struct Shape {
     int64_t y_plane() const { return h.result * w.result; }
 };
 
-// Behind the last integer of a tensor.
+// The end of a tensor.
 inline const uint8_t* end_of(const lowbit_operand& o, int64_t batch, int64_t channels, int64_t plane) {
     return static_cast<const uint8_t*>(o.integers) + batch * channels * plane;
 }
 
-inline const uint8_t* plane_of(const lowbit_operand& o, int64_t n, int64_t channels, int64_t c, int64_t plane) {
+inline const uint8_t* plane_of(const lowbit_operand& o, int64_t n, int64_t channels, int64_t c,
+                               int64_t plane) {
     return static_cast<const uint8_t*>(o.integers) + (n * channels + c) * plane;
 }
 
-// The planes of an input, one for every phase of the strides: as large as the result, and what taps reach beyond.
+// The input's planes, one per phase of the strides: as large as the result plus what taps reach beyond it.
 struct InputPlanes {
     const Shape& s;
     int64_t rows, columns;
@@ -81,7 +83,8 @@ struct InputPlanes {
             }
         }
     }
-    void pack(const Kernels& kernels, const lowbit_operand& x, int64_t n, int64_t images, int64_t c, int16_t* out) const {
+    void pack(const Kernels& kernels, const lowbit_operand& x, int64_t n, int64_t images, int64_t c,
+              int16_t* out) const {
         const uint8_t* from = plane_of(x, n, s.g.channels, c, s.x_plane());
         const uint8_t* end = end_of(x, s.g.batch, s.g.channels, s.x_plane());
         memset(out, 0, elements(images) * sizeof *out);
@@ -96,14 +99,13 @@ struct InputPlanes {
     }
 };
 
-// The planes of an output's gradient, one for each output of a channel: as large as what of the input meets the
-// same taps, with zeros in front of the first row and column for the taps that reach before them.
+// The output gradient's planes, one per output of a channel: as large as a phase of the input, with zeros in
+// front of the first row and column for the taps that reach before them.
 struct GradientPlanes {
     const Shape& s;
     int64_t rows, columns;
 
-    explicit GradientPlanes(const Shape& shape)
-        : s(shape), rows(plane_size(s.h)), columns(plane_size(s.w)) {}
+    explicit GradientPlanes(const Shape& shape) : s(shape), rows(plane_size(s.h)), columns(plane_size(s.w)) {}
 
     static int64_t plane_size(const Axis& a) {
         return a.reach() + max_of(a.result, (a.before + a.image - 1) / a.stride + 1);
@@ -122,7 +124,7 @@ struct GradientPlanes {
         }
     }
 
-    // The scales of some images' pixels, as a plane.
+    // The scales of the pixels of some images, laid out like a plane.
     void expand_scales(const lowbit_operand& dy, int64_t n, int64_t images, float* out) const {
         for (int64_t i = 0; i < images * size() + slack(); ++i) out[i] = 0;
         for (int64_t row = 0; row < images * s.h.result; ++row) {
@@ -133,7 +135,7 @@ struct GradientPlanes {
         }
     }
 
-    // The taps, kernel row by row, that pixels with the rests i and j meet, and how far on they lie.
+    // call(tap, offset) for the taps of phase (i, j), in the kernel's order.
     template <class Call>
     void each_tap(int64_t i, int64_t j, Call call) const {
         for (int64_t kh = 0; kh < s.h.kernel; ++kh) {
@@ -146,12 +148,12 @@ struct GradientPlanes {
     }
 
     OutputView target(int64_t i, int64_t j) const {
-        return {rows - s.h.reach(), columns,         s.h.image,  s.w.image,
+        return {rows - s.h.reach(), columns,        s.h.image,  s.w.image,
                 i - s.h.before,     j - s.w.before, s.h.stride, s.w.stride};
     }
 };
 
-// Where to look and what to multiply with.
+// Offsets and weights of a correlation.
 struct Taps {
     std::vector<int64_t> offsets;
     std::vector<int16_t> weights;
@@ -164,8 +166,10 @@ struct Taps {
         offsets.push_back(offset);
         weights.push_back(weight);
     }
-    void correlate(const Kernels& kernels, const int16_t* plane, int64_t budget, int64_t count, int32_t* sums) const {
-        kernels.correlate(plane, offsets.data(), weights.data(), int64_t(offsets.size()), budget, count, sums);
+    void correlate(const Kernels& kernels, const int16_t* plane, int64_t budget, int64_t count,
+                   int32_t* sums) const {
+        kernels.correlate(plane, offsets.data(), weights.data(), int64_t(offsets.size()), budget, count,
+                          sums);
     }
 };
 
@@ -174,7 +178,7 @@ inline int64_t images_per_pass(int64_t plane, int64_t batch) {
     return images < batch ? images : batch;
 }
 
-// Results of `count` pixels: what is written in steps, and read by eights.
+// Size of a result buffer: kernels write whole steps, and readers read eight at a time.
 inline int64_t result_elements(int64_t count) { return count + 2 * kStep; }
 
 }  // namespace lowbit::depthwise

@@ -1,7 +1,8 @@
 // forward and grad_input as implicit GEMM: data structures shared by packing, the loops, and winograd/.
 //
-// A product is a set of convolutions over one padded image of the source (x, or dy). forward is one convolution.
-// grad_input with stride s is s * s of them, one per phase: the input pixels that meet the same taps.
+// A product is a set of convolutions over one padded image of the source (x, or dy). forward is one
+// convolution. grad_input with stride s is s * s of them, one per phase: the input pixels that meet the same
+// taps.
 #pragma once
 #include "gemm/gemm.h"
 #include "gemm/microkernel.h"
@@ -41,8 +42,8 @@ struct Convolution {
 
 Convolution forward_convolution(const lowbit_geometry& geometry);
 
-// `kernel_order`: the taps of a phase in the kernel's order, as sums in fp32 need them. Otherwise in the order of the
-// source pixels, which is the reverse: adjacent taps then make one long run of the packed image.
+// `kernel_order`: the taps of a phase in the kernel's order, as sums in fp32 need them. Otherwise in the
+// order of the source pixels, which is the reverse: adjacent taps then make one long run of the packed image.
 Convolution grad_input_convolution(const lowbit_geometry& geometry, bool kernel_order);
 
 struct Product {
@@ -60,7 +61,8 @@ struct Product {
 // Throws std::bad_alloc.
 void run(const Convolution& convolution, const Product& product);
 
-// ---- How a sum is accumulated: its reduction steps as contiguous segments, within the limits of int16 and int32.
+// ---- How a sum is accumulated: its reduction steps as contiguous segments, within the limits of int16 and
+// int32.
 
 // What is summed in int32 without interruption: almost always everything.
 struct AccumulationSpan {
@@ -78,8 +80,9 @@ struct AccumulationLimits {
     int64_t int16, int32;  // steps; int16 is 0 where no sums are in int16
 };
 
-// Steps whose sums stay in int32: each adds at most `products` products of the largest magnitudes. The initial value of
-// a sum (-offset * the sum of the weights) needs no reserve: it cancels what the offset of the source adds.
+// Steps whose sums stay in int32: each adds at most `products` products of the largest magnitudes. The
+// initial value of a sum (-offset * the sum of the weights) needs no reserve: it cancels what the offset of
+// the source adds.
 inline int64_t steps_in_int32(int64_t largest_source, int64_t largest_weight, int64_t products) {
     return INT32_MAX / std::max<int64_t>(1, products * largest_source * largest_weight);
 }
@@ -129,7 +132,8 @@ struct PackedLayout {
         offset = source.lowest < 0 ? -source.lowest : 0;
         const int64_t largest_source = std::max(source.highest, 0) + offset;
         const int64_t largest_weight = std::max(std::abs(weight.lowest), std::abs(weight.highest));
-        const MicrokernelChoice choice = choose_microkernel(largest_source, largest_weight, weight.highest < 128);
+        const MicrokernelChoice choice =
+            choose_microkernel(largest_source, largest_weight, weight.highest < 128);
         microkernel = choice.microkernel;
         packed = choice.packed;
         if (packed == ElementType::int16) offset = 0;

@@ -10,7 +10,8 @@ namespace {
 
 #if LOWBIT_X86
 
-constexpr __mmask16 kAll = 0xffff;  // GCC 12 warns of what its functions without masks do
+constexpr __mmask16 kAll =
+    0xffff;  // the intrinsics without masks cause warnings of GCC 12 about uninitialized registers
 
 LOWBIT_TARGET_AVX512 LOWBIT_INLINE __m512 load16(const int32_t* from) {
     return _mm512_maskz_cvtepi32_ps(kAll, _mm512_loadu_si512(from));
@@ -19,10 +20,11 @@ LOWBIT_TARGET_AVX512 LOWBIT_INLINE __m512 load16(const float* from) { return _mm
 
 LOWBIT_TARGET_AVX512 LOWBIT_INLINE __m512 unpack_pairs(__m512 low, __m512 high, bool second) {
     const __m512d a = _mm512_castps_pd(low), b = _mm512_castps_pd(high);
-    return _mm512_castpd_ps(second ? _mm512_maskz_unpackhi_pd(0xff, a, b) : _mm512_maskz_unpacklo_pd(0xff, a, b));
+    return _mm512_castpd_ps(second ? _mm512_maskz_unpackhi_pd(0xff, a, b)
+                                   : _mm512_maskz_unpacklo_pd(0xff, a, b));
 }
 
-// Quarters 0 and 2 of both, or 1 and 3.
+// Quarters 0 and 2 of both registers, or 1 and 3.
 LOWBIT_TARGET_AVX512 LOWBIT_INLINE __m512 shuffle_quarters(__m512 low, __m512 high, bool odd) {
     return odd ? _mm512_maskz_shuffle_f32x4(kAll, low, high, 0xdd)
                : _mm512_maskz_shuffle_f32x4(kAll, low, high, 0x88);
@@ -34,11 +36,11 @@ LOWBIT_TARGET_AVX512 LOWBIT_INLINE void transpose(__m512 (&rows)[16]) {
         other[i] = _mm512_maskz_unpacklo_ps(kAll, rows[i], rows[i + 1]);
         other[i + 1] = _mm512_maskz_unpackhi_ps(kAll, rows[i], rows[i + 1]);
     }
-    // Row 4 * f + k becomes, in every quarter q, channel 4 * q + k of the four pixels from 4 * f on;
+    // Row 4 * f + k: in quarter q, channel 4 * q + k of the four pixels from 4 * f on;
     for (int f = 0; f < 16; f += 4) {
         for (int k = 0; k < 4; k++) rows[f + k] = unpack_pairs(other[f + k / 2], other[f + 2 + k / 2], k % 2);
     }
-    // then, of channels k and 8 + k (or 4 + k and 12 + k), the load8 pixels of a half; and then all of them.
+    // then the eight pixels of a half for channels k and 8 + k (or 4 + k and 12 + k); then all sixteen.
     for (int k = 0; k < 4; k++) {
         for (int i = 0; i < 4; i++) {
             const int half = i % 2, odd = i / 2;
@@ -81,7 +83,6 @@ LOWBIT_TARGET_AVX512 void store_avx512(const Sum* sums, const OutputTile& out) {
     }
 }
 
-
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256 load8(const int32_t* from) {
     return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
@@ -106,14 +107,15 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE void transpose(__m256 (&rows)[8]) {
     }
 }
 
-// Ones for the first `count` of load8.
+// A mask of the first `count` of eight lanes.
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i first_lanes(int64_t count) {
-    const __m256i places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), places);
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
 }
 
 template <class Sum>
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256 value_of(const Sum* sums, const OutputTile& out, __m256 scale, __m256 bias) {
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256 value_of(const Sum* sums, const OutputTile& out, __m256 scale,
+                                                 __m256 bias) {
     const __m256 value = _mm256_mul_ps(load8(sums), scale);
     return out.bias ? _mm256_add_ps(value, bias) : value;
 }
@@ -149,7 +151,8 @@ LOWBIT_TARGET_AVX2 void store_avx2(const Sum* sums, const OutputTile& out) {
     }
 }
 
-LOWBIT_TARGET_AVX2 void accumulate_scaled_avx2(const int32_t* sums, const float* scale, int64_t pixels, float* totals) {
+LOWBIT_TARGET_AVX2 void accumulate_scaled_avx2(const int32_t* sums, const float* scale, int64_t pixels,
+                                               float* totals) {
     for (int64_t p = 0; p < pixels; p++) {
         const __m256 factor = _mm256_broadcast_ss(scale + p);
         for (int64_t c = p * kPanel; c < (p + 1) * kPanel; c += 8) {

@@ -1,10 +1,12 @@
-// The epilogue of forward and grad_input: sums of 16 channels, pixel by pixel, become scaled fp32 in NCHW planes.
+// The epilogue of forward and grad_input: sums of 16 channels, pixel by pixel, become scaled fp32 in NCHW
+// planes.
 #pragma once
 #include "gemm/microkernel.h"
 
 namespace lowbit::gemm {
 
-// Where a strip's values go: pixel p of channel c to first[c * plane + (output_offsets ? output_offsets[p] : p)].
+// Where a strip's values go: pixel p of channel c to first[c * plane + (output_offsets ? output_offsets[p] :
+// p)].
 struct OutputTile {
     float* first;
     int64_t plane;

@@ -12,12 +12,13 @@ namespace {
 
 using gemm::Product;
 
-Product forward_product(const lowbit_geometry& g, const lowbit_operand* x, const lowbit_operand* w, const float* bias,
-                        float* y, int64_t* sums) {
+Product forward_product(const lowbit_geometry& g, const lowbit_operand* x, const lowbit_operand* w,
+                        const float* bias, float* y, int64_t* sums) {
     return {x, w, false, g.outputs / g.groups * w->of_n, w->of_n, false, bias, y, sums};
 }
 
-// With scales by pixel, every tap is scaled before taps are added in fp32. Exact sums are over all taps all the same.
+// With scales by pixel, every tap is scaled before taps are added in fp32. Exact sums are over all taps all
+// the same.
 Product grad_input_product(const lowbit_operand* dy, const lowbit_operand* w, float* dx, int64_t* sums) {
     return {dy, w, true, 0, w->of_c, dy->of_pixel != 0 && !sums, nullptr, dx, sums};
 }
@@ -27,8 +28,8 @@ void run_convolution(const gemm::Convolution& convolution, const Product& produc
     gemm::run(convolution, product);
 }
 
-void forward(const lowbit_geometry& g, const lowbit_operand& x, const lowbit_operand& w, const float* bias, float* y,
-             int64_t* sums) {
+void forward(const lowbit_geometry& g, const lowbit_operand& x, const lowbit_operand& w, const float* bias,
+             float* y, int64_t* sums) {
     if (is_depthwise(g)) return depthwise_forward(g, x, w, bias, y, sums);
     run_convolution(gemm::forward_convolution(g), forward_product(g, &x, &w, bias, y, sums));
 }
@@ -69,7 +70,8 @@ int64_t multiplications(const lowbit_geometry& g, int32_t product, const lowbit_
     if (!uses_winograd(g, product, first, second)) {
         return pairs * output.height * output.width * g.kernel_h * g.kernel_w;
     }
-    const winograd::Tiling tiling(1, product == 1 ? g.height : output.height, product == 1 ? g.width : output.width);
+    const winograd::Tiling tiling(1, product == 1 ? g.height : output.height,
+                                  product == 1 ? g.width : output.width);
     return pairs * tiling.rows * tiling.columns * winograd::kPoints;
 }
 
@@ -81,13 +83,13 @@ int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, con
     return lowbit::guarded([&] { lowbit::forward(*geometry, *x, *w, bias, y, sums); });
 }
 
-int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* w, float* dx,
-                      int64_t* sums) {
+int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* w,
+                      float* dx, int64_t* sums) {
     return lowbit::guarded([&] { lowbit::grad_input(*geometry, *dy, *w, dx, sums); });
 }
 
-int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* x, float* dw,
-                       int64_t* sums) {
+int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* x,
+                       float* dw, int64_t* sums) {
     return lowbit::guarded([&] { lowbit::grad_weight(*geometry, *dy, *x, dw, sums); });
 }
 

@@ -1,7 +1,8 @@
 // grad_weight: the plan, and the loops over blocks of dw.
 //
-// Both operands are packed once. Then blocks of dw, some input channels times some panels of outputs, are computed in
-// parallel, each over all images. Blocks are independent and sums are exact, so that the division does not change results.
+// Both operands are packed once. Then blocks of dw, some input channels times some panels of outputs, are
+// computed in parallel, each over all images. Blocks are independent and sums are exact, so that the division
+// does not change results.
 #include "gemm/grad_weight.h"
 
 #include "common/scratch.h"
@@ -14,11 +15,9 @@ namespace lowbit::wgrad {
 
 namespace {
 
-int64_t ceil_div(int64_t value, int64_t step) { return (value + step - 1) / step; }
-
 int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// A kernel of one pixel that sees every pixel once: rows do not matter.
+// A 1x1 kernel that sees every pixel once does not depend on rows: one long row makes long loops.
 lowbit_geometry flatten_pointwise(lowbit_geometry g) {
     const bool plain = g.kernel_h == 1 && g.kernel_w == 1 && g.stride_h == 1 && g.stride_w == 1 &&
                        !(g.pad_top | g.pad_bottom | g.pad_left | g.pad_right);
@@ -37,22 +36,26 @@ ColumnSpan span(const Plan& plan, int64_t phase) {
     return {first, last, false};
 }
 
-// Channels of a tile of AMX: 16 or, where there are not as many times 16, about as many in each.
+// Rows of an AMX tile: 16 channels, or fewer where the channels divide evenly into as many tiles.
 int64_t balanced_rows(int64_t channels) { return ceil_div(channels, ceil_div(channels, 16)); }
 
-// An instruction of AMX takes 16 clocks for ceil_div to 16 words, and a tile of sums 32 to come and go; VNNI has two words
-// of a channel in a clock.
+// An AMX instruction takes 16 cycles for up to 16 words, and loading and storing a tile of sums 32; VNNI
+// multiplies two words of a channel per cycle.
 bool amx_is_faster(const ReductionLoops& reduction, int64_t channels) {
     const int64_t runs = reduction.sets * reduction.rows;
-    return 16 * ceil_div(reduction.words, 16) * runs + 32 < balanced_rows(channels) * reduction.words * runs / 2;
+    return 16 * ceil_div(reduction.words, 16) * runs + 32 <
+           balanced_rows(channels) * reduction.words * runs / 2;
 }
 
 }  // namespace
 
 ReductionLoops::ReductionLoops(const Plan& plan)
-    : sets(plan.by_sample ? 1 : plan.sets), rows(plan.set_rows), words(plan.words), x_set(plan.set_bytes),
+    : sets(plan.by_sample ? 1 : plan.sets),
+      rows(plan.set_rows),
+      words(plan.words),
+      x_set(plan.set_bytes),
       x_row(plan.g.stride_h * plan.row_bytes) {
-    if (rows == 1) {  // then sets are as good as rows
+    if (rows == 1) {  // sets are then consecutive rows
         rows = sets;
         x_row = x_set;
         sets = 1;
@@ -74,9 +77,9 @@ Plan::Plan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowb
     dy_signed = dy.lowest < 0;
     by_sample = (dy.of_n != 0 || x.of_n != 0) && g.batch > 1;
 
-    // As bytes, x is shifted to [0, max_x] and dy is signed. Every product is at max_channels max_x * max_dy, so that
-    // of vpmaddubsw, a sum of two, holds for `budget` words, and a lane of 32 bits, `lanes` products a word, for
-    // `limit` words. Zeros are among the values of both: padding has them.
+    // As bytes, x has an offset that makes it [0, max_x], and dy is signed. vpmaddubsw adds two products of
+    // at most max_x * max_dy: int16 holds `budget` words. A lane of int32 gets `lanes` products per word and
+    // holds `limit` words. Padding makes 0 a value of both operands.
     const int64_t below = x_signed ? -int64_t(x.lowest) : 0;
     int64_t max_x = max_of(1, max_of(x.highest, 0) + below);
     const int64_t max_dy = max_of(1, max_of(dy.highest, -int64_t(dy.lowest)));
@@ -88,7 +91,8 @@ Plan::Plan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowb
     } else if (vnni) {
         method = Method::vnni;
     } else {
-        // Emptying the 16 bits costs as much as one word; where it would be every third, at once is cheaper.
+        // Flushing int16 sums costs as much as one word: with a budget of up to 3, widening every word is
+        // faster.
         method = budget > 3 ? Method::int8_acc16 : Method::int8_acc32;
     }
     lanes = method == Method::int16 ? 2 : 4;
@@ -97,9 +101,10 @@ Plan::Plan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowb
     tile_channels = max_kernel_channels(method, isa);
     tile_panels = method == Method::vnni && isa >= InstructionSet::avx512vnni ? 2 : 1;
 
-    // The lanes are what fills ceil_div fewer words with nothing. Where that is the same: images or strips, since with
-    // several taps the words of pixels do not lie at words' places; with one tap they do, and pack faster.
-    const int64_t by_images = ceil_div(g.batch, lanes) * out_h * out_w, by_strips = g.batch * ceil_div(out_h, lanes) * out_w;
+    // The lanes that pad the fewest words. On a tie, images or strips, because with several taps the words of
+    // pixels are not aligned to words; with one tap they are, and pack faster.
+    const int64_t by_images = ceil_div(g.batch, lanes) * out_h * out_w,
+                  by_strips = g.batch * ceil_div(out_h, lanes) * out_w;
     const int64_t by_pixels = g.batch * out_h * ceil_div(out_w, lanes) - (taps == 1 ? 1 : 0);
     if (!by_sample && by_images <= by_strips && by_images <= by_pixels) {
         lanes_are = Lanes::images;
@@ -111,12 +116,13 @@ Plan::Plan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowb
     words = lanes_are == Lanes::pixels ? ceil_div(out_w, lanes) : out_w;
 
     pixel = lanes_are == Lanes::pixels ? kWord / lanes : kWord;
-    const int64_t reach = (g.kernel_w - 1) * g.dilation_w / g.stride_w;  // columns of a rest beyond a pixel's own
+    // Columns of one remainder that taps reach beyond a pixel.
+    const int64_t reach = (g.kernel_w - 1) * g.dilation_w / g.stride_w;
     phase_bytes = words * kWord + reach * pixel;
     row_bytes = g.stride_w * phase_bytes;
     rows = (set_rows - 1) * g.stride_h + (g.kernel_h - 1) * g.dilation_h + 1;
     set_bytes = rows * row_bytes;
-    // Scratch for the last chunk, which also keeps the channels of a tile apart in the cache.
+    // Space for the last chunk. It also puts the channels of a tile into different cache sets.
     channel_bytes = sets * set_bytes + kChunk;
     panels = ceil_div(group_outputs, kPanel);
     panel_bytes = sets * set_rows * words * kPanel * kWord;
@@ -125,8 +131,8 @@ Plan::Plan(const lowbit_geometry& geometry, const lowbit_operand& dy, const lowb
     if (isa == InstructionSet::amx && method == Method::vnni && amx_is_faster(reduction, group_channels)) {
         method = Method::amx;
         tile_channels = balanced_rows(group_channels);
-        // A tap shifts x away from the lines of the cache, so it is better loaded once for four panels; but where
-        // sums are scaled with every sample, as few as possible, so that they stay in the first cache.
+        // A tap misaligns x with the cache lines, so that loading it once for four panels is better. Where
+        // sums are scaled for every sample, as few as possible, so that they stay in the L1 cache.
         if (!by_sample) tile_panels = kMaxPanels;
     }
 
@@ -146,16 +152,16 @@ int64_t Plan::tap_offset(int64_t tap) const {
 
 namespace {
 
-// Of sums, and of values: they stay in the second cache; in the first where they are scaled with every sample.
-constexpr int64_t kRectangleBytes = 128 * 1024, kSampleBytes = 16 * 1024;
+// Bytes of a block's sums: the L2 cache holds them, or the L1 cache where they are scaled for every sample.
+constexpr int64_t kBlockBytes = 128 * 1024, kSampleBytes = 16 * 1024;
 
-// A even_split of `whole` that is at max_channels `max_channels`, the pieces being about balanced_rows.
-int64_t even_split(int64_t whole, int64_t max_channels) {
-    const int64_t pieces = (whole + max_channels - 1) / max_channels;
-    return pieces ? (whole + pieces - 1) / pieces : 1;
+// The size of the pieces when `whole` is divided evenly into pieces of at most `largest`.
+int64_t even_split(int64_t whole, int64_t largest) {
+    const int64_t pieces = ceil_div(whole, largest);
+    return pieces ? ceil_div(whole, pieces) : 1;
 }
 
-// The channels of x and the panels of dy, of one group, that are worked out together.
+// Input channels and panels of outputs of one group that are computed together.
 struct OutputBlock {
     int64_t group, channel, channels, panel, panels;
 };
@@ -173,7 +179,8 @@ class GradWeight {
         packed_dy_ = dy_memory.get<uint8_t>(plan_.dy_bytes());
         dy_sums_ = shift_memory.get<int64_t>((plan_.by_sample ? plan_.g.batch : 1) * plan_.g.outputs);
         parallel_for(plan_.g.channels, [&](int64_t c) {
-            passes_.pack_x(plan_, static_cast<const uint8_t*>(x_.integers), c, packed_x_ + c * plan_.channel_bytes);
+            passes_.pack_x(plan_, static_cast<const uint8_t*>(x_.integers), c,
+                           packed_x_ + c * plan_.channel_bytes);
         });
         parallel_for(plan_.g.groups * plan_.panels, [&](int64_t panel) {
             uint8_t* to = packed_dy_ + panel * plan_.panel_bytes;
@@ -204,16 +211,22 @@ class GradWeight {
             if (wide) passes_.flush(s.narrow, s.wide, shift, rows, width);
             if (sums) continue;
             float scale_dy[kMaxPanels * kPanel] = {};
-            for (int64_t o = 0; o < outputs; ++o) scale_dy[o] = dy_.scale[n * dy_.of_n + (output + o) * dy_.of_c];
-            for (int64_t c = 0; c < r.channels; ++c) scale_x[c] = x_.scale[n * x_.of_n + (channel + c) * x_.of_c];
+            for (int64_t o = 0; o < outputs; ++o) {
+                scale_dy[o] = dy_.scale[n * dy_.of_n + (output + o) * dy_.of_c];
+            }
+            for (int64_t c = 0; c < r.channels; ++c) {
+                scale_x[c] = x_.scale[n * x_.of_n + (channel + c) * x_.of_c];
+            }
             const int64_t none[kMaxPanels * kPanel] = {};
             if (wide) {
-                passes_.scale_wide(s.wide, none, scale_dy, scale_x, values, n > 0, r.channels, plan_.taps, width);
+                passes_.scale_wide(s.wide, none, scale_dy, scale_x, values, n > 0, r.channels, plan_.taps,
+                                   width);
             } else {
-                passes_.scale_narrow(s.narrow, shift, scale_dy, scale_x, values, n > 0, r.channels, plan_.taps, width);
+                passes_.scale_narrow(s.narrow, shift, scale_dy, scale_x, values, n > 0, r.channels,
+                                     plan_.taps, width);
             }
         }
-        const int64_t one = plan_.group_channels * plan_.taps;  // output's weights
+        const int64_t one = plan_.group_channels * plan_.taps;  // weights of one output
         const int64_t start = output * one + r.channel * plan_.taps;
         if (sums) {
             passes_.store_sums(s.wide, rows, width, sums + start, one, outputs);
@@ -228,22 +241,24 @@ class GradWeight {
         int64_t* wide;
     };
 
-    static int64_t at_most(int64_t there, int64_t max_channels) { return there < max_channels ? there : max_channels; }
+    static int64_t at_most(int64_t left, int64_t largest) { return left < largest ? left : largest; }
 
-    // The sums over all images, or over sample n: block by block, so that dy's words are in the first cache while
-    // all channels and taps pass by them.
+    // Sums over all images, or over sample n, block by block, so that words of dy stay in the L1 cache while
+    // all channels and taps use them.
     void accumulate(const OutputBlock& r, int64_t n, const Sums& s) const {
         const int64_t none[kMaxPanels * kPanel] = {};
-        // Only the last has words that leave something over.
-        const int64_t some_words = round_up(even_split(reduction_.words, kBlockWords), plan_.method == Method::amx ? 16 : 1);
-        const int64_t some_rows = even_split(reduction_.rows, reduction_.words > kBlockWords ? 1 : kBlockWords / reduction_.words);
+        // For AMX, only the last block may have a tail.
+        const int64_t some_words =
+            round_up(even_split(reduction_.words, kBlockWords), plan_.method == Method::amx ? 16 : 1);
+        const int64_t some_rows =
+            even_split(reduction_.rows, reduction_.words > kBlockWords ? 1 : kBlockWords / reduction_.words);
         const uint8_t* dy = packed_dy_ + (r.group * plan_.panels + r.panel) * plan_.panel_bytes;
         const uint8_t* x = packed_x_ + (r.group * plan_.group_channels + r.channel) * plan_.channel_bytes;
         if (plan_.by_sample) {
             dy += n * (plan_.panel_bytes / plan_.sets);
             x += n * plan_.set_bytes;
         }
-        int64_t done = 0;  // words, since the sums of 32 bits were emptied
+        int64_t done = 0;  // words since the int32 sums were last flushed
         for (int64_t set = 0; set < reduction_.sets; ++set) {
             for (int64_t row = 0; row < reduction_.rows; row += some_rows) {
                 for (int64_t word = 0; word < reduction_.words; word += some_words) {
@@ -254,45 +269,48 @@ class GradWeight {
                         done = 0;
                     }
                     done += rows * words;
-                    accumulate_block(r, x + set * reduction_.x_set + row * reduction_.x_row + word * kWord, dy, rows, words, s.narrow);
+                    accumulate_block(r, x + set * reduction_.x_set + row * reduction_.x_row + word * kWord,
+                                     dy, rows, words, s.narrow);
                     dy += rows * words * kPanel * kWord;
                 }
             }
         }
     }
 
-    void accumulate_block(const OutputBlock& r, const uint8_t* x, const uint8_t* dy, int64_t rows, int64_t words,
-                   int32_t* sums) const {
-        KernelArgs tile = {};
-        tile.x_channel = plan_.channel_bytes;
-        tile.x_row = reduction_.x_row;
-        tile.dy = dy;
-        tile.dy_panel = plan_.panel_bytes;
-        tile.rows = rows;
-        tile.words = words;
-        tile.budget = plan_.budget;
-        tile.sums_channel = plan_.taps * r.panels * kPanel;
+    void accumulate_block(const OutputBlock& r, const uint8_t* x, const uint8_t* dy, int64_t rows,
+                          int64_t words, int32_t* sums) const {
+        KernelArgs args = {};
+        args.x_channel = plan_.channel_bytes;
+        args.x_row = reduction_.x_row;
+        args.dy = dy;
+        args.dy_panel = plan_.panel_bytes;
+        args.rows = rows;
+        args.words = words;
+        args.budget = plan_.budget;
+        args.sums_channel = plan_.taps * r.panels * kPanel;
 #if LOWBIT_AMX
-        if (plan_.method == Method::amx) return accumulate_block_amx(r, x, tile, sums);
+        if (plan_.method == Method::amx) return accumulate_block_amx(r, x, args, sums);
 #endif
         const int64_t tiles = (r.channels + plan_.tile_channels - 1) / plan_.tile_channels;
         int64_t c = 0;
         for (int64_t i = 0; i < tiles; ++i) {
-            const int64_t channels = (r.channels - c) / (tiles - i);  // about balanced_rows
+            const int64_t channels = (r.channels - c) / (tiles - i);  // evenly
             const KernelFunction add = kernel_function(plan_.method, plan_.isa, channels, r.panels);
             for (int64_t tap = 0; tap < plan_.taps; ++tap) {
-                tile.x = x + c * plan_.channel_bytes + tap_offsets_[tap];
-                tile.sums = sums + (c * plan_.taps + tap) * r.panels * kPanel;
-                add(tile);
+                args.x = x + c * plan_.channel_bytes + tap_offsets_[tap];
+                args.sums = sums + (c * plan_.taps + tap) * r.panels * kPanel;
+                add(args);
             }
             c += channels;
         }
     }
 
 #if LOWBIT_AMX
-    // Taps are as good as channels here: whatever makes four tiles of sums.
-    void accumulate_block_amx(const OutputBlock& r, const uint8_t* x, const KernelArgs& tile, int32_t* sums) const {
-        const int64_t together = 4 / r.panels, all = round_up(r.channels, plan_.tile_channels) / plan_.tile_channels;
+    // Taps and channels both count as tiles here: four tiles of sums at a time.
+    void accumulate_block_amx(const OutputBlock& r, const uint8_t* x, const KernelArgs& args,
+                              int32_t* sums) const {
+        const int64_t together = 4 / r.panels,
+                      all = round_up(r.channels, plan_.tile_channels) / plan_.tile_channels;
         const uint8_t* from[4];
         int32_t* to[4];
         int64_t count = 0;
@@ -301,7 +319,7 @@ class GradWeight {
             from[count] = x + c * plan_.channel_bytes + tap_offsets_[tap];
             to[count++] = sums + (c * plan_.taps + tap) * r.panels * kPanel;
             if (count < together && i + 1 < all * plan_.taps) continue;
-            accumulate_amx(tile, from, to, count, r.panels, plan_.tail);
+            accumulate_amx(args, from, to, count, r.panels, plan_.tail);
             count = 0;
         }
     }
@@ -320,17 +338,17 @@ class GradWeight {
 
 }  // namespace
 
-void run(const Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
-                 int64_t* sums) {
+void run(const Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw, int64_t* sums) {
     GradWeight gradient(plan, passes_for(plan.isa), dy, x);
     gradient.pack();
-    const int64_t bytes = plan.by_sample ? kSampleBytes : kRectangleBytes;
+    const int64_t bytes = plan.by_sample ? kSampleBytes : kBlockBytes;
     const int64_t max_channels = bytes / (plan.taps * plan.tile_panels * kPanel * int64_t(sizeof(int32_t)));
     const int64_t bundles = (plan.panels + plan.tile_panels - 1) / plan.tile_panels;
     const int64_t wanted = lowbit_threads() > 1 ? kItemsPerThread * lowbit_threads() : 1;
     const int64_t shared = plan.group_channels * plan.g.groups * bundles / wanted;
     const int64_t limit = max_channels < shared ? max_channels : shared;
-    const int64_t fit = even_split(plan.group_channels, limit > plan.tile_channels ? limit : plan.tile_channels);
+    const int64_t fit =
+        even_split(plan.group_channels, limit > plan.tile_channels ? limit : plan.tile_channels);
     const int64_t channels = round_up(fit, plan.channel_multiple());
     const int64_t pieces = (plan.group_channels + channels - 1) / channels;
     parallel_for(plan.g.groups * bundles * pieces, [&](int64_t item) {
@@ -347,4 +365,3 @@ void run(const Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, fl
 }
 
 }  // namespace lowbit::wgrad
-

@@ -1,23 +1,24 @@
 // grad_weight: what is summed in which order, and how both operands are packed for it.
 //
-// dw[o, c, tap] is a sum over images and pixels: channel o of dy times what the tap sees of channel c of x. Both operands
-// are packed into words of 4 bytes along the pixels, so that one instruction multiplies a word of one channel of x with
-// the words of 8 or 16 channels of dy and adds up inside the words. A word is 4 bytes, or 2 int16 where products of bytes
-// could overflow what vpmaddubsw of AVX2 can hold. Its lanes are
+// dw[o, c, tap] is a sum over images and pixels: channel o of dy times what the tap sees of channel c of x.
+// Both operands are packed into words of 4 bytes along the pixels, so that one instruction multiplies a word
+// of one channel of x with the words of 8 or 16 channels of dy and adds up inside the words. A word is 4
+// bytes, or 2 int16 where products of bytes could overflow what vpmaddubsw of AVX2 can hold. Its lanes are
 //   the same pixel of 4 (2) images,
 //   or the same pixel of the 4 (2) horizontal strips that one image is divided into,
 //   or 4 (2) adjacent pixels,
-// whichever pads least. A tap shifts x by whole words in the first two cases and by one pixel's bytes in the last, so
-// that packing once serves all taps.
+// whichever pads least. A tap shifts x by whole words in the first two cases and by one pixel's bytes in the
+// last, so that packing once serves all taps.
 //
 //   x   [channel][set of images][row][column modulo the stride][column / stride]
 //   dy  [panel of 16 outputs of a group][set of images][row][word of a row][16 outputs]
 //
-// Columns of x are separated by stride so that what a tap sees of a row is contiguous. Pixels outside the image are
-// packed as a zero of x. What fills up a word, a set or a panel is a zero of dy, whatever x is there.
+// Columns of x are separated by stride so that what a tap sees of a row is contiguous. Pixels outside the
+// image are packed as a zero of x. What fills up a word, a set or a panel is a zero of dy, whatever x is
+// there.
 //
-// Files: grad_weight.cpp makes the plan and runs the loops, grad_weight_packing.cpp packs the operands and scales the
-// sums, grad_weight_kernel.cpp has the micro-kernels.
+// Files: grad_weight.cpp makes the plan and runs the loops, grad_weight_packing.cpp packs the operands and
+// scales the sums, grad_weight_kernel.cpp has the micro-kernels.
 #pragma once
 #include "common/cpu.h"
 #include "gemm/gemm.h"
@@ -44,7 +45,8 @@ enum class Method {
 // What the integers of a word are.
 enum class Lanes { images, strips, pixels };
 
-// Arguments of a micro-kernel: a few channels of x times the outputs of one or two panels, for one tap, over some rows.
+// Arguments of a micro-kernel: a few channels of x times the outputs of one or two panels, for one tap, over
+// some rows.
 struct KernelArgs {
     const uint8_t* x;
     int64_t x_channel, x_row;  // bytes
@@ -124,13 +126,14 @@ KernelFunction kernel_function(Method method, InstructionSet isa, int64_t channe
 int64_t max_kernel_channels(Method method, InstructionSet isa);
 
 #if LOWBIT_AMX
-// The same with AMX for `count` tiles, each with as many channels as tiles have rows; count * panels is at most 4. `x`
-// and `sums` have an entry per tile.
+// The same with AMX for `count` tiles, each with as many channels as tiles have rows; count * panels is at
+// most 4. `x` and `sums` have an entry per tile.
 void accumulate_amx(const KernelArgs& args, const uint8_t* const* x, int32_t* const* sums, int64_t count,
                     int64_t panels, int64_t tail);
 #endif
 
-// Everything before and after the micro-kernels, compiled for one instruction set; see grad_weight_packing.cpp.
+// Everything before and after the micro-kernels, compiled for one instruction set; see
+// grad_weight_packing.cpp.
 struct Passes {
     void (*pack_x)(const Plan& plan, const uint8_t* x, int64_t channel, uint8_t* out);
     void (*pack_dy)(const Plan& plan, const uint8_t* dy, int64_t panel, uint8_t* out);

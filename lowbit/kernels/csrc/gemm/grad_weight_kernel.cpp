@@ -1,7 +1,9 @@
-// Micro-kernels of grad_weight: a tile of sums, channels of x times outputs of dy, stays in registers during the reduction.
+// Micro-kernels of grad_weight: a tile of sums, channels of x times outputs of dy, stays in registers during
+// the reduction.
 //
-// A word of x is broadcast over a register; the words of 8 or 16 outputs are one load. With AVX2, 6 channels times 16 outputs
-// are 12 registers of sums; two for dy, one for x and one product make the 16 that there are.
+// A word of x is broadcast over a register; the words of 8 or 16 outputs are one load. With AVX2, 6 channels
+// times 16 outputs are 12 registers of sums; two for dy, one for x and one product make the 16 that there
+// are.
 #include "gemm/amx.h"
 #include "gemm/grad_weight.h"
 
@@ -10,8 +12,12 @@
 #include <immintrin.h>
 #endif
 
-#define LOWBIT_EACH_CHANNEL LOWBIT_UNROLLED for (int c = 0; c < kChannels; ++c)
-#define LOWBIT_EACH_PANEL LOWBIT_UNROLLED for (int p = 0; p < kPanels; ++p)
+#define LOWBIT_EACH_CHANNEL \
+    LOWBIT_UNROLLED         \
+    for (int c = 0; c < kChannels; ++c)
+#define LOWBIT_EACH_PANEL \
+    LOWBIT_UNROLLED       \
+    for (int p = 0; p < kPanels; ++p)
 
 namespace lowbit::wgrad {
 
@@ -23,7 +29,7 @@ LOWBIT_INLINE int32_t word_at(const uint8_t* at) {
     return word;
 }
 
-// For every processor: pairs of 16 bits, taken apart by shifts.
+// Portable: pairs of int16, separated by shifts.
 typedef int32_t Ints __attribute__((vector_size(kPanel * sizeof(int32_t))));
 
 template <int kChannels>
@@ -51,7 +57,7 @@ void portable_int16(const KernelArgs& t) {
 
 #if LOWBIT_X86
 
-// The compiler must not reorder the additions: it would need more registers than there are.
+// Inline assembly keeps the compiler from reassociating the additions, which would spill registers.
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE void add16(__m256i& sum, __m256i term) {
     asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(term));
 }
@@ -79,28 +85,28 @@ struct Int8 {
     }
 };
 
-// Sums of 32 bits in registers; `Op` adds the products of two registers of words to one.
-#define LOWBIT_ACC32_KERNEL(NAME, TARGET)                                                            \
-    template <class Op, int kChannels>                                                            \
-    TARGET void NAME(const KernelArgs& t) {                                                             \
-        __m256i sums[kChannels][2];                                                               \
-        LOWBIT_EACH_CHANNEL sums[c][0] = sums[c][1] = _mm256_setzero_si256();                     \
-        const uint8_t* dy = t.dy;                                                                 \
-        for (int64_t row = 0; row < t.rows; ++row) {                                              \
-            const uint8_t* x = t.x + row * t.x_row;                                               \
-            for (int64_t i = 0; i < t.words; ++i, x += kWord, dy += kPanel * kWord) {             \
-                const __m256i first = load256(dy), second = load256(dy + 32);                     \
-                LOWBIT_EACH_CHANNEL {                                                             \
-                    const __m256i word = _mm256_set1_epi32(word_at(x + c * t.x_channel));         \
-                    Op::add(sums[c][0], word, first);                                             \
-                    Op::add(sums[c][1], word, second);                                            \
-                }                                                                                 \
-            }                                                                                     \
-        }                                                                                         \
-        LOWBIT_EACH_CHANNEL {                                                                     \
-            add_to(t.sums + c * t.sums_channel, sums[c][0]);                                      \
-            add_to(t.sums + c * t.sums_channel + 8, sums[c][1]);                                  \
-        }                                                                                         \
+// Accumulates in int32 registers; `Op` multiplies two registers of words and adds to a third.
+#define LOWBIT_ACC32_KERNEL(NAME, TARGET)                                                 \
+    template <class Op, int kChannels>                                                    \
+    TARGET void NAME(const KernelArgs& t) {                                               \
+        __m256i sums[kChannels][2];                                                       \
+        LOWBIT_EACH_CHANNEL sums[c][0] = sums[c][1] = _mm256_setzero_si256();             \
+        const uint8_t* dy = t.dy;                                                         \
+        for (int64_t row = 0; row < t.rows; ++row) {                                      \
+            const uint8_t* x = t.x + row * t.x_row;                                       \
+            for (int64_t i = 0; i < t.words; ++i, x += kWord, dy += kPanel * kWord) {     \
+                const __m256i first = load256(dy), second = load256(dy + 32);             \
+                LOWBIT_EACH_CHANNEL {                                                     \
+                    const __m256i word = _mm256_set1_epi32(word_at(x + c * t.x_channel)); \
+                    Op::add(sums[c][0], word, first);                                     \
+                    Op::add(sums[c][1], word, second);                                    \
+                }                                                                         \
+            }                                                                             \
+        }                                                                                 \
+        LOWBIT_EACH_CHANNEL {                                                             \
+            add_to(t.sums + c * t.sums_channel, sums[c][0]);                              \
+            add_to(t.sums + c * t.sums_channel + 8, sums[c][1]);                          \
+        }                                                                                 \
     }
 
 LOWBIT_ACC32_KERNEL(avx2_acc32, LOWBIT_TARGET_AVX2)
@@ -114,18 +120,18 @@ struct Vnni256 {
 LOWBIT_ACC32_KERNEL(avxvnni_acc32, LOWBIT_TARGET_AVXVNNI)
 #endif
 
-// Sums of 16 bits, emptied into those of 32 in memory before `budget` words can make one overflow.
+// Accumulates in int16 registers, added to the int32 sums in memory before `budget` words could overflow.
 template <int kChannels>
 LOWBIT_TARGET_AVX2 void avx2_acc16(const KernelArgs& t) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i sums[kChannels][2];
     LOWBIT_EACH_CHANNEL sums[c][0] = sums[c][1] = _mm256_setzero_si256();
     const uint8_t* dy = t.dy;
-    int64_t at_most = t.budget;
+    int64_t left = t.budget;
     for (int64_t row = 0; row < t.rows; ++row) {
         const uint8_t* x = t.x + row * t.x_row;
         for (int64_t to_do = t.words; to_do > 0;) {
-            const int64_t now = to_do < at_most ? to_do : at_most;
+            const int64_t now = to_do < left ? to_do : left;
             for (int64_t i = 0; i < now; ++i, x += kWord, dy += kPanel * kWord) {
                 const __m256i first = load256(dy), second = load256(dy + 32);
                 LOWBIT_EACH_CHANNEL {
@@ -135,14 +141,14 @@ LOWBIT_TARGET_AVX2 void avx2_acc16(const KernelArgs& t) {
                 }
             }
             to_do -= now;
-            at_most -= now;
-            if (at_most && (to_do || row + 1 < t.rows)) continue;
+            left -= now;
+            if (left && (to_do || row + 1 < t.rows)) continue;
             LOWBIT_EACH_CHANNEL {
                 add_to(t.sums + c * t.sums_channel, _mm256_madd_epi16(sums[c][0], ones));
                 add_to(t.sums + c * t.sums_channel + 8, _mm256_madd_epi16(sums[c][1], ones));
                 sums[c][0] = sums[c][1] = _mm256_setzero_si256();
             }
-            at_most = t.budget;
+            left = t.budget;
         }
     }
 }
@@ -150,9 +156,7 @@ LOWBIT_TARGET_AVX2 void avx2_acc16(const KernelArgs& t) {
 template <int kChannels, int kPanels>
 LOWBIT_TARGET_AVX512VNNI void avx512_vnni(const KernelArgs& t) {
     __m512i sums[kChannels][kPanels];
-    LOWBIT_EACH_CHANNEL {
-        LOWBIT_EACH_PANEL sums[c][p] = _mm512_setzero_si512();
-    }
+    LOWBIT_EACH_CHANNEL { LOWBIT_EACH_PANEL sums[c][p] = _mm512_setzero_si512(); }
     const uint8_t* dy = t.dy;
     for (int64_t row = 0; row < t.rows; ++row) {
         const uint8_t* x = t.x + row * t.x_row;
@@ -179,7 +183,8 @@ LOWBIT_TARGET_AVX512VNNI void avx512_vnni(const KernelArgs& t) {
 #define LOWBIT_UP_TO_12(F) {F(1), F(2), F(3), F(4), F(5), F(6), F(7), F(8), F(9), F(10), F(11), F(12)}
 
 #define LOWBIT_PORTABLE(N) portable_int16<N>
-const KernelFunction kPortable[] = {LOWBIT_PORTABLE(1), LOWBIT_PORTABLE(2), LOWBIT_PORTABLE(3), LOWBIT_PORTABLE(4)};
+const KernelFunction kPortable[] = {LOWBIT_PORTABLE(1), LOWBIT_PORTABLE(2), LOWBIT_PORTABLE(3),
+                                    LOWBIT_PORTABLE(4)};
 #if LOWBIT_X86
 #define LOWBIT_INT16(N) avx2_acc32<Int16, N>
 #define LOWBIT_INT8_ACC16(N) avx2_acc16<N>
@@ -226,7 +231,7 @@ int64_t max_kernel_channels(Method method, InstructionSet isa) {
 namespace lowbit::wgrad {
 namespace {
 
-// Sums of at_most operand kTile / kRights, in panel kTile % kRights: from memory and back.
+// Loads or stores the sums of left tile kTile / kRights and panel kTile % kRights.
 template <int kLefts, int kRights, bool kLoad, int kTile = 0>
 LOWBIT_AMX_INLINE void move_sums(int32_t* const* sums, int64_t stride) {
     int32_t* at = sums[kTile / kRights] + kTile % kRights * kPanel;
@@ -253,8 +258,8 @@ LOWBIT_TARGET_AMX void add(const KernelArgs& t, const uint8_t* const* x, int32_t
 
 }  // namespace
 
-void accumulate_amx(const KernelArgs& tile, const uint8_t* const* x, int32_t* const* sums, int64_t count, int64_t panels,
-             int64_t tail) {
+void accumulate_amx(const KernelArgs& tile, const uint8_t* const* x, int32_t* const* sums, int64_t count,
+                    int64_t panels, int64_t tail) {
     constexpr decltype(&add<1, 1>) kAdd[][kMaxPanels] = {{add<1, 1>, add<1, 2>, add<1, 3>, add<1, 4>},
                                                          {add<2, 1>, add<2, 2>, nullptr, nullptr},
                                                          {add<3, 1>, nullptr, nullptr, nullptr},

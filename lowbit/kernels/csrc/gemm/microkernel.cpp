@@ -7,7 +7,8 @@ namespace lowbit::gemm {
 namespace {
 
 constexpr int64_t kLargestInt16 = 32767;
-constexpr int64_t kFewSteps = 4;  // fewer than these, and a register per step is better than memory for int32
+constexpr int64_t kFewSteps =
+    4;  // with fewer steps in int16, int32 sums in registers beat widening to memory
 
 template <class Source, class Weight>
 void run_baseline(const Strip& strip) {
@@ -65,7 +66,9 @@ MicrokernelChoice choose_microkernel(int64_t largest_source, int64_t largest_wei
             return {ElementType::int8, {2, run_int8_two_panels_avx512vnni, run_int8_avx512vnni, 0}};
         }
 #if LOWBIT_AVXVNNI
-        if (isa == InstructionSet::avxvnni) return {ElementType::int8, {1, run_int8_avxvnni, run_int8_avxvnni, 0}};
+        if (isa == InstructionSet::avxvnni) {
+            return {ElementType::int8, {1, run_int8_avxvnni, run_int8_avxvnni, 0}};
+        }
 #endif
         return steps ? int8_avx2_microkernel(steps) : words;
     }

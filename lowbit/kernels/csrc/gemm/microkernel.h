@@ -1,15 +1,17 @@
-// Micro-kernels of forward and grad_input: exact sums for a strip of pixels times a panel of 16 output channels.
+// Micro-kernels of forward and grad_input: exact sums for a strip of pixels times a panel of 16 output
+// channels.
 //
-// One step multiplies a word of a pixel (four unsigned bytes, or two int16, of consecutive channels) with the words of
-// 16 output channels (signed bytes, or int16) and adds up inside the words. Steps are consecutive in a panel of weights;
-// in the packed image they lie in segments, since a tap is an offset.
+// One step multiplies a word of a pixel (four unsigned bytes, or two int16, of consecutive channels) with the
+// words of 16 output channels (signed bytes, or int16) and adds up inside the words. Steps are consecutive in
+// a panel of weights; in the packed image they lie in segments, since a tap is an offset.
 //
-// Unsigned times signed bytes is what the instructions want: vpdpbusd, tdpbusd, and vpmaddubsw of AVX2. A signed source
-// is made unsigned by an offset, and sums start from -offset * (sum of the weights).
+// Unsigned times signed bytes is what the instructions want: vpdpbusd, tdpbusd, and vpmaddubsw of AVX2. A
+// signed source is made unsigned by an offset, and sums start from -offset * (sum of the weights).
 //
-// Accumulators are int32, and the caller passes no more steps than they hold. With AVX2 alone, vpmaddubsw adds two byte
-// products into int16: with a and b the largest magnitudes, T steps in int16 are exact when T * 2 * a * b <= 32767, and
-// by then a segment must end with `widen`. For 4 bits, T is 136 or more, so that widening costs almost nothing.
+// Accumulators are int32, and the caller passes no more steps than they hold. With AVX2 alone, vpmaddubsw
+// adds two byte products into int16: with a and b the largest magnitudes, T steps in int16 are exact when T *
+// 2 * a * b <= 32767, and by then a segment must end with `widen`. For 4 bits, T is 136 or more, so that
+// widening costs almost nothing.
 #pragma once
 #include "gemm/amx.h"
 
@@ -36,8 +38,9 @@ struct Segment {
     bool widen;  // add int16 accumulators to int32 ones after it
 };
 
-// Some pixels of a strip as the rows of one AMX tile, which must be equally spaced in memory. Pixels of one image row
-// are; between the end of a row and the start of the next lies padding. It is computed as well and dropped.
+// Some pixels of a strip as the rows of one AMX tile, which must be equally spaced in memory. Pixels of one
+// image row are; between the end of a row and the start of the next lies padding. It is computed as well and
+// dropped.
 struct TileCover {
     int64_t offset;  // bytes, of the first pixel
     int64_t pixel;   // the first pixel's number in the strip
@@ -63,7 +66,7 @@ struct Strip {
 };
 
 struct Microkernel {
-    int64_t panels;                       // that `run` computes together
+    int64_t panels;  // that `run` computes together
     void (*run)(const Strip& strip);
     void (*run_one)(const Strip& strip);  // one panel
     int64_t steps_in_int16;               // until a segment must widen; 0 where nothing accumulates in int16

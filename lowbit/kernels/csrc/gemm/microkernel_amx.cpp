@@ -1,5 +1,5 @@
-// Micro-kernels with AMX, 16 pixels times 16 channels per tile, the configuration of tiles, and the estimate of when AMX is
-// faster than VNNI; see amx.h.
+// Micro-kernels with AMX, 16 pixels times 16 channels per tile, the configuration of tiles, and the estimate
+// of when AMX is faster than VNNI; see amx.h.
 #include "gemm/microkernel.h"
 
 #if LOWBIT_AMX
@@ -43,7 +43,8 @@ using amx::LeftTile;
 
 template <int kLefts, int kRights, int kTile = 0>
 LOWBIT_AMX_INLINE void load_initial(const Strip& strip) {
-    amx::load<kTile>(strip.initial_sums + kTile % kRights * kPanel, 0);  // the same in every row
+    amx::load<kTile>(strip.initial_sums + kTile % kRights * kPanel,
+                     0);  // a stride of 0 copies it to every row
     if constexpr (kTile + 1 < kLefts * kRights) load_initial<kLefts, kRights, kTile + 1>(strip);
 }
 
@@ -52,14 +53,14 @@ LOWBIT_AMX_INLINE void store_sums(const Strip& strip, const TileCover* covers) {
     constexpr int64_t kRow = kPanel * sizeof(int32_t);
     const TileCover& c = covers[kTile / kRights];
     int32_t* to = strip.sums + kTile % kRights * kPanelSums + c.pixel * kPanel;
-    if (c.rows & (c.rows + 1)) {  // with gaps
+    if (c.rows & (c.rows + 1)) {  // rows that are no pixels lie between
         alignas(64) int32_t found[amx::kRows * kPanel];
         amx::store<kTile>(found, kRow);
         for (uint32_t rows = c.rows; rows; rows &= rows - 1, to += kPanel) {
             memcpy(to, found + __builtin_ctz(rows) * kPanel, kRow);
         }
     } else {
-        amx::store<kTile>(to, kRow);  // what is behind the pixels is overwritten by those of the next tile
+        amx::store<kTile>(to, kRow);  // rows beyond the pixels are overwritten by the next tile
     }
     if constexpr (kTile + 1 < kLefts * kRights) store_sums<kLefts, kRights, kTile + 1>(strip, covers);
 }
@@ -72,17 +73,17 @@ LOWBIT_AMX_INLINE void accumulate(const Strip& strip, const TileCover* covers) {
     const uint8_t* panel = strip.panel;
     for (int64_t s = 0; s < strip.count; s++) {
         const Segment& segment = strip.segments[s];
-        panel = amx::add_words<kLefts, kRights>(lefts, panel, strip.panel_bytes, segment.offset, segment.steps,
-                                                strip.tail);
+        panel = amx::add_words<kLefts, kRights>(lefts, panel, strip.panel_bytes, segment.offset,
+                                                segment.steps, strip.tail);
     }
     store_sums<kLefts, kRights>(strip, covers);
 }
 
-// As many of the pixels from p on as lie in one tile; p goes behind them.
+// Covers as many pixels from p on as fit into one tile, and advances p.
 TileCover cover_some(const PhasePattern& phase, int64_t strip, int64_t end, int64_t& p) {
     TileCover found{phase.pixel_offsets[p], p - strip, 0};
-    if (p + amx::kRows <= end) {  // no gaps, as mostly
-        bool dense = true;        // all are looked at: a row's end and an image's may make up for each other
+    if (p + amx::kRows <= end) {  // usually there are no gaps
+        bool dense = true;        // checks every row: the ends of rows and images could compensate each other
         for (int64_t row = 0; row < amx::kRows; row++) {
             dense &= phase.pixel_offsets[p + row] == found.offset + row * phase.pixel_stride;
         }
@@ -100,28 +101,29 @@ TileCover cover_some(const PhasePattern& phase, int64_t strip, int64_t end, int6
     return found;
 }
 
-// Clocks for some tiles of pixels and so many panels, together: an instruction takes 16 and its result is there
-// after 52. Measured: to begin and to end sums takes some 250 more than with VNNI, and to finish them 200.
-int64_t clocks_of(int64_t tiles, int64_t panels, int64_t instructions, int64_t sums) {
+// Estimated cycles for some tiles of pixels and panels together: an instruction starts every 16 cycles and
+// has a latency of 52. Measured: starting and storing sums takes some 250 cycles more than with VNNI, and the
+// epilogue 200.
+int64_t cycles_of(int64_t tiles, int64_t panels, int64_t instructions, int64_t sums) {
     return instructions * std::max<int64_t>(52, 16 * tiles * panels) + sums * 250 + 200;
 }
 
-// Of all pixels of a phase, in strips of so many.
-int64_t clocks_of(PhasePattern phase, int64_t strip, int64_t tail) {
+// The same for all pixels of a phase in strips of this size.
+int64_t cycles_of(PhasePattern phase, int64_t strip, int64_t tail) {
     int64_t instructions = 0;
     for (int64_t steps : phase.steps) {
         instructions += steps / amx::kWords + (tail ? steps % amx::kWords / tail : 0);
     }
-    const int64_t pixels = phase.pixels, panels = std::min(phase.panels, kMaxPanels), max_images = 4 / panels;
-    phase.pixels = std::min<int64_t>(pixels, 512);  // which show what rows do
+    const int64_t pixels = phase.pixels, panels = std::min(phase.panels, kMaxPanels), together = 4 / panels;
+    phase.pixels = std::min<int64_t>(pixels, 512);  // enough to see the pattern of the rows
     const TileCovers covers = cover(phase, strip);
-    int64_t clocks = 0;
+    int64_t cycles = 0;
     for (size_t i = 0; i + 1 < covers.strips.size(); i++) {
-        const int64_t tiles = covers.strips[i + 1] - covers.strips[i], rest = tiles % max_images;
-        clocks += tiles / max_images * clocks_of(max_images, panels, instructions, phase.sums);
-        if (rest) clocks += clocks_of(rest, panels, instructions, phase.sums);
+        const int64_t tiles = covers.strips[i + 1] - covers.strips[i], rest = tiles % together;
+        cycles += tiles / together * cycles_of(together, panels, instructions, phase.sums);
+        if (rest) cycles += cycles_of(rest, panels, instructions, phase.sums);
     }
-    return clocks * pixels / phase.pixels;
+    return cycles * pixels / phase.pixels;
 }
 
 }  // namespace
@@ -146,21 +148,21 @@ Microkernel choose_amx(const Microkernel& vnni, const std::vector<PhasePattern>&
     }
     int64_t least = 0;
     for (const PhasePattern& phase : phases) {
-        // VNNI initial_sums two steps of a pixel in a clock.
+        // VNNI starts two steps of a pixel per cycle.
         const int64_t steps = std::accumulate(phase.steps.begin(), phase.steps.end(), int64_t{0});
         least += phase.pixels * steps * std::min(phase.panels, kMaxPanels) / 2;
     }
     for (int64_t strip : kStrips) {
-        int64_t clocks = 0;
-        for (const PhasePattern& phase : phases) clocks += clocks_of(phase, strip, best.tail);
-        if (clocks >= least) continue;
-        least = clocks;
+        int64_t cycles = 0;
+        for (const PhasePattern& phase : phases) cycles += cycles_of(phase, strip, best.tail);
+        if (cycles >= least) continue;
+        least = cycles;
         best.pixels = strip;
     }
     return best.pixels ? best : vnni;
 }
 
-// As many tiles of pixels together as make four of sums.
+// Four tiles of sums at a time.
 LOWBIT_TARGET_AMX void run_int8_amx(const Strip& strip) {
     int64_t i = 0;
     for (; i + 4 <= strip.tile_count; i += 4) accumulate<4, 1>(strip, strip.covers + i);

@@ -1,7 +1,8 @@
-// Micro-kernels with AVX2: six pixels (or four) times sixteen channels in twelve (or eight) registers of sums.
+// Micro-kernels with AVX2: six pixels (or four) times sixteen channels in twelve (or eight) registers of
+// sums.
 //
-// The additions are inline assembly: compilers reassociate integer additions into trees, which need more registers than
-// there are and spill.
+// The additions are inline assembly: compilers reassociate integer additions into trees, which need more
+// registers than there are and spill.
 #include "gemm/microkernel.h"
 
 #if LOWBIT_X86
@@ -11,11 +12,19 @@
 namespace lowbit::gemm {
 namespace {
 
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE void add16(__m256i& sum, __m256i term) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(term)); }
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE void add32(__m256i& sum, __m256i term) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(term)); }
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void add16(__m256i& sum, __m256i term) {
+    asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(term));
+}
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void add32(__m256i& sum, __m256i term) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(term));
+}
 
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE void store(int32_t* to, __m256i value) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value); }
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load(const void* from) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void store(int32_t* to, __m256i value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), value);
+}
 
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load_word(const uint8_t* from) {
     int32_t bytes;
@@ -24,7 +33,8 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load_word(const uint8_t* from) {
 }
 
 template <int kPixels>
-LOWBIT_TARGET_AVX2 LOWBIT_INLINE void pixel_pointers(const Strip& strip, int64_t p, const uint8_t* (&from)[kPixels]) {
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void pixel_pointers(const Strip& strip, int64_t p,
+                                                     const uint8_t* (&from)[kPixels]) {
     for (int i = 0; i < kPixels; i++) from[i] = strip.source + strip.pixel_offsets[p + i];
 }
 
@@ -44,7 +54,7 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE void store_sums(int32_t* to, const __m256i (&su
     }
 }
 
-// Sums of int16 to those of int32 in memory, two neighbours to one.
+// Adds pairs of int16 sums to the int32 sums in memory, and clears them.
 template <int kPixels>
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE void widen(int32_t* to, __m256i (&narrow)[kPixels][2]) {
     const __m256i ones = _mm256_set1_epi16(1);

@@ -28,17 +28,23 @@ LOWBIT_TARGET_AVX512VNNI LOWBIT_INLINE void run_avx512(const Strip& strip) {
         __m512i sums[kPixels][kPanels];
         pixel_pointers(strip, p, from);
         for (int i = 0; i < kPixels; i++) {
-            for (int j = 0; j < kPanels; j++) sums[i][j] = _mm512_loadu_si512(strip.initial_sums + j * kPanel);
+            for (int j = 0; j < kPanels; j++) {
+                sums[i][j] = _mm512_loadu_si512(strip.initial_sums + j * kPanel);
+            }
         }
         const uint8_t* panel = strip.panel;
         for (int64_t s = 0; s < strip.count; s++) {
             int64_t at = strip.segments[s].offset;
             for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 64) {
                 __m512i weights[kPanels];
-                for (int j = 0; j < kPanels; j++) weights[j] = _mm512_loadu_si512(panel + j * strip.panel_bytes);
+                for (int j = 0; j < kPanels; j++) {
+                    weights[j] = _mm512_loadu_si512(panel + j * strip.panel_bytes);
+                }
                 for (int i = 0; i < kPixels; i++) {
                     const __m512i a = _mm512_set1_epi32(load_word(from[i] + at));
-                    for (int j = 0; j < kPanels; j++) sums[i][j] = _mm512_dpbusd_epi32(sums[i][j], a, weights[j]);
+                    for (int j = 0; j < kPanels; j++) {
+                        sums[i][j] = _mm512_dpbusd_epi32(sums[i][j], a, weights[j]);
+                    }
                 }
             }
         }
@@ -65,7 +71,8 @@ LOWBIT_TARGET_AVXVNNI void run_int8_avxvnni(const Strip& strip) {
         pixel_pointers(strip, p, from);
         for (int i = 0; i < kPixels; i++) {
             for (int half = 0; half < 2; half++) {
-                sums[i][half] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(strip.initial_sums) + half);
+                sums[i][half] =
+                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(strip.initial_sums) + half);
             }
         }
         const uint8_t* panel = strip.panel;

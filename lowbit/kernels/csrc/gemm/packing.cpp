@@ -1,5 +1,5 @@
-// Packing of the operands of a convolution; see packing.h. Blocks of 16 x 16 bytes are transposed in registers with SSE2,
-// which every x86-64 processor has.
+// Packing of the operands of a convolution; see packing.h. Blocks of 16 x 16 bytes are transposed in
+// registers with SSE2, which every x86-64 processor has.
 #include "gemm/packing.h"
 
 #include "common/cpu.h"
@@ -27,7 +27,7 @@ void put(const Integers& integers, uint8_t byte, int offset, int16_t* target) {
     *target = static_cast<int16_t>(value_of(integers, byte) + offset);
 }
 
-// One pixel whose channels lie side by side, as in a Linear layer.
+// One pixel with contiguous channels, as in a Linear layer.
 template <class Element>
 void pack_row(const Integers& integers, int64_t channels, int offset, Element* target) {
     int64_t c = 0;
@@ -52,7 +52,7 @@ inline void transpose(__m128i (&rows)[16]) {
     }
 }
 
-// Sixteen bytes, of which `count` are wanted: the rest are whatever lies there, or nothing behind the operand.
+// Sixteen bytes, of which `count` are used. Near the end of the operand only these are read.
 inline __m128i load(const uint8_t* from, int64_t count, const uint8_t* end) {
     if (end - from >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     uint8_t bytes[16] = {};
@@ -82,10 +82,10 @@ inline void store_four(__m128i bytes, bool is_signed, int16_t* target) {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(target), _mm_unpacklo_epi8(bytes, high));
 }
 
-// Words are packed without an offset, bytes with one that turns over as it should.
+// The offset of bytes is added modulo 256; int16 has none.
 template <class Element>
-void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels, const int64_t* target_offsets,
-          int offset, Element* target) {
+void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels,
+          const int64_t* target_offsets, int offset, Element* target) {
     const __m128i added = _mm_set1_epi8(static_cast<char>(offset));
     for (int64_t p = 0; p < pixels; p += 16) {
         const int64_t count = pixels - p < 16 ? pixels - p : 16;
@@ -97,7 +97,9 @@ void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int6
                 rows[i] = _mm_add_epi8(load(from + (c + i) * plane_stride, count, integers.end), added);
             }
             transpose(rows);
-            for (int64_t i = 0; i < count; i++) store(rows[i], integers.is_signed, target + target_offsets[p + i] + c);
+            for (int64_t i = 0; i < count; i++) {
+                store(rows[i], integers.is_signed, target + target_offsets[p + i] + c);
+            }
         }
         for (; c < channels; c += 4) {
             __m128i rows[4] = {added, added, added, added};
@@ -109,7 +111,8 @@ void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int6
             const __m128i odd_low = _mm_unpacklo_epi8(rows[2], rows[3]);
             const __m128i odd_high = _mm_unpackhi_epi8(rows[2], rows[3]);
             __m128i fours[4] = {_mm_unpacklo_epi16(even_low, odd_low), _mm_unpackhi_epi16(even_low, odd_low),
-                                _mm_unpacklo_epi16(even_high, odd_high), _mm_unpackhi_epi16(even_high, odd_high)};
+                                _mm_unpacklo_epi16(even_high, odd_high),
+                                _mm_unpackhi_epi16(even_high, odd_high)};
             for (int64_t i = 0; i < count; i++) {
                 store_four(fours[i / 4], integers.is_signed, target + target_offsets[p + i] + c);
                 fours[i / 4] = _mm_srli_si128(fours[i / 4], 4);
@@ -121,8 +124,8 @@ void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int6
 #else
 
 template <class Element>
-void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels, const int64_t* target_offsets,
-          int offset, Element* target) {
+void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels,
+          const int64_t* target_offsets, int offset, Element* target) {
     for (int64_t c = 0; c < channels; c++) {
         for (int64_t p = 0; p < pixels; p++) {
             put(integers, integers.first[c * plane_stride + p], offset, target + target_offsets[p] + c);
@@ -136,27 +139,31 @@ void pack(const Integers& integers, int64_t channels, int64_t plane_stride, int6
 #endif
 
 template <class Element>
-void pack_as(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels, const int64_t* target_offsets,
-             int offset, Element* target) {
-    if (pixels == 1 && plane_stride == 1) return pack_row(integers, channels, offset, target + target_offsets[0]);
+void pack_as(const Integers& integers, int64_t channels, int64_t plane_stride, int64_t pixels,
+             const int64_t* target_offsets, int offset, Element* target) {
+    if (pixels == 1 && plane_stride == 1) {
+        return pack_row(integers, channels, offset, target + target_offsets[0]);
+    }
     pack(integers, channels, plane_stride, pixels, target_offsets, offset, target);
 }
 
 }  // namespace
 
-void pack_planes(Integers integers, int64_t channels, int64_t plane_stride, int64_t pixels, const int64_t* target_offsets,
-                 int offset, ElementType packed, void* target) {
+void pack_planes(Integers integers, int64_t channels, int64_t plane_stride, int64_t pixels,
+                 const int64_t* target_offsets, int offset, ElementType packed, void* target) {
     if (packed == ElementType::int8) {
-        pack_as(integers, channels, plane_stride, pixels, target_offsets, offset, static_cast<uint8_t*>(target));
+        pack_as(integers, channels, plane_stride, pixels, target_offsets, offset,
+                static_cast<uint8_t*>(target));
     } else {
-        pack_as(integers, channels, plane_stride, pixels, target_offsets, offset, static_cast<int16_t*>(target));
+        pack_as(integers, channels, plane_stride, pixels, target_offsets, offset,
+                static_cast<int16_t*>(target));
     }
 }
 
 int64_t sum_of_bytes(const uint8_t* bytes, int64_t count) {
     int64_t sum = 0, i = 0;
 #if LOWBIT_X86
-    // The instruction adds unsigned bytes up: the sign bit turned over makes them so, by adding 128.
+    // vpsadbw adds unsigned bytes: flipping the sign bit adds 128 to each.
     const __m128i sign = _mm_set1_epi8(static_cast<char>(0x80));
     __m128i sums = _mm_setzero_si128();
     for (; i + 16 <= count; i += 16) {
@@ -193,26 +200,28 @@ void interleave_rows(const uint32_t* rows, int64_t count, uint32_t* target) {
     }
 }
 
-PackedWeights::PackedWeights(const Convolution& convolution, const PackedLayout& layout, const lowbit_operand& weight, bool transposed)
+PackedWeights::PackedWeights(const Convolution& convolution, const PackedLayout& layout,
+                             const lowbit_operand& weight, bool transposed)
     : convolution_(convolution), layout_(layout), weight_(weight), transposed_(transposed) {
     thread_local Scratch panels, corrections;
     const int64_t taps = convolution.kernel_taps;
     panels_ = panels.get<uint8_t>(layout.panels * layout.panel_bytes);
     corrections_ = corrections.get<int64_t>(taps * layout.panels * kPanel);
     target_offsets_.resize(static_cast<size_t>(kPanel * taps));
-    int64_t place = 0;
+    int64_t slot = 0;
     for (const Phase& phase : convolution.phases) {
         for (const Tap& tap : phase.taps) {
             for (int64_t row = 0; row < kPanel; row++) {
-                target_offsets_[row * taps + tap.index] = (row * taps + place) * layout.channels;
+                target_offsets_[row * taps + tap.index] = (row * taps + slot) * layout.channels;
             }
-            place++;
+            slot++;
         }
     }
 }
 
 void PackedWeights::pack(int64_t group) {
-    const int64_t size = convolution_.source.channels * convolution_.result.channels * convolution_.kernel_taps;
+    const int64_t size =
+        convolution_.source.channels * convolution_.result.channels * convolution_.kernel_taps;
     const uint8_t* first = static_cast<const uint8_t*>(weight_.integers) + group * size;
     const uint8_t* end = first + (convolution_.groups - group) * size;
     parallel_for(layout_.panels, [&](int64_t panel) { pack_panel(first, end, panel); });
@@ -220,31 +229,33 @@ void PackedWeights::pack(int64_t group) {
 
 void PackedWeights::pack_panel(const uint8_t* first, const uint8_t* end, int64_t panel) {
     thread_local Scratch scratch;
-    const int64_t taps = convolution_.kernel_taps, size = element_size(layout_.packed), row = taps * layout_.channels * size;
+    const int64_t taps = convolution_.kernel_taps, size = element_size(layout_.packed),
+                  row = taps * layout_.channels * size;
     const int64_t in = convolution_.source.channels, out = convolution_.result.channels;
     const int64_t c = panel * kPanel, count = std::min(kPanel, out - c);
     const bool is_signed = weight_.lowest < 0;
     uint8_t* rows = scratch.get<uint8_t>(kPanel * row);
     memset(rows + count * row, 0, static_cast<size_t>((kPanel - count) * row));
     if (transposed_) {
-        pack_planes({first + c * taps, end, is_signed}, in, out * taps, count * taps, target_offsets_.data(), 0,
-                    layout_.packed, rows);
+        pack_planes({first + c * taps, end, is_signed}, in, out * taps, count * taps, target_offsets_.data(),
+                    0, layout_.packed, rows);
     } else {
         for (int64_t i = 0; i < count; i++) {
-            pack_planes({first + (c + i) * in * taps, end, is_signed}, in, taps, taps, target_offsets_.data(), 0,
-                        layout_.packed, rows + i * row);
+            pack_planes({first + (c + i) * in * taps, end, is_signed}, in, taps, taps, target_offsets_.data(),
+                        0, layout_.packed, rows + i * row);
         }
     }
     interleave_rows(reinterpret_cast<const uint32_t*>(rows), row / 4,
                     reinterpret_cast<uint32_t*>(panels_ + panel * layout_.panel_bytes));
     for (int64_t i = 0; i < kPanel * taps; i++) {
-        // Without an offset, which words never have, there is nothing to take back.
+        // Without an offset (int16 never has one) there is nothing to correct.
         const int64_t sum = layout_.offset ? sum_of_bytes(rows + i * layout_.channels, layout_.channels) : 0;
         corrections_[(i % taps * layout_.panels + panel) * kPanel + i / taps] = -layout_.offset * sum;
     }
 }
 
-constexpr int64_t kPackedBytesPerThread = 256 * 1024;  // for each thread: so that they are still in the cache when used
+constexpr int64_t kPackedBytesPerThread =
+    256 * 1024;  // so that packed images are still in the L2 cache when they are read
 
 PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product)
     : convolution_(convolution), layout_(layout), product_(product) {
@@ -252,11 +263,13 @@ PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& l
     const int64_t fit = std::max<int64_t>(1, lowbit_threads() * kPackedBytesPerThread / layout.image_bytes);
     const int64_t rounds = round_up(convolution.batch, fit) / fit;
     max_images_ = round_up(convolution.batch, rounds) / rounds;
-    // A tile that begins with the last pixel reads on.
+    // A micro-kernel that starts at the last pixel reads up to kSlack pixels further.
     int64_t behind = 0;
-    for (const Phase& phase : convolution.phases) behind = std::max(behind, kSlack * layout.pixel_stride(phase));
+    for (const Phase& phase : convolution.phases) {
+        behind = std::max(behind, kSlack * layout.pixel_stride(phase));
+    }
     bytes_ = bytes.get<uint8_t>(max_images_ * layout.image_bytes + behind);
-    // The padding, once for all: packing writes only between it.
+    // The padding is written once: packing writes only the pixels between.
     memset(bytes_, layout.offset, static_cast<size_t>(max_images_ * layout.image_bytes));
     if (product.sum_taps_in_fp32) {
         scales_ = scales.get<float>(max_images_ * padded_pixels());
@@ -272,28 +285,29 @@ PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& l
 }
 
 void PackedImages::pack(int64_t group, int64_t first, int64_t count) {
-    parallel_for(count, [&](int64_t place) {
-        pack_image(group, first + place, place);
-        if (product_.sum_taps_in_fp32) expand_scales(first + place, place);
+    parallel_for(count, [&](int64_t slot) {
+        pack_image(group, first + slot, slot);
+        if (product_.sum_taps_in_fp32) expand_scales(first + slot, slot);
     });
 }
 
-void PackedImages::pack_image(int64_t group, int64_t n, int64_t place) {
+void PackedImages::pack_image(int64_t group, int64_t n, int64_t slot) {
     const Image& source = convolution_.source;
     const int64_t plane = source.height * source.width, image = source.channels * plane;
     const uint8_t* all = static_cast<const uint8_t*>(product_.source->integers);
     const uint8_t* end = all + convolution_.batch * convolution_.groups * image;
-    const Integers integers{all + (n * convolution_.groups + group) * image, end, product_.source->lowest < 0};
+    const Integers integers{all + (n * convolution_.groups + group) * image, end,
+                            product_.source->lowest < 0};
     pack_planes(integers, source.channels, plane, plane, pixels_, layout_.offset, layout_.packed,
-                bytes_ + place * layout_.image_bytes);
+                bytes_ + slot * layout_.image_bytes);
 }
 
-void PackedImages::expand_scales(int64_t n, int64_t place) {
+void PackedImages::expand_scales(int64_t n, int64_t slot) {
     const Image& source = convolution_.source;
     const lowbit_operand& from = *product_.source;
     for (int64_t row = 0; row < source.height; row++) {
         for (int64_t column = 0; column < source.width; column++) {
-            scales_[place * padded_pixels() + pixel_index(row, column)] =
+            scales_[slot * padded_pixels() + pixel_index(row, column)] =
                 from.scale[n * from.of_n + (row * source.width + column) * from.of_pixel];
         }
     }

@@ -1,7 +1,8 @@
 // Packing of forward's and grad_input's operands into the layouts of the micro-kernels, channels innermost.
 //
-//   images   [image][padded row][padded column][channels], bytes with an offset that makes them unsigned, or int16
-//   weights  [panel][tap][word of channels][16 output channels][4 bytes]: a step reads 64 consecutive bytes
+//   images   [image][padded row][padded column][channels], bytes with an offset that makes them unsigned, or
+//   int16 weights  [panel][tap][word of channels][16 output channels][4 bytes]: a step reads 64 consecutive
+//   bytes
 #pragma once
 #include "common/scratch.h"
 #include "gemm/conv_gemm.h"
@@ -15,8 +16,8 @@ struct Integers {
     bool is_signed;
 };
 
-// target[target_offsets[p] + c] = integers.first[c * plane_stride + p] + offset, for p < pixels and c < channels, and
-// `offset` for further channels up to a multiple of 4. Offsets count elements.
+// target[target_offsets[p] + c] = integers.first[c * plane_stride + p] + offset, for p < pixels and c <
+// channels, and `offset` for further channels up to a multiple of 4. Offsets count elements.
 void pack_planes(Integers integers, int64_t channels, int64_t plane_stride, int64_t pixels,
                  const int64_t* target_offsets, int offset, ElementType packed, void* target);
 
@@ -48,7 +49,8 @@ class PackedWeights {
     std::vector<int64_t> target_offsets_;  // of the taps of sixteen rows
 };
 
-// Some images of the source with their padding, and, where taps are summed in fp32, the scales of their pixels.
+// Some images of the source with their padding, and, where taps are summed in fp32, the scales of their
+// pixels.
 class PackedImages {
   public:
     PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product);
@@ -70,8 +72,8 @@ class PackedImages {
     const float* scales() const { return scales_; }
 
   private:
-    void pack_image(int64_t group, int64_t n, int64_t place);
-    void expand_scales(int64_t n, int64_t place);
+    void pack_image(int64_t group, int64_t n, int64_t slot);
+    void expand_scales(int64_t n, int64_t slot);
 
     const Convolution& convolution_;
     const PackedLayout& layout_;

@@ -9,7 +9,7 @@
 
 namespace lowbit::norm {
 
-// `kWide` doubles, as the registers hold them, and the floats that they come from.
+// kWide doubles of one register, and the floats that they come from.
 template <int kWide>
 struct Wide;
 template <>
@@ -23,7 +23,7 @@ struct Wide<8> {
     typedef double Vector __attribute__((vector_size(8 * sizeof(double))));
 };
 
-// Sums of pairs: of the first ones, and of the products. Of two floats, both are exact in double.
+// Sums of x and of x * other. Products of two floats are exact in double.
 template <int kWide>
 struct PairSums {
     using Narrow = typename Wide<kWide>::Narrow;
@@ -31,9 +31,9 @@ struct PairSums {
     static constexpr int kParts = kLanes / kWide;
     Vector firsts[kParts] = {}, products[kParts] = {};
 
-    // Sixteen pairs at a time into sixteen sums of either kind; a pair at place i belongs to i mod 16.
+    // Sixteen pairs at a time go to sixteen partial sums; the pair at position i goes to sum i mod 16.
     LOWBIT_INLINE void add(const float* x, const float* other, int64_t count) {
-        // Of their own, since those of the struct would be written to memory in every turn.
+        // Local copies: compilers would store the members in every iteration.
         Vector sums[kParts], squares[kParts];
         for (int part = 0; part < kParts; ++part) sums[part] = firsts[part], squares[part] = products[part];
         const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
@@ -49,7 +49,7 @@ struct PairSums {
         int64_t at = 0;
         for (; at + kLanes <= count; at += kLanes) sixteen(x + at, other + at);
         if (at < count) {
-            float rest[kLanes] = {}, other_rest[kLanes] = {};  // zeros change no sum
+            float rest[kLanes] = {}, other_rest[kLanes] = {};  // zeros do not change the sums
             std::memcpy(rest, x + at, size_t(count - at) * sizeof(float));
             std::memcpy(other_rest, other + at, size_t(count - at) * sizeof(float));
             sixteen(rest, other_rest);
@@ -57,7 +57,7 @@ struct PairSums {
         for (int part = 0; part < kParts; ++part) firsts[part] = sums[part], products[part] = squares[part];
     }
 
-    // In the same order for every width.
+    // In the same order for every register width.
     static LOWBIT_INLINE double total(const Vector* parts) {
         double all[kLanes];
         std::memcpy(all, parts, sizeof all);
@@ -68,14 +68,14 @@ struct PairSums {
     }
 };
 
-// A few channels that are done together, so that short rows of an image are read side by side.
+// Channels that are processed together, so that short rows of an image are read in longer pieces.
 struct Channels {
     int64_t first, count;
 };
 
 constexpr int64_t kMaxChannels = 32;
 
-// each(which one of the channels, image, where its pixels begin).
+// each(k, image, first element) for channel k of the given ones in every image.
 template <class Each>
 LOWBIT_INLINE void for_each_row(lowbit_layout layout, Channels channels, Each each) {
     for (int64_t image = 0; image < layout.outer; ++image) {
@@ -85,7 +85,7 @@ LOWBIT_INLINE void for_each_row(lowbit_layout layout, Channels channels, Each ea
     }
 }
 
-// Whether x is 16-bit integers times the scale, which then are written; a zero may lose its sign.
+// Whether x is int16 multiples of the scale, which are written; the sign of a zero may be lost.
 LOWBIT_INLINE bool to_multiples(const float* x, float scale, int16_t* multiples, int64_t count) {
     int32_t others = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -101,7 +101,7 @@ LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* 
     for (int64_t i = 0; i < count; ++i) x[i] = float(multiples[i]) * scale;
 }
 
-// Where the bits of a row begin, of which `at` is the place in x.
+// Where the ReLU bits of a row begin; `at` is the row's first element.
 LOWBIT_INLINE int64_t bits_at(int64_t at, int64_t inner) { return at / inner * ((inner + 7) / 8); }
 
 LOWBIT_INLINE float max_magnitude(const float* row, int64_t count) {
@@ -115,8 +115,8 @@ LOWBIT_INLINE float max_magnitude(const float* row, int64_t count) {
 
 template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
-                                      float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
-                                      int16_t* multiples, float* largest) {
+                                      float* inverse, float* running_mean, float* running_variance,
+                                      uint8_t* bits, int16_t* multiples, float* largest) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
@@ -128,7 +128,7 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         const int64_t c = channels.first + k;
         const double middle = PairSums<kWide>::total(sums[k].firsts) / count;
         const double spread = PairSums<kWide>::total(sums[k].products) / count - middle * middle;
-        const double variance = spread < 0 ? 0 : spread;  // NaN stays
+        const double variance = spread < 0 ? 0 : spread;  // NaN stays NaN
         mean[c] = float(middle);
         inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
         running_mean[c] = running_mean[c] * old + mean[c] * fresh;
@@ -154,7 +154,8 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
         }
         if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
-        fits = fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
+        fits =
+            fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
     });
     return fits;
 }
@@ -163,8 +164,8 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
 template <int kWide>
 LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
                                        const int16_t* multiples, const float* mean, const float* inverse,
-                                       const float* dy, float* dx, float* dweight, float* dbias, float* dother,
-                                       float* largest, float* scratch) {
+                                       const float* dy, float* dx, float* dweight, float* dbias,
+                                       float* dother, float* largest, float* scratch) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
@@ -175,9 +176,10 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
         from_multiples(multiples + at, of.scale[image * layout.channels + c], scratch, layout.inner);
         return static_cast<const float*>(scratch);
     };
-    // What comes through the ReLU, if there is one, to `to`. Without a sum before it, x says what that is.
-    const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x, float* __restrict to)
-                              LOWBIT_INLINE_LAMBDA {
+    // dy after the ReLU, if there is one, written to `to`. Without a residual, x tells where the ReLU was
+    // open.
+    const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x,
+                              float* __restrict to) LOWBIT_INLINE_LAMBDA {
         const float* __restrict from = dy + at;
         if (!of.rectified) return from;
         if (bits) {
@@ -202,7 +204,7 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
     for (int64_t k = 0; k < channels.count; ++k) {
         const int64_t c = channels.first + k;
         const double sum = PairSums<kWide>::total(sums[k].firsts);
-        // Of dy * (x - mean): in double the difference loses nothing that a float could show.
+        // The sum of dy * (x - mean): the difference in double loses nothing that a float could show.
         const double centred = PairSums<kWide>::total(sums[k].products) - double(mean[c]) * sum;
         if (dweight) dweight[c] = float(centred * inverse[c]);
         if (dbias) dbias[c] = float(sum);
@@ -210,14 +212,16 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
         slope[k] = float(centred / count * inverse[c] * inverse[c]);
     }
     if (!dx) return;
-    // Both rows are made once more: what they come from takes less memory than they do.
+    // Both rows are computed again, which costs less than keeping them in memory.
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;
         const float centre = mean[c], gain = gain_of(c), shared = common[k], steep = slope[k];
         const float* __restrict x = x_of(c, image, at);
         const float* __restrict given = dother ? dother + at : given_of(c, at, x, rest);
         float* __restrict to = dx + at;
-        for (int64_t i = 0; i < layout.inner; ++i) to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
+        for (int64_t i = 0; i < layout.inner; ++i) {
+            to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
+        }
         if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
     });
 }

@@ -1,5 +1,5 @@
-// Max-pool of a plane: along every row first, then down the rows, so that both passes read consecutive memory. The first of
-// equal values wins in both passes, and therefore in the window.
+// Max-pool of a plane: along every row first, then down the rows, so that both passes read consecutive
+// memory. The first of equal values wins in both passes, and therefore in the window.
 #pragma once
 #include "norm/norm.h"
 
@@ -9,7 +9,7 @@ namespace lowbit::norm {
 
 typedef int32_t Ints __attribute__((vector_size(4 * sizeof(int32_t))));
 
-// The largest so far and its place. A NaN is taken, and nothing takes its place.
+// The largest value so far and its index. NaN wins and stays.
 struct Largest {
     float value;
     int32_t place;
@@ -38,7 +38,7 @@ struct FourLargest {
     }
 };
 
-// Four values, kStride apart; of stride 2, eight are read.
+// Four values, kStride elements apart; with stride 2, eight are read.
 template <int kStride>
 LOWBIT_INLINE Floats four_of(const float* x) {
     Floats first, second;
@@ -54,7 +54,7 @@ LOWBIT_INLINE Ints four_of(const int32_t* x) {
     return four;
 }
 
-// The largest of every window's part in one row, and its column in the window.
+// The largest value of every window in one row, and its column in the window.
 template <int kKernel, int kStride>
 LOWBIT_INLINE void along_row(const float* x, const lowbit_pool& of, float* best, int32_t* at) {
     int64_t o = 0;
@@ -67,7 +67,8 @@ LOWBIT_INLINE void along_row(const float* x, const lowbit_pool& of, float* best,
     };
     const auto inside = [&](int64_t place) LOWBIT_INLINE_LAMBDA { return place >= 0 && place < of.width; };
     for (; o < of.out_width && !inside(o * kStride - of.left); ++o) alone();
-    constexpr int kReach = kKernel - 1 + 4 * kStride - 1;  // of four windows, from the first's beginning
+    constexpr int kReach =
+        kKernel - 1 + 4 * kStride - 1;  // elements that four windows read, from the beginning of the first
     for (; o + 4 <= of.out_width && inside(o * kStride - of.left + kReach); o += 4) {
         const float* from = x + o * kStride - of.left;
         FourLargest largest = {four_of<kStride>(from), Ints{}};
@@ -77,9 +78,9 @@ LOWBIT_INLINE void along_row(const float* x, const lowbit_pool& of, float* best,
     for (; o < of.out_width; ++o) alone();
 }
 
-// The largest of up to three rows of such parts; `before` is the place in the window that a row begins with.
-LOWBIT_INLINE void down_rows(const float* const* best, const int32_t* const* at, const int32_t* before, int rows,
-                             int64_t wide, float* y, uint8_t* places) {
+// The largest over up to three such rows; `before` is the index in the window of the first column of a row.
+LOWBIT_INLINE void down_rows(const float* const* best, const int32_t* const* at, const int32_t* before,
+                             int rows, int64_t wide, float* y, uint8_t* places) {
     int64_t i = 0;
     for (; i + 4 <= wide; i += 4) {
         FourLargest largest = {four_of<1>(best[0] + i), four_of(at[0] + i) + before[0]};
@@ -116,9 +117,9 @@ LOWBIT_INLINE void pool_plane(const float* x, float* y, uint8_t* places, const l
     }
 }
 
-// `best` and `at` have scratch for out_width numbers of every row of the plane.
-LOWBIT_INLINE void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
-                                    int32_t* at) {
+// `best` and `at` hold out_width elements for every row of the plane.
+LOWBIT_INLINE void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,
+                                    float* best, int32_t* at) {
     if (of.kernel_w == 2 && of.stride_w == 1) {
         pool_plane<2, 1>(x, y, places, of, best, at);
     } else if (of.kernel_w == 2) {
@@ -130,7 +131,8 @@ LOWBIT_INLINE void max_pool_forward(const float* x, float* y, uint8_t* places, c
     }
 }
 
-LOWBIT_INLINE void max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of) {
+LOWBIT_INLINE void max_pool_backward(const float* dy, const uint8_t* places, float* dx,
+                                     const lowbit_pool& of) {
     int64_t offsets[9];
     for (int64_t place = 0; place < of.kernel_h * of.kernel_w; ++place) {
         offsets[place] = (place / of.kernel_w - of.top) * of.width + place % of.kernel_w - of.left;

@@ -9,16 +9,17 @@
 
 namespace lowbit::norm {
 
-// Flags, a byte each of 0 or 1, as bits, lowest first; a multiple of 8 of them.
+// Packs flags, bytes of 0 or 1, to bits, lowest first; `count` is a multiple of 8.
 LOWBIT_INLINE void pack_flags(const uint8_t* flags, uint8_t* bits, int count) {
     for (int i = 0; i < count; i += 8) {
         uint64_t eight;
         std::memcpy(&eight, flags + i, sizeof eight);
-        bits[i / 8] = uint8_t((eight * 0x0102040810204080u) >> 56);  // flag i comes to bit 56 + i
+        bits[i / 8] =
+            uint8_t((eight * 0x0102040810204080u) >> 56);  // the multiplication moves flag i to bit 56 + i
     }
 }
 
-// y and the flags of eight elements.
+// y, and the flags of eight elements as bits.
 LOWBIT_INLINE uint8_t relu_of_eight(const float* x, float* y) {
 #if LOWBIT_X86
     int flags = 0;
@@ -50,7 +51,7 @@ LOWBIT_INLINE void relu_forward(const float* x, float* y, uint8_t* bits, int64_t
     }
 }
 
-// What the flags of four elements multiply them with.
+// The factors, 0 or 1, for the flags of four elements.
 struct Factors {
     float of[16][4];
 

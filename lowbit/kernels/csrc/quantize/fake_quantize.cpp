@@ -1,12 +1,12 @@
-// Fake quantization and its gradients, element by element; see quantize.h. The slow references are quantize.py, pact.py and
-// lsq.py of lowbit/numerics.
+// Fake quantization and its gradients, element by element; see quantize.h. The slow references are in
+// lowbit/numerics.
 #include "quantize/quantize.h"
 #include "quantize/rounding.h"
 
 namespace lowbit {
 namespace {
 
-// The same but for a zero's sign, which here is that of Paddle's maximum: 0 and not -0 at a lower end of 0.
+// As `clip`, but a zero at a lower bound of 0 is +0, as from Paddle's maximum.
 LOWBIT_INLINE float clip_to_bound(float v, float lower, float upper) {
     v = v <= lower ? lower : v;
     return v > upper ? upper : v;
@@ -14,7 +14,7 @@ LOWBIT_INLINE float clip_to_bound(float v, float lower, float upper) {
 
 LOWBIT_INLINE float lower_bound(float bound, lowbit_grid grid) { return grid.is_signed ? -bound : 0.0f; }
 
-// A bound that is NaN makes everything NaN; clipping would let values through.
+// A bound of NaN makes everything NaN, as in the reference; comparisons alone would let values through.
 LOWBIT_INLINE float propagate_nan(float bound, float scale) { return bound == bound ? scale : bound; }
 
 template <bool kBound, bool kIntegers>
@@ -44,7 +44,7 @@ LOWBIT_INLINE void quantize(const float* x, float* y, const float* scale, const 
     }
 }
 
-// Calls of(channel)(place), which writes dx and returns a term of the sum, in the form that is wanted.
+// Calls of(channel)(index), which returns the gradient of x and a term of the sum; writes what is wanted.
 template <class Of>
 LOWBIT_INLINE void apply_gradients(ChannelBlock block, float* dx, double* sums, Of of) {
     const auto term_only = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
@@ -121,31 +121,31 @@ namespace {
 using lowbit::ChannelBlock;
 using lowbit::InstructionSet;
 
-// The loops over one block, for one instruction set.
+// The loops over one block for one instruction set.
 struct Loops {
     void (*quantize)(const float* x, float* y, const float* scale, const float* bound, ChannelBlock block,
                      lowbit_grid grid, int32_t integers);
     void (*quantize_grad)(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
                           double* dbound, ChannelBlock block, lowbit_grid grid);
-    void (*lsq_grad)(const float* x, const float* dy, float* dx, const float* step, double* dstep, ChannelBlock block,
-                     lowbit_grid grid);
+    void (*lsq_grad)(const float* x, const float* dy, float* dx, const float* step, double* dstep,
+                     ChannelBlock block, lowbit_grid grid);
 };
 
-#define LOWBIT_FAKE_QUANTIZE(NAME, TARGET) \
-    namespace NAME { \
-    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound, ChannelBlock block, \
-                         lowbit_grid grid, int32_t integers) { \
-        lowbit::quantize(x, y, scale, bound, block, grid, integers); \
-    } \
-    TARGET void quantize_grad(const float* x, const float* dy, float* dx, const float* scale, const float* bound, \
-                              double* dbound, ChannelBlock block, lowbit_grid grid) { \
-        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, block, grid); \
-    } \
-    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep, \
-                         ChannelBlock block, lowbit_grid grid) { \
-        lowbit::lsq_grad(x, dy, dx, step, dstep, block, grid); \
-    } \
-    const Loops loops = {quantize, quantize_grad, lsq_grad}; \
+#define LOWBIT_FAKE_QUANTIZE(NAME, TARGET)                                                                \
+    namespace NAME {                                                                                      \
+    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound,                \
+                         ChannelBlock block, lowbit_grid grid, int32_t integers) {                        \
+        lowbit::quantize(x, y, scale, bound, block, grid, integers);                                      \
+    }                                                                                                     \
+    TARGET void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,             \
+                              const float* bound, double* dbound, ChannelBlock block, lowbit_grid grid) { \
+        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, block, grid);                              \
+    }                                                                                                     \
+    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,    \
+                         ChannelBlock block, lowbit_grid grid) {                                          \
+        lowbit::lsq_grad(x, dy, dx, step, dstep, block, grid);                                            \
+    }                                                                                                     \
+    const Loops loops = {quantize, quantize_grad, lsq_grad};                                              \
     }
 
 #if LOWBIT_X86
@@ -178,18 +178,20 @@ int lowbit_quantize_grad(const float* x, const float* dy, float* dx, const float
                          float* dbound, lowbit_layout layout, lowbit_grid grid) {
     return lowbit::guarded([&] {
         float* const totals = bound ? dbound : nullptr;
-        lowbit::for_each_channel_block(layout, totals, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
-            current().quantize_grad(x + at, dy + at, dx ? dx + at : nullptr, scale + c, bound ? bound + c : nullptr,
-                                    sums, block, grid);
-        });
+        lowbit::for_each_channel_block(
+            layout, totals, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
+                current().quantize_grad(x + at, dy + at, dx ? dx + at : nullptr, scale + c,
+                                        bound ? bound + c : nullptr, sums, block, grid);
+            });
     });
 }
 
-int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep, lowbit_layout layout,
-                    lowbit_grid grid) {
+int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
+                    lowbit_layout layout, lowbit_grid grid) {
     return lowbit::guarded([&] {
-        lowbit::for_each_channel_block(layout, dstep, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
-            current().lsq_grad(x + at, dy + at, dx ? dx + at : nullptr, step + c, sums, block, grid);
-        });
+        lowbit::for_each_channel_block(
+            layout, dstep, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
+                current().lsq_grad(x + at, dy + at, dx ? dx + at : nullptr, step + c, sums, block, grid);
+            });
     });
 }

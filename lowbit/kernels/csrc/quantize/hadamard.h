@@ -1,4 +1,4 @@
-// The Walsh-Hadamard transform of blocks, by butterflies; the slow reference is lowbit/numerics/rotation.py.
+// The Walsh-Hadamard transform of blocks, by butterflies; the slow reference is in lowbit/numerics.
 #pragma once
 #include "common/cpu.h"
 
@@ -7,10 +7,10 @@
 
 namespace lowbit {
 
-constexpr int kTile = 8192;     // values that are turned at a time: they stay in the first caches
-constexpr int kScattered = 16;  // blocks at a time where they do not lie side by side
+constexpr int kTile = 8192;     // values that are transformed at a time: the L1 and L2 caches hold them
+constexpr int kScattered = 16;  // blocks at a time where they are not adjacent
 
-// Many blocks side by side: value b of block i at tile[b * lines + i].
+// Many blocks: value b of block i is tile[b * lines + i].
 LOWBIT_INLINE void butterflies(float* tile, int block, int lines) {
     for (int half = 1; half < block; half *= 2) {
         for (int pair = 0; pair < block; pair += 2 * half) {
@@ -25,8 +25,9 @@ LOWBIT_INLINE void butterflies(float* tile, int block, int lines) {
     }
 }
 
-// Blocks that begin side by side, from x on, and whose values lie `after` apart.
-LOWBIT_INLINE void transform_adjacent(const float* x, float* y, float* tile, int block, int lines, int64_t after, float norm) {
+// Adjacent blocks from x on, whose values are `after` elements apart.
+LOWBIT_INLINE void transform_adjacent(const float* x, float* y, float* tile, int block, int lines,
+                                      int64_t after, float norm) {
     for (int b = 0; b < block; ++b) std::memcpy(tile + b * lines, x + b * after, lines * sizeof(float));
     butterflies(tile, block, lines);
     for (int b = 0; b < block; ++b) {
@@ -36,9 +37,9 @@ LOWBIT_INLINE void transform_adjacent(const float* x, float* y, float* tile, int
     }
 }
 
-// Blocks that begin wherever: few of them, since values are taken one by one.
-LOWBIT_INLINE void transform_scattered(const float* x, float* y, float* tile, const int64_t* starts, int block,
-                                  int64_t after, int lines, float norm) {
+// Blocks anywhere: few at a time, since values are gathered one by one.
+LOWBIT_INLINE void transform_scattered(const float* x, float* y, float* tile, const int64_t* starts,
+                                       int block, int64_t after, int lines, float norm) {
     for (int i = 0; i < lines; ++i) {
         for (int b = 0; b < block; ++b) tile[b * kScattered + i] = x[starts[i] + b * after];
     }
@@ -48,7 +49,8 @@ LOWBIT_INLINE void transform_scattered(const float* x, float* y, float* tile, co
     }
 }
 
-LOWBIT_INLINE void hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after, int64_t block) {
+LOWBIT_INLINE void hadamard(const float* x, float* y, int64_t before, int64_t size, int64_t after,
+                            int64_t block) {
     const float norm = float(1.0 / std::sqrt(double(block)));
     const int64_t groups = before * (size / block), values = block * after;
     alignas(64) float tile[kTile] = {};

@@ -1,4 +1,5 @@
-// The C functions of quantize.h for integers: the loops for each instruction set, and their partition among threads.
+// The C functions of quantize.h for integers: the loops for each instruction set, and their partition among
+// threads.
 #include "quantize/quantize.h"
 
 #include "quantize/hadamard.h"
@@ -9,75 +10,78 @@ namespace {
 
 using namespace lowbit;
 
-// Of rows, a block, or what lies side by side: what a thread does at a time.
+// The loops over what one thread does at a time, for one instruction set.
 struct Passes {
     int32_t (*largest_of_rows)(const float* x, const GroupRows& rows, int32_t is_signed);
-    void (*largest_of_block)(const float* x, const PeriodicBlock& block, int64_t first, int64_t last, int32_t is_signed,
-                             int32_t* most);
-    void (*project_rows)(const float* x, const GroupRows& rows, float start, float scale, const MseSearch& mse, Projection& sums);
-    void (*project_block)(const float* x, const PeriodicBlock& block, int64_t first, int64_t last, const float* start,
-                          const float* scale, const MseSearch& mse, Projections& sums);
+    void (*largest_of_block)(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,
+                             int32_t is_signed, int32_t* most);
+    void (*project_rows)(const float* x, const GroupRows& rows, float start, float scale,
+                         const MseSearch& mse, Projection& sums);
+    void (*project_block)(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,
+                          const float* start, const float* scale, const MseSearch& mse, Projections& sums);
     void (*from_integers)(const uint8_t* q, float* y, const float* scales, bool each, int64_t count,
                           int32_t is_signed);
     void (*pack_nibbles)(const uint8_t* q, uint8_t* packed, int64_t count);
     void (*unpack_nibbles)(const uint8_t* packed, uint8_t* q, int64_t count, int32_t is_signed);
     void (*hadamard)(const float* x, float* y, int64_t before, int64_t size, int64_t after, int64_t block);
-    decltype(Conversion::convert) log[3], small[3], large[3];  // for as many draws
+    decltype(Conversion::convert) log[3], small[3], large[3];  // by the number of draws
 };
 
-#define LOWBIT_CONVERT(NAME, TARGET, ...)                                                                     \
-    TARGET int32_t NAME(const float* x, uint8_t* q, const float* scales, bool each, int32_t count,            \
-                        float lowest, float highest, const RandomKey* keys, uint32_t index) {                 \
-        return convert<__VA_ARGS__>(x, q, scales, each, count, lowest, highest, keys, index);                 \
+#define LOWBIT_CONVERT(NAME, TARGET, ...)                                                          \
+    TARGET int32_t NAME(const float* x, uint8_t* q, const float* scales, bool each, int32_t count, \
+                        float lowest, float highest, const RandomKey* keys, uint32_t index) {      \
+        return convert<__VA_ARGS__>(x, q, scales, each, count, lowest, highest, keys, index);      \
     }
 
-#define LOWBIT_PASSES(NAME, TARGET)                                                                           \
-    namespace NAME {                                                                                          \
-    LOWBIT_CONVERT(round_half_even, TARGET, Nearest)                                                                  \
-    LOWBIT_CONVERT(one_draw, TARGET, Stochastic<1>)                                                           \
-    LOWBIT_CONVERT(two_draws, TARGET, Stochastic<2>)                                                          \
-    LOWBIT_CONVERT(small_one_draw, TARGET, StochasticSmall<1>)                                                \
-    LOWBIT_CONVERT(small_two_draws, TARGET, StochasticSmall<2>)                                               \
-    LOWBIT_CONVERT(log_nearest, TARGET, LogNearest)                                                           \
-    LOWBIT_CONVERT(log_one_draw, TARGET, LogStochastic<1>)                                                    \
-    LOWBIT_CONVERT(log_two_draws, TARGET, LogStochastic<2>)                                                   \
-    TARGET int32_t of_rows(const float* x, const GroupRows& rows, int32_t is_signed) {                             \
-        return largest_of_rows(x, rows, is_signed);                                                           \
-    }                                                                                                         \
-    TARGET void of_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last, int32_t is_signed,  \
-                         int32_t* most) {                                                                     \
-        largest_of_block(x, block, first, last, is_signed, most);                                             \
-    }                                                                                                         \
-    TARGET void project_rows(const float* x, const GroupRows& rows, float start, float scale, const MseSearch& mse,      \
-                             Projection& sums) {                                                              \
-        sums.add(x, rows, start, scale, mse);                                                                 \
-    }                                                                                                         \
-    TARGET void project_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,                \
-                              const float* start, const float* scale, const MseSearch& mse, Projections& sums) {    \
-        sums.run(x, block, first, last, start, scale, mse);                                                   \
-    }                                                                                                         \
-    TARGET void from_bytes(const uint8_t* q, float* y, const float* scales, bool each, int64_t count,         \
-                           int32_t is_signed) {                                                               \
-        from_integers(q, y, scales, each, count, is_signed);                                                  \
-    }                                                                                                         \
-    TARGET void pack(const uint8_t* q, uint8_t* packed, int64_t count) { pack_nibbles(q, packed, count); }    \
-    TARGET void unpack(const uint8_t* packed, uint8_t* q, int64_t count, int32_t is_signed) {                 \
-        unpack_nibbles(packed, q, count, is_signed);                                                          \
-    }                                                                                                         \
-    TARGET void rotate(const float* x, float* y, int64_t before, int64_t size, int64_t after, int64_t block) {  \
-        hadamard(x, y, before, size, after, block);                                                           \
-    }                                                                                                         \
-    const Passes passes = {of_rows,                                                                           \
-                           of_block,                                                                          \
-                           project_rows,                                                                      \
-                           project_block,                                                                     \
-                           from_bytes,                                                                        \
-                           pack,                                                                              \
-                           unpack,                                                                            \
-                           rotate,                                                                              \
-                           {log_nearest, log_one_draw, log_two_draws},                                        \
-                           {round_half_even, small_one_draw, small_two_draws},                                        \
-                           {round_half_even, one_draw, two_draws}};                                                   \
+#define LOWBIT_PASSES(NAME, TARGET)                                                                        \
+    namespace NAME {                                                                                       \
+    LOWBIT_CONVERT(round_half_even, TARGET, Nearest)                                                       \
+    LOWBIT_CONVERT(one_draw, TARGET, Stochastic<1>)                                                        \
+    LOWBIT_CONVERT(two_draws, TARGET, Stochastic<2>)                                                       \
+    LOWBIT_CONVERT(small_one_draw, TARGET, StochasticSmall<1>)                                             \
+    LOWBIT_CONVERT(small_two_draws, TARGET, StochasticSmall<2>)                                            \
+    LOWBIT_CONVERT(log_nearest, TARGET, LogNearest)                                                        \
+    LOWBIT_CONVERT(log_one_draw, TARGET, LogStochastic<1>)                                                 \
+    LOWBIT_CONVERT(log_two_draws, TARGET, LogStochastic<2>)                                                \
+    TARGET int32_t of_rows(const float* x, const GroupRows& rows, int32_t is_signed) {                     \
+        return largest_of_rows(x, rows, is_signed);                                                        \
+    }                                                                                                      \
+    TARGET void of_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,          \
+                         int32_t is_signed, int32_t* most) {                                               \
+        largest_of_block(x, block, first, last, is_signed, most);                                          \
+    }                                                                                                      \
+    TARGET void project_rows(const float* x, const GroupRows& rows, float start, float scale,              \
+                             const MseSearch& mse, Projection& sums) {                                     \
+        sums.add(x, rows, start, scale, mse);                                                              \
+    }                                                                                                      \
+    TARGET void project_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,     \
+                              const float* start, const float* scale, const MseSearch& mse,                \
+                              Projections& sums) {                                                         \
+        sums.run(x, block, first, last, start, scale, mse);                                                \
+    }                                                                                                      \
+    TARGET void from_bytes(const uint8_t* q, float* y, const float* scales, bool each, int64_t count,      \
+                           int32_t is_signed) {                                                            \
+        from_integers(q, y, scales, each, count, is_signed);                                               \
+    }                                                                                                      \
+    TARGET void pack(const uint8_t* q, uint8_t* packed, int64_t count) { pack_nibbles(q, packed, count); } \
+    TARGET void unpack(const uint8_t* packed, uint8_t* q, int64_t count, int32_t is_signed) {              \
+        unpack_nibbles(packed, q, count, is_signed);                                                       \
+    }                                                                                                      \
+    TARGET void rotate(const float* x, float* y, int64_t before, int64_t size, int64_t after,              \
+                       int64_t block) {                                                                    \
+        hadamard(x, y, before, size, after, block);                                                        \
+    }                                                                                                      \
+    const Passes passes = {of_rows,                                                                        \
+                           of_block,                                                                       \
+                           project_rows,                                                                   \
+                           project_block,                                                                  \
+                           from_bytes,                                                                     \
+                           pack,                                                                           \
+                           unpack,                                                                         \
+                           rotate,                                                                         \
+                           {log_nearest, log_one_draw, log_two_draws},                                     \
+                           {round_half_even, small_one_draw, small_two_draws},                             \
+                           {round_half_even, one_draw, two_draws}};                                        \
     }
 
 #if LOWBIT_X86
@@ -95,7 +99,7 @@ const Passes& current() {
     return baseline::passes;
 }
 
-// What parts of a tensor that is split find, put together.
+// Combine the results of one part with those of others; atomically where the parts are on several threads.
 void raise(FloatBits* most, const int32_t* found, int64_t count, bool split) {
     if (!split) {
         for (int64_t i = 0; i < count; ++i) most[i] = max_int(most[i], found[i]);
@@ -103,8 +107,8 @@ void raise(FloatBits* most, const int32_t* found, int64_t count, bool split) {
     }
     for (int64_t i = 0; i < count; ++i) {
         int32_t before = __atomic_load_n(most + i, __ATOMIC_RELAXED);
-        while (before < found[i] && !__atomic_compare_exchange_n(most + i, &before, found[i], true, __ATOMIC_RELAXED,
-                                                                 __ATOMIC_RELAXED)) {
+        while (before < found[i] && !__atomic_compare_exchange_n(most + i, &before, found[i], true,
+                                                                 __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
         }
     }
 }
@@ -121,7 +125,7 @@ void add(int64_t* sums, const int64_t* found, int64_t count, bool split) {
 
 bool is_finite(float v) { return __builtin_fabsf(v) <= kLargestFloat; }
 
-// The largest magnitude_bits of a group, and of each of a block's.
+// The largest magnitude of a group, and of every group of a block.
 void largest_of_rows(const float* x, const GroupRows& rows, bool split, int32_t is_signed, float* range) {
     FloatBits* most = reinterpret_cast<FloatBits*>(range);
     *most = 0;
@@ -131,7 +135,8 @@ void largest_of_rows(const float* x, const GroupRows& rows, bool split, int32_t 
     });
 }
 
-void largest_of_block(const float* x, const PeriodicBlock& block, bool split, int32_t is_signed, float* range) {
+void largest_of_block(const float* x, const PeriodicBlock& block, bool split, int32_t is_signed,
+                      float* range) {
     FloatBits* most = reinterpret_cast<FloatBits*>(range);
     for (int64_t g = 0; g < block.groups; ++g) most[g] = 0;
     for_each_part(block, split, [&](int64_t first, int64_t last) {
@@ -141,24 +146,26 @@ void largest_of_block(const float* x, const PeriodicBlock& block, bool split, in
     });
 }
 
-// From the range of a group to the one with the least squared error.
-float mse_of_rows(const float* x, const GroupRows& rows, bool split, float start, const MseSearch& mse, int32_t iterations) {
+// From the largest magnitude of a group to the range of least squared error.
+float mse_of_rows(const float* x, const GroupRows& rows, bool split, float start, const MseSearch& mse,
+                  int32_t iterations) {
     float range = start;
     bool changed = is_finite(start);
     for (int32_t iteration = 0; changed && iteration < iterations; ++iteration) {
-        Projection convert_all;
+        Projection all;
         for_each_part(rows, split, [&](const GroupRows& part) {
             Projection sums;
             current().project_rows(x, part, mse.scale(start), mse.scale(range), mse, sums);
-            add(&convert_all.along, &sums.along, 1, split);
-            add(&convert_all.square, &sums.square, 1, split);
+            add(&all.along, &sums.along, 1, split);
+            add(&all.square, &sums.square, 1, split);
         });
-        range = mse.next(start, range, convert_all.along, convert_all.square, &changed);
+        range = mse.next(start, range, all.along, all.square, &changed);
     }
     return range;
 }
 
-void mse_of_block(const float* x, const PeriodicBlock& block, bool split, float* range, const MseSearch& mse, int32_t iterations) {
+void mse_of_block(const float* x, const PeriodicBlock& block, bool split, float* range, const MseSearch& mse,
+                  int32_t iterations) {
     float start[kBlockWidth], scale[kBlockWidth], starts[kBlockWidth], scales[kBlockWidth];
     bool changed[kBlockWidth], any = true;
     for (int64_t g = 0; g < block.groups; ++g) start[g] = range[g], changed[g] = is_finite(range[g]);
@@ -200,7 +207,7 @@ int lowbit_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_
 }
 
 int lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, int32_t lowest, int32_t highest,
-                       int32_t iterations, int32_t is_known) {
+                      int32_t iterations, int32_t is_known) {
     return lowbit::guarded([&] {
         const GroupedAxes layout(*axes);
         const MseSearch mse(lowest, highest);
@@ -228,19 +235,22 @@ int lowbit_scales(const float* ranges, float* scales, int64_t count, int32_t low
 }
 
 int64_t lowbit_to_integers(const float* x, void* q, const float* scales, const lowbit_axes* axes,
-                           const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws, uint64_t first) {
+                           const lowbit_levels* levels, const lowbit_draw* draws, int32_t count_draws,
+                           uint64_t first) {
     return lowbit::guarded([&]() -> int64_t {
         const GroupedAxes grouped(*axes);
         if (!grouped.elements()) return 0;
         const bool is_small = levels->lowest > -128 && levels->highest < 128;
         const Passes& passes = current();
         const auto& by = levels->is_log ? passes.log : is_small ? passes.small : passes.large;
-        const Conversion conversion = {by[count_draws], float(levels->lowest), float(levels->highest), draws, count_draws};
+        const Conversion conversion = {by[count_draws], float(levels->lowest), float(levels->highest), draws,
+                                       count_draws};
         return conversion.convert_all(x, static_cast<uint8_t*>(q), scales, grouped, first);
     });
 }
 
-int lowbit_from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes, int32_t is_signed) {
+int lowbit_from_integers(const void* q, float* y, const float* scales, const lowbit_axes* axes,
+                         int32_t is_signed) {
     return lowbit::guarded([&] {
         const GroupedAxes grouped(*axes);
         if (!grouped.elements()) return;

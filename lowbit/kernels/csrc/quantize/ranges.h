@@ -1,4 +1,5 @@
-// The range of a group's values: the largest magnitude, the range of least squared error, and the scale for a range.
+// The range of a group's values: the largest magnitude, the range of least squared error, and the scale for a
+// range.
 #pragma once
 #include "common/grouped_axes.h"
 #include "quantize/rounding.h"
@@ -9,7 +10,7 @@ namespace lowbit {
 
 typedef int32_t __attribute__((may_alias)) FloatBits;
 
-// Floats of one sign are ordered as their bits are, and NaN lies behind Inf: an integer maximum finds both.
+// Positive floats are ordered like their bits, with NaN above Inf: an integer maximum handles all of them.
 LOWBIT_INLINE int32_t magnitude_bits(int32_t bits, int32_t is_signed) {
     const int32_t size = bits & 0x7fffffff;
     const bool counts = (is_signed != 0) | (bits >= 0) | (size > 0x7f800000);
@@ -23,8 +24,8 @@ LOWBIT_INLINE int32_t max_int(int32_t a, int32_t b) { return a < b ? b : a; }
 
 constexpr int64_t kStretch = 1024, kAhead = 2048;
 
-// Of a long row, of(first, count) for a stretch after the other. Reading takes longer than what is done with the values
-// unless memory is asked for ahead of its turn, further than processors do by themselves.
+// of(first, count) for consecutive pieces of a long row. Prefetches further ahead than processors do by
+// themselves: without it, reading takes longer than computing.
 template <class Of>
 LOWBIT_INLINE void for_each_prefetched(const float* row, int64_t length, Of of) {
     for (int64_t first = 0; first < length; first += kStretch) {
@@ -36,7 +37,7 @@ LOWBIT_INLINE void for_each_prefetched(const float* row, int64_t length, Of of) 
     }
 }
 
-// The largest magnitude_bits's bits, of rows of one group.
+// The largest magnitude, as bits, of the rows of one group.
 LOWBIT_INLINE int32_t largest_of_rows(const float* x, const GroupRows& rows, int32_t is_signed) {
     int32_t most = 0;
     for (int64_t row = 0; row < rows.count; ++row) {
@@ -49,9 +50,9 @@ LOWBIT_INLINE int32_t largest_of_rows(const float* x, const GroupRows& rows, int
     return most;
 }
 
-// The same for every group of a block, from one of its repeats to another.
-LOWBIT_INLINE void largest_of_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last, int32_t is_signed,
-                                    int32_t* most) {
+// The same for every group of a block, over some of its repeats.
+LOWBIT_INLINE void largest_of_block(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,
+                                    int32_t is_signed, int32_t* most) {
     const FloatBits* bits = reinterpret_cast<const FloatBits*>(x);
     for (int64_t i = 0; i < block.width; ++i) most[i] = 0;
     block.for_each_repeat(first, last, [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
@@ -61,7 +62,7 @@ LOWBIT_INLINE void largest_of_block(const float* x, const PeriodicBlock& block, 
     block.reduce(most, max_int);
 }
 
-// The largest scale with which every integer's value is finite.
+// The largest scale with which the value of every integer is finite.
 inline float largest_scale(int32_t lowest, int32_t highest) {
     const int32_t steps = max_int(-lowest, highest);
     const float scale = float(double(kLargestFloat) / steps);
@@ -73,12 +74,13 @@ LOWBIT_INLINE float scale_of(float range, float highest, float largest) {
     return (range > 0 ? scale : 1.0f) + range * 0.0f;
 }
 
-// One turn of lowbit/numerics/mse.py after another, for a grid.
+// The iteration of the observer mse (lowbit/numerics) for one grid.
 struct MseSearch {
     float lowest, highest, largest, to_fixed, from_fixed;
-    float limit = 0x1p30f;  // a constant that compilers do not know: of one that they know, they make comparisons
+    float limit = 0x1p30f;  // a variable, since of a constant compilers make slower comparisons
 
-    MseSearch(int32_t low, int32_t high) : lowest(float(low)), highest(float(high)), largest(largest_scale(low, high)) {
+    MseSearch(int32_t low, int32_t high)
+        : lowest(float(low)), highest(float(high)), largest(largest_scale(low, high)) {
         int bits = 0;
         while (max_int(-low, high) > 1 << bits) ++bits;
         to_fixed = float(1 << (30 - 2 * bits));
@@ -87,7 +89,7 @@ struct MseSearch {
 
     LOWBIT_INLINE float scale(float range) const { return scale_of(range, highest, largest); }
 
-    // x in units of the scale at the start, as a whole number of 2^-f; what is not finite becomes anything.
+    // x in units of the initial scale as a fixed-point number; not finite: anything.
     LOWBIT_INLINE int32_t fixed_point(float v) const {
         v *= to_fixed;
         v = v < limit ? v : limit;
@@ -99,7 +101,7 @@ struct MseSearch {
         return nearest_integer(v > lowest ? v : lowest);
     }
 
-    // The range that fits best, or the one before; `changed` when it is another.
+    // The range that fits best, or the previous one; `changed` tells whether it moved.
     LOWBIT_INLINE float next(float start, float before, int64_t along, int64_t square, bool* changed) const {
         const float ratio = float(double(along) / double(square > 1 ? square : 1)) * from_fixed;
         float best = scale(start) * highest * ratio;
@@ -110,13 +112,15 @@ struct MseSearch {
     }
 };
 
-// Sums of i * q, which has 31 bits, and q * q, which has 17, in 32 bits for up to kFlush terms.
+// Sums of i * q (31 bits) and q * q (17 bits) in int32, exact for up to kFlush terms: products are split into
+// halves.
 constexpr int64_t kFlush = 1 << 14;
 
 struct Projection {
     int64_t along = 0, square = 0;
 
-    LOWBIT_INLINE void add(const float* x, const GroupRows& rows, float start, float scale, const MseSearch& mse) {
+    LOWBIT_INLINE void add(const float* x, const GroupRows& rows, float start, float scale,
+                           const MseSearch& mse) {
         for (int64_t row = 0; row < rows.count; ++row) {
             const float* from = x + rows.at + row * rows.stride;
             for_each_prefetched(from, rows.length, [&](int64_t first, int64_t count) LOWBIT_INLINE_LAMBDA {
@@ -130,7 +134,8 @@ struct Projection {
     }
 
   private:
-    LOWBIT_INLINE void add_some(const float* x, int count, float start, float scale, const MseSearch& mse, bool same) {
+    LOWBIT_INLINE void add_some(const float* x, int count, float start, float scale, const MseSearch& mse,
+                                bool same) {
         int32_t high = 0, low = 0, squares = 0;
         for (int i = 0; i < count; ++i) {
             const float v = x[i] / start;
@@ -145,13 +150,13 @@ struct Projection {
     }
 };
 
-// The same for every group of a block at once, from one of its repeats to another.
+// The same for every group of a block at once, over some of its repeats.
 struct Projections {
     int32_t high[kBlockWidth], low[kBlockWidth], squares[kBlockWidth];
     int64_t along[kBlockWidth], square[kBlockWidth];
 
-    LOWBIT_INLINE void run(const float* x, const PeriodicBlock& block, int64_t first, int64_t last, const float* start,
-                           const float* scale, const MseSearch& mse) {
+    LOWBIT_INLINE void run(const float* x, const PeriodicBlock& block, int64_t first, int64_t last,
+                           const float* start, const float* scale, const MseSearch& mse) {
         const int width = int(block.width);
         for (int i = 0; i < width; ++i) along[i] = square[i] = 0;
         clear(width);
@@ -177,7 +182,8 @@ struct Projections {
         clear(width);
     }
 
-    LOWBIT_INLINE void add(const float* x, int count, const float* start, const float* scale, const MseSearch& mse) {
+    LOWBIT_INLINE void add(const float* x, int count, const float* start, const float* scale,
+                           const MseSearch& mse) {
         for (int i = 0; i < count; ++i) {
             const float v = x[i] / start[i], w = start == scale ? v : x[i] / scale[i];
             const int32_t fixed = mse.fixed_point(v), q = mse.integer(w);

@@ -6,8 +6,8 @@ namespace lowbit {
 
 constexpr float kNoFractions = 8388608.0f;  // 2^23: floats from here on are integers
 
-// Rounds to the nearest integer, halves to even, for magnitudes below 2^23; zeros keep their sign. Adding 2^23 makes the
-// addition itself round; roundf and rintf do not vectorize without SSE4.1.
+// Rounds to the nearest integer, halves to even, for magnitudes below 2^23; zeros keep their sign. Adding
+// 2^23 makes the addition itself round; roundf and rintf do not vectorize without SSE4.1.
 LOWBIT_INLINE float round_half_even(float v) {
     return __builtin_copysignf((__builtin_fabsf(v) + kNoFractions) - kNoFractions, v);
 }

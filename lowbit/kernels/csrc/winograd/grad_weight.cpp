@@ -1,5 +1,5 @@
-// grad_weight with Winograd: for some rows of tiles at a time, both operands are transformed and multiplied point by point;
-// the sums over all tiles are transformed to the nine taps.
+// grad_weight with Winograd: for some rows of tiles at a time, both operands are transformed and multiplied
+// point by point; the sums over all tiles are transformed to the nine taps.
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "gemm/packing.h"
@@ -14,9 +14,11 @@ namespace {
 
 using gemm::kSlack;
 
-constexpr int64_t kMaxOutputs = 48;    // outputs that are worked out together
-constexpr int64_t kTilesPerPass = 384;  // many, since all sums pass by; few, since all points do
-constexpr int64_t kBlockSums = kMaxOutputs * kPanel;  // of a point, of a strip of outputs and a panel of channels
+constexpr int64_t kMaxOutputs = 48;  // computed together
+constexpr int64_t kTilesPerPass =
+    384;  // large, since all sums are read and written per pass; small, since all points are
+constexpr int64_t kBlockSums =
+    kMaxOutputs * kPanel;  // sums of a point, for a strip of outputs and a panel of channels
 
 class GradWeight {
   public:
@@ -35,7 +37,7 @@ class GradWeight {
           row_(round_up(rows_ * tiling_.columns, kPanel) + kPanel),
           point_(g_.outputs * row_ + 3 * kPanel) {}
 
-    // `most`: tiles whose sums stay in int32.
+    // `most`: tiles whose sums int32 holds.
     void run(int64_t most, float* dw, int64_t* exact) {
         thread_local Scratch wide_scratch;
         const bool is_wide = tiling_.rows * tiling_.columns > most;
@@ -45,7 +47,8 @@ class GradWeight {
         allocate();
         int64_t summed = 0;
         for (int64_t first = 0; first < tiling_.rows; first += rows_) {
-            const int64_t last = std::min(tiling_.rows, first + rows_), tiles = (last - first) * tiling_.columns;
+            const int64_t last = std::min(tiling_.rows, first + rows_),
+                          tiles = (last - first) * tiling_.columns;
             const int64_t next = std::min(rows_, tiling_.rows - last) * tiling_.columns;
             const bool is_full = summed + tiles + next > most || last == tiling_.rows;
             transform(first, last);
@@ -69,16 +72,20 @@ class GradWeight {
         }
     }
 
-    // The points of rows of tiles: dy's as [point][output][tile], x's as [point][panel][pair of tiles][16 channels][2].
+    // Transforms rows of tiles: dy to [point][output][tile], x to [point][panel][pair of tiles][16
+    // channels][2].
     void transform(int64_t first, int64_t last) {
         const int64_t tiles = (last - first) * tiling_.columns;
         parallel_for(g_.outputs, [&](int64_t o) {
             const int64_t plane = out_h_ * out_w_;
             const ChannelView channel{bytes_of(dy_) + o * plane, g_.outputs * plane, out_h_, out_w_, 0, 0, 2};
             int16_t* points = dy_points_ + o * row_;
-            transform_rows(tiling_, channel, transforms_.gradient[dy_.lowest < 0], first, last, points, point_);
-            // What stands over was written by the last sixteen, and must add nothing.
-            for (int64_t i = 0; i < kPoints; i++) std::fill(points + i * point_ + tiles, points + i * point_ + row_, 0);
+            transform_rows(tiling_, channel, transforms_.gradient[dy_.lowest < 0], first, last, points,
+                           point_);
+            // The transform writes sixteen tiles at a time: tiles beyond the last must add nothing.
+            for (int64_t i = 0; i < kPoints; i++) {
+                std::fill(points + i * point_ + tiles, points + i * point_ + row_, 0);
+            }
         });
         parallel_for(panels_, [&](int64_t panel) { transform_panel(first, last, panel); });
     }
@@ -89,9 +96,15 @@ class GradWeight {
         int16_t* rows = scratch.get<int16_t>(kPoints * stride);
         memset(rows, 0, static_cast<size_t>(kPoints * stride) * sizeof(int16_t));
         for (int64_t c = 0; c < std::min(kPanel, g_.channels - panel * kPanel); c++) {
-            const ChannelView channel{bytes_of(x_) + (panel * kPanel + c) * plane, g_.channels * plane, g_.height, g_.width,
-                                  g_.pad_top, g_.pad_left, 4};
-            transform_rows(tiling_, channel, transforms_.source[x_.lowest < 0], first, last, rows + c * row_, stride);
+            const ChannelView channel{bytes_of(x_) + (panel * kPanel + c) * plane,
+                                      g_.channels * plane,
+                                      g_.height,
+                                      g_.width,
+                                      g_.pad_top,
+                                      g_.pad_left,
+                                      4};
+            transform_rows(tiling_, channel, transforms_.source[x_.lowest < 0], first, last, rows + c * row_,
+                           stride);
         }
         for (int64_t i = 0; i < kPoints; i++) {
             gemm::interleave_rows(reinterpret_cast<const uint32_t*>(rows + i * stride), row_ / 2,
@@ -99,7 +112,7 @@ class GradWeight {
         }
     }
 
-    // The sums of a block over these tiles, added to those before.
+    // A block's sums over these tiles, added to the previous ones.
     void multiply(int64_t block, int64_t tiles, bool add) const {
         const int32_t zeros[kPanel] = {};
         int32_t sums[gemm::kPanelSums];
@@ -107,18 +120,21 @@ class GradWeight {
         const int64_t strip = block / panels_ * kMaxOutputs, panel = block % panels_;
         const int64_t outputs = std::min(kMaxOutputs, g_.outputs - strip);
         for (int64_t i = 0; i < kPoints; i++) {
-            microkernel_({reinterpret_cast<const uint8_t*>(dy_points_ + i * point_), row_offsets_ + strip, outputs,
-                  &segment, 1, reinterpret_cast<const uint8_t*>(x_points_ + (i * panels_ + panel) * kPanel * row_), 0,
-                  zeros, sums});
+            microkernel_({reinterpret_cast<const uint8_t*>(dy_points_ + i * point_), row_offsets_ + strip,
+                          outputs, &segment, 1,
+                          reinterpret_cast<const uint8_t*>(x_points_ + (i * panels_ + panel) * kPanel * row_),
+                          0, zeros, sums});
             int32_t* to = sums_ + (block * kPoints + i) * kBlockSums;
             for (int64_t k = 0; k < outputs * kPanel; k++) to[k] = add ? to[k] + sums[k] : sums[k];
         }
     }
 
-    // A block's sums to where they belong: to the wide ones, if there are any, and at the end to dw, if it is wanted.
+    // Transforms the sums of a block to taps, adds them to `wide` if given, and at the end scales them to dw
+    // if wanted.
     void flush(int64_t block, bool is_last, int64_t* wide, float* dw) const {
         const int64_t strip = block / panels_ * kMaxOutputs, first = block % panels_ * kPanel;
-        const int64_t outputs = std::min(kMaxOutputs, g_.outputs - strip), channels = std::min(kPanel, g_.channels - first);
+        const int64_t outputs = std::min(kMaxOutputs, g_.outputs - strip),
+                      channels = std::min(kPanel, g_.channels - first);
         for (int64_t o = strip; o < strip + outputs; o++) {
             int32_t taps[kTaps * kPanel];
             transforms_.taps(sums_ + block * kPoints * kBlockSums + (o - strip) * kPanel, kBlockSums, taps);
@@ -145,10 +161,11 @@ class GradWeight {
     const Transforms& transforms_;
     void (*const microkernel_)(const gemm::Strip& strip);
     const Tiling tiling_;
-    const int64_t strips_, panels_;  // of outputs, and of channels
-    const int64_t rows_;             // of tiles, at a time
-    const int64_t row_;              // int16 of these tiles, with scratch for sixteen that stand over
-    const int64_t point_;            // of dy's; no power of two, lest points share the same few lines of the cache
+    const int64_t strips_, panels_;  // strips of outputs, panels of channels
+    const int64_t rows_;             // rows of tiles per pass
+    const int64_t row_;              // int16 elements of these tiles, rounded up, and sixteen more
+    const int64_t point_;  // int16 elements of a point of dy; not a power of two, so that points use
+                           // different cache sets
     int16_t *dy_points_ = nullptr, *x_points_ = nullptr;
     int32_t* sums_ = nullptr;  // [strip][panel][point][48 outputs][16 channels]
     int64_t* row_offsets_ = nullptr;

@@ -4,8 +4,9 @@
 //   input     d0 - d2,  d1 + d2,       d2 - d1,       d1 - d3
 //   kernel    g0,       g0 + g1 + g2,  g0 - g1 + g2,  g2
 //   result    y0 = m0 + (m1 + m2) / 2,  y1 = (m1 - m2) / 2 - m3
-// The kernel's usual factors 1/2 are left out of its transform and applied to the result: m1 + m2 = 2 (d2 (g0 + g2) + d1 g1)
-// is even for any sum of products, so that the division is exact. grad_weight is the same with the roles changed:
+// The kernel's usual factors 1/2 are left out of its transform and applied to the result: m1 + m2 = 2 (d2 (g0
+// + g2) + d1 g1) is even for any sum of products, so that the division is exact. grad_weight is the same with
+// the roles changed:
 //   gradient  dy0,      dy0 + dy1,     dy0 - dy1,     -dy1
 //   kernel    dg0 = m0 + (m1 + m2) / 2,  dg1 = (m1 - m2) / 2,  dg2 = (m1 + m2) / 2 + m3
 #include "winograd/transforms.h"
@@ -17,12 +18,11 @@
 
 namespace lowbit::winograd {
 
-
 typedef int16_t Int16x16 __attribute__((vector_size(kPanel * sizeof(int16_t))));
 typedef uint16_t UInt16x16 __attribute__((vector_size(kPanel * sizeof(uint16_t))));
 typedef int32_t Int32x8 __attribute__((vector_size(kPanel / 2 * sizeof(int32_t))));
 
-// Thirty-two bytes as sixteen even and sixteen odd ones. The first of two is the lower half of a word.
+// Separates 32 bytes into the sixteen even and the sixteen odd ones, widened to int16.
 template <bool kSigned>
 LOWBIT_INLINE void deinterleave(const uint8_t* from, Int16x16& even, Int16x16& odd) {
     UInt16x16 pairs;
@@ -38,8 +38,8 @@ LOWBIT_INLINE void deinterleave(const uint8_t* from, Int16x16& even, Int16x16& o
 
 LOWBIT_INLINE void put(int16_t* to, const Int16x16& words) { memcpy(to, &words, sizeof words); }
 
-LOWBIT_INLINE void source_points(const Int16x16& d0, const Int16x16& d1, const Int16x16& d2, const Int16x16& d3,
-                                 Int16x16 (&points)[4]) {
+LOWBIT_INLINE void source_points(const Int16x16& d0, const Int16x16& d1, const Int16x16& d2,
+                                 const Int16x16& d3, Int16x16 (&points)[4]) {
     points[0] = d0 - d2;
     points[1] = d1 + d2;
     points[2] = d2 - d1;
@@ -53,7 +53,8 @@ LOWBIT_INLINE void gradient_points(const Int16x16& first, const Int16x16& second
     points[3] = -second;
 }
 
-LOWBIT_INLINE void kernel_points(const Int16x16& g0, const Int16x16& g1, const Int16x16& g2, Int16x16 (&points)[4]) {
+LOWBIT_INLINE void kernel_points(const Int16x16& g0, const Int16x16& g1, const Int16x16& g2,
+                                 Int16x16 (&points)[4]) {
     const Int16x16 outer = g0 + g2;
     points[0] = g0;
     points[1] = outer + g1;
@@ -61,18 +62,20 @@ LOWBIT_INLINE void kernel_points(const Int16x16& g0, const Int16x16& g1, const I
     points[3] = g2;
 }
 
-// The points of a row of tiles: tile t's are points[i * stride + t]. Its pixels begin at column 2 t of four rows
-// of bytes. Sixteen tiles are written at a time, and their bytes read.
+// The points of a row of tiles, to points[i * stride + t] for tile t, whose pixels begin at column 2 t of
+// four rows of bytes. Reads and writes sixteen tiles at a time.
 template <bool kSigned>
 LOWBIT_INLINE void transform_input(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,
-                                 int64_t stride) {
+                                   int64_t stride) {
     for (int64_t t = 0; t < tiles; t += kPanel) {
         Int16x16 down[4][4];  // [column][point]
         LOWBIT_UNROLLED
         for (int pair = 0; pair < 2; pair++) {
             Int16x16 even[4], odd[4];
             LOWBIT_UNROLLED
-            for (int i = 0; i < 4; i++) deinterleave<kSigned>(rows + i * row_bytes + 2 * (t + pair), even[i], odd[i]);
+            for (int i = 0; i < 4; i++) {
+                deinterleave<kSigned>(rows + i * row_bytes + 2 * (t + pair), even[i], odd[i]);
+            }
             source_points(even[0], even[1], even[2], even[3], down[2 * pair]);
             source_points(odd[0], odd[1], odd[2], odd[3], down[2 * pair + 1]);
         }
@@ -86,10 +89,10 @@ LOWBIT_INLINE void transform_input(const uint8_t* rows, int64_t row_bytes, int64
     }
 }
 
-// The same of an output's gradient, whose tiles are two rows of two pixels.
+// The same for an output gradient, whose tiles are two rows of two pixels.
 template <bool kSigned>
 LOWBIT_INLINE void transform_gradient(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,
-                                   int64_t stride) {
+                                      int64_t stride) {
     for (int64_t t = 0; t < tiles; t += kPanel) {
         Int16x16 even[2], odd[2], down[2][4];
         LOWBIT_UNROLLED
@@ -106,7 +109,7 @@ LOWBIT_INLINE void transform_gradient(const uint8_t* rows, int64_t row_bytes, in
     }
 }
 
-// The points of kernels: that of channel c has its taps in taps[k * channels + c]; a multiple of sixteen channels.
+// The points of kernels with the taps taps[k * channels + c]; channels are a multiple of sixteen.
 LOWBIT_INLINE void transform_kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {
     for (int64_t c = 0; c < channels; c += kPanel) {
         Int16x16 g[kTaps], down[3][4];
@@ -124,7 +127,7 @@ LOWBIT_INLINE void transform_kernel(const int16_t* taps, int64_t channels, int16
     }
 }
 
-// Two channels' tiles side by side: what a panel holds of a step.
+// Interleaves the tiles of two channels to the words of a panel.
 LOWBIT_INLINE void interleave(const int16_t* first, const int16_t* second, int16_t* to) {
     constexpr int64_t kHalf = kPanel / 2;
     typedef uint16_t Narrow __attribute__((vector_size(kHalf * sizeof(uint16_t))));
@@ -145,14 +148,14 @@ LOWBIT_INLINE void result_pixels(const Int32x8 (&m)[4], Int32x8& first, Int32x8&
     second = half - m[2] - m[3];
 }
 
-// The points of a column, of eight tiles or channels.
+// A column of points, of eight tiles or channels.
 LOWBIT_INLINE void column_points(const int32_t* from, int64_t stride, Int32x8 (&points)[4]) {
     LOWBIT_UNROLLED
     for (int i = 0; i < 4; i++) memcpy(&points[i], from + 4 * i * stride, sizeof points[i]);
 }
 
-// Two rows of pixels of sixteen tiles, upper and lower, before they lie side by side: [row][column][tile]. Point i of
-// tile t is sums[i * stride + t].
+// Sums to two rows of pixels of sixteen tiles, as [row][column][tile]. Point i of tile t is sums[i * stride +
+// t].
 LOWBIT_INLINE void inverse_pixels(const int32_t* sums, int64_t stride, int32_t (&pixels)[2][2][kPanel]) {
     for (int64_t t = 0; t < kPanel; t += kPanel / 2) {
         Int32x8 down[2][4];
@@ -172,16 +175,16 @@ LOWBIT_INLINE void inverse_pixels(const int32_t* sums, int64_t stride, int32_t (
     }
 }
 
-// The sums of 32 pixels of the upper row, then of the lower one.
+// The exact sums of 32 pixels of the upper row, then of the lower one.
 LOWBIT_INLINE void inverse_to_sums(const int32_t* sums, int64_t stride, int64_t* to) {
     int32_t pixels[2][2][kPanel];
     inverse_pixels(sums, stride, pixels);
     for (int64_t i = 0; i < 4 * kPanel; i++) to[i] = pixels[i / (2 * kPanel)][i % 2][i / 2 % kPanel];
 }
 
-// The same as values: float(sum) * (scales[tile] * scale) + bias, each operation rounded; no bias when null.
+// The same as values: float(sum) * (scales[tile] * scale) + bias, each operation rounded; no bias if null.
 LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, const float* scales, float scale,
-                                 const float* bias, float* to) {
+                                     const float* bias, float* to) {
     int32_t pixels[2][2][kPanel];
     float of_tile[kPanel];
     inverse_pixels(sums, stride, pixels);
@@ -203,7 +206,7 @@ LOWBIT_INLINE void kernel_taps(const Int32x8 (&m)[4], Int32x8 (&taps)[3]) {
     taps[2] = half + m[3];
 }
 
-// The nine taps of sixteen channels' gradients, taps[k * 16 + c], from their points sums[i * stride + c].
+// The nine taps of sixteen channels, to taps[k * 16 + c], from the points sums[i * stride + c].
 LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, int32_t* taps) {
     for (int64_t c = 0; c < kPanel; c += kPanel / 2) {
         Int32x8 down[3][4];
@@ -227,31 +230,43 @@ LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, int32_t*
 
 namespace {
 
-#define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                              \
-    namespace NAME {                                                                                               \
-    template <bool kSigned>                                                                                        \
-    TARGET void source(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points, int64_t stride) {    \
-        transform_input<kSigned>(rows, row_bytes, tiles, points, stride);                                             \
-    }                                                                                                              \
-    template <bool kSigned>                                                                                        \
-    TARGET void gradient(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points, int64_t stride) {  \
-        transform_gradient<kSigned>(rows, row_bytes, tiles, points, stride);                                           \
-    }                                                                                                              \
-    TARGET void kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {                    \
-        transform_kernel(taps, channels, points, stride);                                                              \
-    }                                                                                                              \
-    TARGET void interleave_panels(const int16_t* first, const int16_t* second, int64_t panels, int16_t* to,        \
-                                  int64_t panel) {                                                                 \
-        for (int64_t i = 0; i < panels; i++) interleave(first + i * kPanel, second + i * kPanel, to + i * panel);  \
-    }                                                                                                              \
-    TARGET void sums(const int32_t* from, int64_t stride, int64_t* to) { inverse_to_sums(from, stride, to); }            \
-    TARGET void values(const int32_t* from, int64_t stride, const float* scales, float scale, const float* bias,    \
-                       float* to) {                                                                                \
-        inverse_to_values(from, stride, scales, scale, bias, to);                                                       \
-    }                                                                                                              \
-    TARGET void taps(const int32_t* sums, int64_t stride, int32_t* to) { inverse_to_taps(sums, stride, to); }            \
-    const Transforms transforms = {{source<false>, source<true>}, {gradient<false>, gradient<true>}, kernel,                 \
-                         interleave_panels, sums, values, taps};                                                   \
+#define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                     \
+    namespace NAME {                                                                                        \
+    template <bool kSigned>                                                                                 \
+    TARGET void source(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,              \
+                       int64_t stride) {                                                                    \
+        transform_input<kSigned>(rows, row_bytes, tiles, points, stride);                                   \
+    }                                                                                                       \
+    template <bool kSigned>                                                                                 \
+    TARGET void gradient(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,            \
+                         int64_t stride) {                                                                  \
+        transform_gradient<kSigned>(rows, row_bytes, tiles, points, stride);                                \
+    }                                                                                                       \
+    TARGET void kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {            \
+        transform_kernel(taps, channels, points, stride);                                                   \
+    }                                                                                                       \
+    TARGET void interleave_panels(const int16_t* first, const int16_t* second, int64_t panels, int16_t* to, \
+                                  int64_t panel) {                                                          \
+        for (int64_t i = 0; i < panels; i++)                                                                \
+            interleave(first + i * kPanel, second + i * kPanel, to + i * panel);                            \
+    }                                                                                                       \
+    TARGET void sums(const int32_t* from, int64_t stride, int64_t* to) {                                    \
+        inverse_to_sums(from, stride, to);                                                                  \
+    }                                                                                                       \
+    TARGET void values(const int32_t* from, int64_t stride, const float* scales, float scale,               \
+                       const float* bias, float* to) {                                                      \
+        inverse_to_values(from, stride, scales, scale, bias, to);                                           \
+    }                                                                                                       \
+    TARGET void taps(const int32_t* sums, int64_t stride, int32_t* to) {                                    \
+        inverse_to_taps(sums, stride, to);                                                                  \
+    }                                                                                                       \
+    const Transforms transforms = {{source<false>, source<true>},                                           \
+                                   {gradient<false>, gradient<true>},                                       \
+                                   kernel,                                                                  \
+                                   interleave_panels,                                                       \
+                                   sums,                                                                    \
+                                   values,                                                                  \
+                                   taps};                                                                   \
     }
 
 #if LOWBIT_X86
@@ -271,10 +286,12 @@ const Transforms& transforms_for(InstructionSet isa) {
 
 namespace {
 
-constexpr int64_t kRead = 64;  // bytes behind a row that can be read, since sixteen tiles are taken at a time
+constexpr int64_t kRead =
+    64;  // bytes beyond a row that can be read, since sixteen tiles are transformed at a time
 
-// Rows [first, first + count) of a channel with its padding; what no tile sees may be left out.
-void pad(const ChannelView& channel, const uint8_t* image, int64_t first, int64_t count, uint8_t* to, int64_t row_bytes) {
+// Copies rows [first, first + count) of a padded channel; pixels that no tile sees may be omitted.
+void pad(const ChannelView& channel, const uint8_t* image, int64_t first, int64_t count, uint8_t* to,
+         int64_t row_bytes) {
     const size_t width = static_cast<size_t>(std::min(channel.width, row_bytes - channel.pad_left));
     memset(to, 0, static_cast<size_t>(count * row_bytes));
     for (int64_t row = std::max(first, channel.pad_top); row < first + count; row++) {
@@ -286,15 +303,17 @@ void pad(const ChannelView& channel, const uint8_t* image, int64_t first, int64_
 
 }  // namespace
 
-void transform_rows(const Tiling& tiling, const ChannelView& channel, RowTransform transform, int64_t first, int64_t last,
-                 int16_t* points, int64_t stride) {
+void transform_rows(const Tiling& tiling, const ChannelView& channel, RowTransform transform, int64_t first,
+                    int64_t last, int16_t* points, int64_t stride) {
     thread_local Scratch scratch;
     const int64_t row_bytes = 2 * tiling.columns + channel.reach + kRead;
-    uint8_t* bytes = scratch.get<uint8_t>((2 * std::min(tiling.tile_rows, last - first) + channel.reach) * row_bytes);
+    uint8_t* bytes =
+        scratch.get<uint8_t>((2 * std::min(tiling.tile_rows, last - first) + channel.reach) * row_bytes);
     for (int64_t row = first; row < last;) {
         const int64_t n = row / tiling.tile_rows, at = row % tiling.tile_rows;
         const int64_t count = std::min(last - row, tiling.tile_rows - at);
-        pad(channel, channel.first + n * channel.image, 2 * at, 2 * count + channel.reach - 2, bytes, row_bytes);
+        pad(channel, channel.first + n * channel.image, 2 * at, 2 * count + channel.reach - 2, bytes,
+            row_bytes);
         for (int64_t i = 0; i < count; i++, points += tiling.columns) {
             transform(bytes + 2 * i * row_bytes, row_bytes, tiling.columns, points, stride);
         }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.operands import Axes, Draw, Integers, axes_of, operands
+from lowbit.kernels.quantize import Axes, Draw, Integers, axes_of, quantize_kernels
 from lowbit.numerics import (
     Grid,
     Stochastic,
@@ -62,7 +62,7 @@ def plain_operators():
     """The twins as they are written: where there are kernels, they would call them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "kernels", lambda: None)
-        patch.setattr(fused_groups, "operands", lambda: None)
+        patch.setattr(fused_groups, "quantize_kernels", lambda: None)
         yield
 
 
@@ -113,7 +113,7 @@ def test_ranges(case, signed):
     axes, scale_shape = axes_for(x, shared)
     for _ in each_variant():
         found, whole = framed(scale_shape, F32)
-        operands().ranges(at(x), at(found), axes, signed=signed)
+        quantize_kernels().ranges(at(x), at(found), axes, signed=signed)
         assert_same_bits(np.abs(found), largest(x, shared, signed))
         assert_frame(whole)
 
@@ -129,7 +129,7 @@ def test_mse_ranges(case, grid, turns):
         found, whole = framed(scale_shape, F32)
         for known in (True, False):
             found[...] = start if known else FRAME
-            operands().mse_ranges(at(x), at(found), axes, integers_of(grid), turns=turns, known=known)
+            quantize_kernels().mse_ranges(at(x), at(found), axes, integers_of(grid), turns=turns, known=known)
             assert_same_bits(found, expected)
             assert_frame(whole)
 
@@ -141,7 +141,7 @@ def test_mse_stops_when_its_twin_does():
     expected = mse_range(paddle.to_tensor(x), grid, (1,), 50).numpy()
     for _ in each_variant():
         found = np.empty((6, 1), F32)
-        operands().mse_ranges(at(x), at(found), axes_for(x, (1,))[0], integers_of(grid), turns=50)
+        quantize_kernels().mse_ranges(at(x), at(found), axes_for(x, (1,))[0], integers_of(grid), turns=50)
         assert_same_bits(found, expected)
 
 
@@ -154,7 +154,7 @@ def test_mse_sums_are_wide_enough(shape, shared, word):
     expected = mse_range(paddle.to_tensor(x), grid, shared, 1).numpy()
     for _ in each_variant():
         found = np.empty_like(expected)
-        operands().mse_ranges(at(x), at(found), axes, integers_of(grid))
+        quantize_kernels().mse_ranges(at(x), at(found), axes, integers_of(grid))
         assert_same_bits(found, expected)
 
 
@@ -165,7 +165,7 @@ def test_scales(grid, bits):
     expected = scale_from_range(paddle.to_tensor(ranges), grid).numpy()
     for _ in each_variant():
         found, whole = framed(ranges.shape, F32)
-        operands().scales(at(ranges), at(found), ranges.size, integers_of(grid))
+        quantize_kernels().scales(at(ranges), at(found), ranges.size, integers_of(grid))
         assert_same_bits(found, expected)
         assert_frame(whole)
 
@@ -176,7 +176,7 @@ def check_integers(x, scale, axes, grid: Integers, draws, first, expected: np.nd
     lost = np.isnan(expected)
     for _ in each_variant():
         found, whole = framed(x.shape, dtype)
-        count = operands().to_integers(at(x), at(found), at(scale), axes, grid, draws, first=first)
+        count = quantize_kernels().to_integers(at(x), at(found), at(scale), axes, grid, draws, first=first)
         assert count == lost.sum()
         assert not found[lost].any()
         np.testing.assert_array_equal(found[~lost].astype(F32), expected[~lost])
@@ -220,7 +220,7 @@ def test_draws_that_do_not_fit_into_a_byte():
         (Integers(-8, 7), 3),
     ]:
         with pytest.raises(ValueError, match=f"{draws} draws of .* do not fit"):
-            operands().to_integers(at(x), at(q), at(x), axes, grid, [Draw(0, 0, 0)] * draws)
+            quantize_kernels().to_integers(at(x), at(q), at(x), axes, grid, [Draw(0, 0, 0)] * draws)
 
 
 @given(case=tensors(), highest=st.sampled_from([4, 64]), draws=st.integers(0, 1))
@@ -273,7 +273,7 @@ def test_back_to_values(case, signed):
     scale = rng.standard_normal(scale_shape).astype(F32)
     for _ in each_variant():
         y, whole = framed(x.shape, F32)
-        operands().from_integers(at(q), at(y), at(scale), axes, signed=signed)
+        quantize_kernels().from_integers(at(q), at(y), at(scale), axes, signed=signed)
         assert_same_bits(y, q.astype(F32) * scale)
         assert_frame(whole)
 
@@ -285,10 +285,10 @@ def test_nibbles(count, signed, seed):
     low, high = q[::2] & 15, np.append(q[1::2], np.int8(0))[: (count + 1) // 2] & 15
     for _ in each_variant():
         packed, whole_packed = framed([(count + 1) // 2], np.uint8)
-        operands().pack_nibbles(at(q), at(packed), count)
+        quantize_kernels().pack_nibbles(at(q), at(packed), count)
         np.testing.assert_array_equal(packed, (low | high << 4).view(np.uint8))
         found, whole = framed([count], np.int8)
-        operands().unpack_nibbles(at(packed), at(found), count, signed=signed)
+        quantize_kernels().unpack_nibbles(at(packed), at(found), count, signed=signed)
         np.testing.assert_array_equal(found, q)
         assert_frame(whole_packed)
         assert_frame(whole)
@@ -309,7 +309,7 @@ def test_hadamard(power, before, blocks, after, seed):
     expected = butterflies(paddle.to_tensor(x), 1, block).numpy()
     for _ in each_variant():
         found, whole = framed(shape, F32)
-        operands().hadamard(at(x), at(found), *shape, block)
+        quantize_kernels().hadamard(at(x), at(found), *shape, block)
         assert_same_bits(found, expected)
         assert_frame(whole)
 
@@ -317,7 +317,7 @@ def test_hadamard(power, before, blocks, after, seed):
 @pytest.mark.parametrize("block", [3, 128, 16])
 def test_hadamard_of_blocks_that_do_not_fit(block):
     with pytest.raises(ValueError, match=f"blocks of {block}"):
-        operands().hadamard(0, 0, 1, 8, 1, block)
+        quantize_kernels().hadamard(0, 0, 1, 8, 1, block)
 
 
 @pytest.mark.parametrize("shape, scale_shape", [((0, 3), (1, 3)), ((3, 0), (3, 1)), ((0,), (0,))])
@@ -325,11 +325,11 @@ def test_no_elements(shape, scale_shape):
     axes = axes_of(shape, scale_shape)
     for _ in each_variant():
         found, whole = framed(scale_shape, F32)
-        operands().ranges(0, at(found), axes)
+        quantize_kernels().ranges(0, at(found), axes)
         assert not found.any()
-        operands().mse_ranges(0, at(found), axes, Integers(-8, 7))
-        assert operands().to_integers(0, 0, at(found), axes, Integers(-8, 7)) == 0
-        operands().from_integers(0, 0, at(found), axes, signed=True)
+        quantize_kernels().mse_ranges(0, at(found), axes, Integers(-8, 7))
+        assert quantize_kernels().to_integers(0, 0, at(found), axes, Integers(-8, 7)) == 0
+        quantize_kernels().from_integers(0, 0, at(found), axes, signed=True)
         assert not found.any()
         assert_frame(whole)
 

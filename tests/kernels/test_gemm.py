@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels import gemm, kernels, why_missing
+from lowbit.kernels.gemm import Operand
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand
-from tests.kernels import product_twin as twin
+from tests.kernels import gemm_reference as twin
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 VARIANTS = kernels().variants if kernels() else ["none"]
@@ -133,8 +133,8 @@ def test_forward(geometry, first, second, kind, variant, seed):
     )
     sums, y = np.full(geometry.output, -77, np.int64), np.full(geometry.output, np.nan, F32)
     with using(variant):
-        products.forward(geometry, left, right, None, sums=at(sums))
-        products.forward(geometry, left, right, at(y), bias=at(bias) if with_bias else None)
+        gemm.forward(geometry, left, right, None, sums=at(sums))
+        gemm.forward(geometry, left, right, at(y), bias=at(bias) if with_bias else None)
     exact = twin.forward_sums(geometry, x, w)
     np.testing.assert_array_equal(sums, exact)
     scale = (
@@ -168,8 +168,8 @@ def test_grad_input(geometry, first, second, kind, variant, seed):
     )
     sums, dx = np.full(geometry.input, -77, np.int64), np.full(geometry.input, np.nan, F32)
     with using(variant):
-        products.grad_input(geometry, left, right, None, sums=at(sums))
-        products.grad_input(geometry, left, right, at(dx))
+        gemm.grad_input(geometry, left, right, None, sums=at(sums))
+        gemm.grad_input(geometry, left, right, at(dx))
     exact = twin.grad_input_sums(geometry, dy, w)
     np.testing.assert_array_equal(sums, exact)
     scale_dy = scale_dy[by_n * np.arange(batch)]
@@ -213,8 +213,8 @@ def test_more_than_one_tile(geometry, variant):
     y, dx = np.empty(geometry.output, np.int64), np.empty(geometry.input, np.int64)
     data, gradient, weights = (Operand(integers=at(a), lowest=-128, highest=127) for a in (x, dy, w))
     with using(variant):
-        products.forward(geometry, data, weights, None, sums=at(y))
-        products.grad_input(geometry, gradient, weights, None, sums=at(dx))
+        gemm.forward(geometry, data, weights, None, sums=at(y))
+        gemm.grad_input(geometry, gradient, weights, None, sums=at(dx))
     np.testing.assert_array_equal(y, twin.forward_sums(geometry, x, w))
     np.testing.assert_array_equal(dx, twin.grad_input_sums(geometry, dy, w))
 
@@ -244,7 +244,7 @@ def test_rows_and_images_that_begin_anywhere(geometry, variant, seed):
     y = np.empty(geometry.output, np.int64)
     data, weights = (Operand(integers=at(a), lowest=-128, highest=127) for a in (x, w))
     with using(variant):
-        products.forward(geometry, data, weights, None, sums=at(y))
+        gemm.forward(geometry, data, weights, None, sums=at(y))
     np.testing.assert_array_equal(y, twin.forward_sums(geometry, x, w))
 
 
@@ -263,7 +263,7 @@ def test_the_largest_sums_of_many_channels(first, second, ends, variant):
     sums = np.empty(geometry.output, np.int64)
     with using(variant):
         operands = [Operand(integers=at(a), lowest=r[0], highest=r[1]) for a, r in [(x, first), (w, second)]]
-        products.forward(geometry, *operands, None, sums=at(sums))
+        gemm.forward(geometry, *operands, None, sums=at(sums))
     np.testing.assert_array_equal(sums, twin.forward_sums(geometry, x, w))
 
 
@@ -277,15 +277,15 @@ def test_sums_beyond_32_bits(features, variant):
     other = Operand(integers=at(w), lowest=0, highest=255, scale=at(scale))
     geometry = linear(features, 3, 2)
     with using(variant):
-        products.forward(geometry, one, other, at(y))
-        products.forward(geometry, one, other, None, sums=at(sums))
+        gemm.forward(geometry, one, other, at(y))
+        gemm.forward(geometry, one, other, None, sums=at(sums))
     assert (sums == 255 * 255 * features).all()
     assert (y == F32(255 * 255 * features) * (scale * scale)).all()
     low = np.full((2, features, 1, 1), -128, np.int8)
     one = Operand(integers=at(low), lowest=-128, highest=127)
     other = Operand(integers=at(low), lowest=-128, highest=127)
     with using(variant):
-        products.forward(linear(features, 2, 2), one, other, None, sums=at(sums))
+        gemm.forward(linear(features, 2, 2), one, other, None, sums=at(sums))
     assert (sums.ravel()[:4] == 128 * 128 * features).all()
 
 
@@ -307,7 +307,7 @@ def test_gradients_of_more_outputs_than_32_bits_hold(by_pixel, variant):
     one = Operand(integers=at(dy), lowest=-128, highest=127, scale=at(scale), of_pixel=int(by_pixel))
     other = Operand(integers=at(w), lowest=-128, highest=127, scale=at(scale))
     with using(variant):
-        products.grad_input(geometry, one, other, at(dx))
+        gemm.grad_input(geometry, one, other, at(dx))
     exact = F32(128 * 128 * outputs)
     expected = exact * scale * scale[0] if by_pixel else exact * (scale[0] * scale[0])
     np.testing.assert_array_equal(dx, np.broadcast_to(expected, 2))
@@ -328,7 +328,7 @@ def test_nothing_is_written_or_read_beside(variant):
     size = int(np.prod(geometry.output))
     y = np.full(size + 32, 77, F32)
     with using(variant):
-        products.forward(geometry, left, right, at(y[16:]))
+        gemm.forward(geometry, left, right, at(y[16:]))
     assert (y[:16] == 77).all() and (y[-16:] == 77).all()
     np.testing.assert_array_equal(y[16:-16].reshape(geometry.output), twin.forward_sums(geometry, x, w))
 
@@ -342,9 +342,9 @@ def test_operands_that_cannot_be():
     by_c = Operand(integers=0, lowest=0, highest=1, of_c=1)
     by_n = Operand(integers=0, lowest=0, highest=1, of_n=1)
     with pytest.raises(ValueError, match=r"x has scales along an axis that is summed over \(of_c\)"):
-        products.forward(square(1, 1, 3), by_c, plain, None)
+        gemm.forward(square(1, 1, 3), by_c, plain, None)
     with pytest.raises(ValueError, match=r"w has scales .* \(of_n\)"):
-        products.grad_input(square(1, 1, 3), plain, by_n, None)
+        gemm.grad_input(square(1, 1, 3), plain, by_n, None)
 
 
 def test_geometries_that_cannot_be():
@@ -352,7 +352,7 @@ def test_geometries_that_cannot_be():
     none = square(1, 1, 1, kernel=3)
     none = Geometry(**{**vars(none), "padding": (0, 0, 0, 0)})
     with pytest.raises(ValueError, match="the output would have the shape"):
-        products.forward(none, plain, plain, None)
+        gemm.forward(none, plain, plain, None)
     odd = Geometry(**{**vars(square(3, 2, 3)), "groups": 2})
     with pytest.raises(ValueError, match="2 groups do not divide the channels"):
-        products.forward(odd, plain, plain, None)
+        gemm.forward(odd, plain, plain, None)

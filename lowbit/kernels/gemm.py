@@ -1,7 +1,7 @@
-"""The integer products of csrc/products.h, on addresses of contiguous memory.
+"""Convolutions and matrix products of small integers: the bindings of csrc/gemm/gemm.h.
 
-Operands are small integers, a byte each, exact sums of their products leave as fp32; the header says what
-each function computes and which scales it takes.
+Operands are integers, a byte each; the exact sums of their products are scaled to fp32. The header defines
+what each function computes and which scales it takes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
-from lowbit.kernels.library import kernels
+from lowbit.kernels.library import ADDRESS, declare, kernels
 from lowbit.kernels.onednn import Geometry
 
 
 class Operand(ctypes.Structure):
-    """The address of integers (int8, or uint8 where the lowest is not below 0), their bounds, their scales.
+    """Integers at an address (int8, or uint8 where `lowest` is not negative), their bounds and their scales.
 
-    `scale` is the address of fp32 scales, `of_n`, `of_c` and `of_pixel` how far apart they lie along an axis:
-    0 where the axis shares one. A weight's n is its output channel, its c the input channel.
+    `scale` is the address of fp32 scales; `of_n`, `of_c` and `of_pixel` are their strides along an axis, 0
+    where the axis shares a scale. A weight's n is its output channel, its c the input channel.
 
     >>> weight = Operand(integers=w.data_ptr(), lowest=-8, highest=7, scale=s.data_ptr(), of_n=1)
     """
@@ -64,7 +64,7 @@ def forward(
     """
     _share("x", of_c=x.of_c, of_pixel=x.of_pixel)
     _share("w", of_c=w.of_c, of_pixel=w.of_pixel)
-    _call("lowbit_forward", geometry, x, w, bias, y, sums)
+    _library().lowbit_forward(_shape(geometry), x, w, bias, y, sums)
 
 
 def grad_input(
@@ -76,7 +76,7 @@ def grad_input(
     """
     _share("dy", of_c=dy.of_c)
     _share("w", of_n=w.of_n, of_pixel=w.of_pixel)
-    _call("lowbit_grad_input", geometry, dy, w, dx, sums)
+    _library().lowbit_grad_input(_shape(geometry), dy, w, dx, sums)
 
 
 def grad_weight(
@@ -88,16 +88,16 @@ def grad_weight(
     """
     _share("dy", of_pixel=dy.of_pixel)
     _share("x", of_pixel=x.of_pixel)
-    _call("lowbit_grad_weight", geometry, dy, x, dw, sums)
+    _library().lowbit_grad_weight(_shape(geometry), dy, x, dw, sums)
 
 
 def multiplications(geometry: Geometry, product: str, first: Operand, second: Operand) -> int:
-    """How many a product takes: one for every term of its sums, or fewer by Winograd's transforms.
+    """The number of multiplications of a product: one per term of its sums, or fewer with Winograd.
 
     >>> multiplications(geometry, "forward", x, w)
     """
-    library = _library()
-    return library.lowbit_multiplications(_shape(geometry), _PRODUCTS.index(product), first, second)
+    number = _PRODUCTS.index(product)
+    return _library().lowbit_multiplications(_shape(geometry), number, first, second)
 
 
 class _Geometry(ctypes.Structure):
@@ -111,23 +111,20 @@ class _Geometry(ctypes.Structure):
     ]
 
 
-_ADDRESS, _SHAPE, _INTEGERS = ctypes.c_void_p, ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
+_SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
 _PRODUCTS = ("forward", "grad_input", "grad_weight")
-_ARGUMENTS = {
-    "lowbit_forward": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS, _ADDRESS],
-    "lowbit_grad_input": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
-    "lowbit_grad_weight": [_SHAPE, _INTEGERS, _INTEGERS, _ADDRESS, _ADDRESS],
+_SIGNATURES = {
+    "lowbit_forward": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),
+    "lowbit_grad_input": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_grad_weight": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_multiplications": (ctypes.c_int64, [_SHAPE, ctypes.c_int32, _OPERAND, _OPERAND]),
 }
 
 
 @cache
 def _library() -> ctypes.CDLL:
     library = kernels().library
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = ctypes.c_int, arguments
-    count = library.lowbit_multiplications
-    count.restype, count.argtypes = ctypes.c_int64, [_SHAPE, ctypes.c_int32, _INTEGERS, _INTEGERS]
+    declare(library, _SIGNATURES)
     return library
 
 
@@ -147,8 +144,3 @@ def _share(name: str, **steps: int) -> None:
     for axis, step in steps.items():
         if step:
             raise ValueError(f"{name} has scales along an axis that is summed over ({axis})")
-
-
-def _call(name: str, geometry: Geometry, first: Operand, second: Operand, *addresses: int | None) -> None:
-    if getattr(_library(), name)(_shape(geometry), first, second, *addresses):
-        raise MemoryError(f"no memory for the product {name} of {geometry}")

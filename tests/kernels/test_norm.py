@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.library import Layout
-from lowbit.kernels.neighbours import Norm, Pool, neighbours
+from lowbit.kernels.norm import Norm, Pool, norm_kernels
+from lowbit.kernels.quantize import Layout
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 F32 = np.float32
@@ -75,10 +75,10 @@ def test_batch_norm(shape, centre, affine, seed):
         y, dx = _Result(shape), _Result(shape)
         mean, inverse, dweight, dbias = (_Result((channels,)) for _ in range(4))
         moved = [old.copy() for old in (old_mean, old_variance)]
-        neighbours().batch_norm_forward(norm, y.at, mean.at, inverse.at, *map(_at, moved))
-        neighbours().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at)
+        norm_kernels().batch_norm_forward(norm, y.at, mean.at, inverse.at, *map(_at, moved))
+        norm_kernels().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at)
         only = _Result((channels,))
-        neighbours().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), None, None, only.at)
+        norm_kernels().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), None, None, only.at)
         np.testing.assert_array_equal(only.checked(), dbias.values)
         return [result.checked() for result in (y, dx, mean, inverse, dweight, dbias)] + moved
 
@@ -128,16 +128,16 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
         y, dx, again, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
         mean, inverse, running, other, dweight, dbias = (_Result((channels,)) for _ in range(6))
         running.values[:] = other.values[:] = 1
-        fits = neighbours().batch_norm_forward(
+        fits = norm_kernels().batch_norm_forward(
             norm, y.at, mean.at, inverse.at, running.at, other.at, multiples=multiples.at
         )
         assert fits == (spoilt is None) and (not fits or (multiples.checked() == integers).all())
         statistics = (mean.at, inverse.at, _at(dy))
-        neighbours().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
+        norm_kernels().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
         if fits:
             without_x = norm._replace(x=None)
             wanted = (again.at, None, dbias.at)
-            neighbours().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples.at)
+            norm_kernels().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples.at)
             np.testing.assert_array_equal(again.checked(), dx.values)
         return [result.checked() for result in (y, dx, dweight, dbias)]
 
@@ -171,15 +171,15 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
 
     def alone(mean: int, inverse: int) -> list[np.ndarray]:
         y, moved = np.empty(shape, F32), np.zeros((2, shape[1]), F32)
-        neighbours().batch_norm_forward(norm, _at(y), mean, inverse, *map(_at, moved))
+        norm_kernels().batch_norm_forward(norm, _at(y), mean, inverse, *map(_at, moved))
         y, given = y + other if summed else y, dy
         if rectified:
             bits, given = np.empty((y.size + 7) // 8, np.uint8), np.empty(shape, F32)
-            neighbours().relu_forward(_at(y), _at(y), _at(bits), y.size)
-            neighbours().relu_backward(_at(dy), _at(bits), _at(given), y.size)
+            norm_kernels().relu_forward(_at(y), _at(y), _at(bits), y.size)
+            norm_kernels().relu_backward(_at(dy), _at(bits), _at(given), y.size)
         dx, dweight, dbias = np.empty(shape, F32), *np.empty((2, shape[1]), F32)
         gradients = map(_at, (dx, dweight, dbias))
-        neighbours().batch_norm_backward(norm, mean, inverse, _at(given), *gradients)
+        norm_kernels().batch_norm_backward(norm, mean, inverse, _at(given), *gradients)
         return [y, moved, dx, dweight, dbias, given]
 
     def compute() -> list[np.ndarray]:
@@ -188,14 +188,14 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
         bits = _Result((shape[0] * shape[1], (shape[2] + 7) // 8), np.uint8)
         largest, largest_dx = _Result(shape[:2]), _Result(shape[:2])
         moved = np.zeros((2, shape[1]), F32)
-        fits = neighbours().batch_norm_forward(
+        fits = norm_kernels().batch_norm_forward(
             both,
             *(y.at, mean.at, inverse.at, *map(_at, moved)),
             bits=bits.at if summed and rectified else None,
             multiples=multiples.at if packed else None,
             largest=largest.at,
         )
-        neighbours().batch_norm_backward(
+        norm_kernels().batch_norm_backward(
             both._replace(x=None if fits else both.x),
             *(mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at),
             dother=dother.at,
@@ -221,7 +221,7 @@ def test_a_mean_far_from_zero_costs_no_digits():
     x = (1000 + 0.1 * np.random.default_rng(0).standard_normal((8, 1, 1000))).astype(F32)
     y, mean, inverse, running = np.empty_like(x), *np.zeros((3, 1), F32)
     norm = Norm(_at(x), None, None, Layout(*x.shape), 0.0, 0.9)
-    neighbours().batch_norm_forward(norm, _at(y), _at(mean), _at(inverse), _at(running), _at(running))
+    norm_kernels().batch_norm_forward(norm, _at(y), _at(mean), _at(inverse), _at(running), _at(running))
     assert inverse[0] == pytest.approx(1 / x.astype(np.float64).std(), rel=1e-6)
 
 
@@ -233,8 +233,8 @@ def test_relu(count):
 
     def compute() -> list[np.ndarray]:
         y, dx, bits = _Result((count,)), _Result((count,)), _Result(((count + 7) // 8,), np.uint8)
-        neighbours().relu_forward(_at(x), y.at, bits.at, count)
-        neighbours().relu_backward(_at(dy), bits.at, dx.at, count)
+        norm_kernels().relu_forward(_at(x), y.at, bits.at, count)
+        norm_kernels().relu_backward(_at(dy), bits.at, dx.at, count)
         return [y.checked(), dx.checked(), bits.checked()]
 
     y, dx, bits = _in_every_variant(compute)
@@ -270,8 +270,8 @@ def test_max_pool(pool, seed, strange):
 
     def compute() -> list[np.ndarray]:
         y, places, dx = _Result(shape), _Result(shape, np.uint8), _Result(x.shape)
-        neighbours().max_pool_forward(_at(x), y.at, places.at, pool)
-        neighbours().max_pool_backward(_at(dy), places.at, dx.at, pool)
+        norm_kernels().max_pool_forward(_at(x), y.at, places.at, pool)
+        norm_kernels().max_pool_backward(_at(dy), places.at, dx.at, pool)
         return [y.checked(), places.checked(), dx.checked()]
 
     y, places, dx = _in_every_variant(compute)

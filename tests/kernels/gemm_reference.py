@@ -1,4 +1,4 @@
-"""The integer products as their definition reads, in NumPy and int64: slow, and plain to check."""
+"""The integer products by their definition, in NumPy and int64: the slow reference of the kernels."""
 
 from __future__ import annotations
 

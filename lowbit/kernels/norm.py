@@ -1,4 +1,4 @@
-"""Batch norm, ReLU and max-pool between convolutions, on addresses of contiguous fp32 memory in NCHW."""
+"""Batch norm, ReLU and max-pool on contiguous fp32 in NCHW: the bindings of csrc/norm/norm.h."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import ctypes
 from functools import cache
 from typing import NamedTuple
 
-from lowbit.kernels.library import Layout, kernels
+from lowbit.kernels.library import ADDRESS, declare, kernels
+from lowbit.kernels.quantize import CLayout, Layout
 
 
 class Norm(NamedTuple):
-    """A batch norm's input and settings; no weight is 1, no bias 0.
+    """A batch norm's input and settings; without a weight it is 1, without a bias 0.
 
-    `other`, if given, is added to what is normalized; then a ReLU follows if it is `rectified`. `scale` has a
-    number for each channel of each image, of which x may be whole multiples.
+    `other`, if given, is a residual that is added after normalization; a ReLU follows if `rectified`. `scale`
+    has one value per channel of each image, of which x may be integer multiples.
     """
 
     x: int | None
@@ -28,7 +29,7 @@ class Norm(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Windows of 2 or 3 in steps of 1 or 2; the first begins `top` and `left` of the image."""
+    """Windows of 2 or 3 with strides of 1 or 2; the image is padded by `top` rows and `left` columns."""
 
     planes: int
     height: int
@@ -43,14 +44,10 @@ class Pool(NamedTuple):
     left: int
 
 
-class _Layout(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in Layout._fields]
-
-
 class _Norm(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
-        ("layout", _Layout),
+        ("layout", CLayout),
         *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
         *((name, ctypes.c_void_p) for name in ("other", "scale")),
         ("rectified", ctypes.c_int32),
@@ -61,26 +58,23 @@ class _Pool(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in Pool._fields]
 
 
-_ADDRESS, _LONG = ctypes.c_void_p, ctypes.c_int64
+_NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
 _SIGNATURES = {
-    "lowbit_batch_norm_forward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 8,
-    "lowbit_batch_norm_backward": [ctypes.POINTER(_Norm)] + [_ADDRESS] * 10,
-    "lowbit_relu_forward": [_ADDRESS] * 3 + [_LONG],
-    "lowbit_relu_backward": [_ADDRESS] * 3 + [_LONG],
-    "lowbit_max_pool_forward": [_ADDRESS] * 3 + [ctypes.POINTER(_Pool)],
-    "lowbit_max_pool_backward": [_ADDRESS] * 3 + [ctypes.POINTER(_Pool)],
+    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 8),
+    "lowbit_batch_norm_backward": (_STATUS, [_NORM] + [ADDRESS] * 10),
+    "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
+    "lowbit_max_pool_backward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
 }
 
 
-class Neighbours:
-    """The functions of csrc/neighbours.h, which says what they compute; addresses are not checked."""
+class NormKernels:
+    """The functions of csrc/norm/norm.h, which defines what they compute; addresses are not checked."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = None, arguments
-        library.lowbit_batch_norm_forward.restype = ctypes.c_int32
+        declare(library, _SIGNATURES)
 
     def batch_norm_forward(
         self,
@@ -95,11 +89,11 @@ class Neighbours:
         multiples: int | None = None,
         largest: int | None = None,
     ) -> bool:
-        """Y, the batch's mean and 1 / deviation, and the running statistics moved on.
+        """Y, the batch's mean and 1 / deviation, and the updated running statistics.
 
-        A ReLU behind a sum writes its `bits`: (pixels + 7) // 8 bytes for each channel of each image.
-        `largest` are the largest magnitudes of Y, [images, channels]. Returned is whether `multiples`, 16-bit
-        integers, times the scale are x.
+        A ReLU after a residual sum writes its `bits`: (pixels + 7) // 8 bytes per channel of each image.
+        `largest` are the largest magnitudes of Y, [images, channels]. Returns whether the int16 `multiples`
+        times the scale equal x.
         """
         found = self._library.lowbit_batch_norm_forward(
             _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples, largest
@@ -121,10 +115,10 @@ class Neighbours:
         multiples: int | None = None,
         largest: int | None = None,
     ) -> None:
-        """The gradients that are wanted; from the multiples, if given, and not from x.
+        """The gradients that are wanted; with `multiples`, they replace x.
 
-        `dother` is what of dY comes through the ReLU; without one it is dY, and not written. `largest` are
-        the largest magnitudes of dX, [images, channels].
+        `dother` is dY after the ReLU; without a ReLU it equals dY and is not written. `largest` are the
+        largest magnitudes of dX, [images, channels].
         """
         self._library.lowbit_batch_norm_backward(
             _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, largest
@@ -139,7 +133,7 @@ class Neighbours:
         self._library.lowbit_relu_backward(dy, bits, dx, count)
 
     def max_pool_forward(self, x: int, y: int, places: int, pool: Pool) -> None:
-        """Y, and for each of it a byte: where in its window it stands."""
+        """Y, and the index of each value in its window, a byte each."""
         self._library.lowbit_max_pool_forward(x, y, places, ctypes.byref(_Pool(*pool)))
 
     def max_pool_backward(self, dy: int, places: int, dx: int, pool: Pool) -> None:
@@ -148,15 +142,15 @@ class Neighbours:
 
 
 def _norm(norm: Norm) -> ctypes.Structure:
-    return ctypes.byref(_Norm(*norm._replace(layout=_Layout(*norm.layout))))
+    return ctypes.byref(_Norm(*norm._replace(layout=CLayout(*norm.layout))))
 
 
 @cache
-def _bound(library: ctypes.CDLL) -> Neighbours:
-    return Neighbours(library)
+def _bound(library: ctypes.CDLL) -> NormKernels:
+    return NormKernels(library)
 
 
-def neighbours() -> Neighbours | None:
+def norm_kernels() -> NormKernels | None:
     """The functions; None where there are no kernels (lowbit.kernels.why_missing says why)."""
     found = kernels()
     return None if found is None else _bound(found.library)

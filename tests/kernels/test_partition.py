@@ -1,4 +1,4 @@
-"""Large tensors are cut into parts for the threads: the same bits for every number of them."""
+"""Large tensors are divided among the threads: the same bits for every number of threads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.library import Layout, Levels
-from lowbit.kernels.operands import Draw, Integers, axes_of, operands
-from lowbit.kernels.threads import runtime
+from lowbit.kernels.library import openmp_runtime
+from lowbit.kernels.quantize import Draw, Integers, Layout, Levels, axes_of, quantize_kernels
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),
-    pytest.mark.skipif(runtime() is None, reason="Paddle's wheel has no OpenMP runtime here"),
+    pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here"),
 ]
 INT4 = Integers(-8, 7)
-# In rows and in panels, of few groups, which are cut themselves, and of many.
+# Rows and periodic blocks; few groups, which are divided themselves, and many.
 CASES = [
     ((300_001,), (1,)),
     ((3, 100_003), (3, 1)),
@@ -36,7 +35,7 @@ def at(array: np.ndarray) -> int:
 
 
 def results(x: np.ndarray, scale_shape: tuple[int, ...]) -> list[np.ndarray]:
-    axes, done = axes_of(x.shape, scale_shape), operands()
+    axes, done = axes_of(x.shape, scale_shape), quantize_kernels()
     ranges, best, scales = (np.empty(scale_shape, np.float32) for _ in range(3))
     done.ranges(at(x), at(ranges), axes)
     done.mse_ranges(at(x), at(best), axes, INT4, turns=3)
@@ -84,7 +83,7 @@ def trained(x: np.ndarray, layout: Layout) -> list[np.ndarray]:
     bound, dy, levels = scale * 8, x[::-1].copy(), Levels(-8, 7, True)
     y, through, clipped, stepped = (np.empty_like(x) for _ in range(4))
     dbound, dstep = np.empty_like(bound), np.empty_like(scale)
-    done, given = kernels(), (at(x), at(dy))
+    done, given = quantize_kernels(), (at(x), at(dy))
     done.quantize(at(x), at(y), at(scale), None, layout, levels)
     done.quantize_grad(*given, at(through), at(scale), None, None, layout, levels)
     done.quantize_grad(*given, at(clipped), at(scale), at(bound), at(dbound), layout, levels)
