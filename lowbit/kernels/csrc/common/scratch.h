@@ -9,14 +9,11 @@
 #include "common/common.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 // Bytes that the buffers of all threads hold at present.
 LOWBIT_PUBLIC int64_t lowbit_scratch_bytes(void);
 
 namespace lowbit {
-
-void count_scratch_bytes(int64_t change);
 
 class Scratch {
   public:
@@ -44,13 +41,7 @@ class Scratch {
     static constexpr int kWindow = 1024;                    // requests
     static constexpr size_t kAlwaysHeld = size_t{1} << 20;  // bytes: less is not worth giving back
 
-    void resize(size_t bytes) {
-        std::free(memory_);
-        memory_ = bytes ? std::aligned_alloc(64, bytes) : nullptr;
-        count_scratch_bytes(static_cast<int64_t>(memory_ ? bytes : 0) - static_cast<int64_t>(capacity_));
-        capacity_ = memory_ ? bytes : 0;
-        if (bytes && !memory_) throw std::bad_alloc();
-    }
+    void resize(size_t bytes);  // out of line: it is rare, and get() is inlined everywhere
 
     void* memory_ = nullptr;
     size_t capacity_ = 0;

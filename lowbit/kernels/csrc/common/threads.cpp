@@ -1,7 +1,10 @@
-// Distribution of a job's items over threads, and the count of scratch memory; see threads.h and scratch.h.
+// Distribution of a job's items over threads, and the allocation of scratch memory; see threads.h and
+// scratch.h.
 #include "common/threads.h"
 
 #include "common/scratch.h"
+
+#include <cstdlib>
 
 namespace {
 
@@ -33,7 +36,14 @@ int lowbit_threads(void) {
 
 int64_t lowbit_scratch_bytes(void) { return scratch_bytes; }
 
-void lowbit::count_scratch_bytes(int64_t change) { scratch_bytes += change; }
+void lowbit::Scratch::resize(size_t bytes) {
+    std::free(memory_);
+    memory_ = bytes ? std::aligned_alloc(64, bytes) : nullptr;
+    const size_t before = capacity_;
+    capacity_ = memory_ ? bytes : 0;
+    scratch_bytes += static_cast<int64_t>(capacity_) - static_cast<int64_t>(before);
+    if (bytes && !memory_) throw std::bad_alloc();
+}
 
 void lowbit::run_job(Job& job) {
     const int threads = lowbit_threads();
