@@ -9,14 +9,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-sanitized test-arm test-avx2 lint docs setup clean help
+CSRC := $(wildcard lowbit/kernels/csrc/*/*)
+
+.PHONY: demo test test-slow test-sanitized test-arm test-avx2 lint format docs setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 setup: $(READY)  ## create .venv and install lowbit into it
 
-$(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(wildcard lowbit/kernels/csrc/*)
+$(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(CSRC)
 	@test -n "$(PYTHON)" || { echo "lowbit needs Python 3.10, 3.11 or 3.12 on the PATH (or: make PYTHON=/path/to/python $(MAKECMDGOALS))"; exit 2; }
 	@echo "Setting up $(VENV) with $(PYTHON), once: pip fetches Paddle and the inference engines and says nothing for some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,6 +46,11 @@ test-avx2: $(READY)  ## kernels, ONNX targets and engines, verify with AVX2 alon
 
 lint: $(READY)  ## style only
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@if test -x $(BIN)/clang-format; then $(BIN)/clang-format --dry-run --Werror $(CSRC); \
+	else echo "lint: the C++ style was not checked, clang-format is missing (pip install clang-format)"; fi
+
+format: $(READY)  ## write the C++ style of .clang-format
+	@$(BIN)/clang-format -i $(CSRC)
 
 docs: $(READY)  ## write docs/api.md anew from the docstrings
 	@$(BIN)/python docs/make_api.py

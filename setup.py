@@ -41,17 +41,17 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split(".")[:-1]) / build.LIBRARY.name)
 
 
-def _sources(pattern: str) -> list[str]:
+def _sources(suffix: str) -> list[str]:
     """Named here so that they are part of a source distribution."""
-    return [str(path.relative_to(Path(__file__).parent)) for path in sorted(build.SOURCES.glob(pattern))]
+    return [str(path.relative_to(Path(__file__).parent)) for path in build.sources(suffix)]
 
 
 setup(
     ext_modules=[
         Extension(
             "lowbit.kernels.liblowbit_kernels",
-            sources=_sources("*.cpp"),
-            depends=_sources("*.h"),
+            sources=_sources(".cpp"),
+            depends=_sources(".h"),
             optional=True,
         )
     ],

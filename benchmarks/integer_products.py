@@ -22,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before Paddle's libraries are l
 import numpy as np
 
 from lowbit.bench.turns import take_turns
-from lowbit.kernels import kernels, products
+from lowbit.kernels import gemm, kernels
+from lowbit.kernels.gemm import Operand
 from lowbit.kernels.onednn import Geometry, prepared
-from lowbit.kernels.products import Operand
 
 # name: channels, outputs, side, kernel, stride
 LAYERS = {
@@ -112,7 +112,7 @@ class Layer:
             by = {"of_n": height * width, "of_pixel": 1} if "NHW" in product else {"of_n": 1}
             operands = [self.operand("dy", gradient, **by), self.operand("w", weight, of_c=1)]
             result = self.room("x")
-        run = getattr(products, product.split()[0])
+        run = getattr(gemm, product.split()[0])
 
         def turn() -> None:
             kernels().select_variant(variant)

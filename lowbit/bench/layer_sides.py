@@ -10,8 +10,8 @@ from paddle import Tensor, nn
 
 from lowbit.bench.sides import RECIPES, load_bench_recipe
 from lowbit.kernels import kernels
+from lowbit.kernels.gemm import Operand, multiplications
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand, multiplications
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.quantized import quantize_layer
 from lowbit.recipe.plan import Plan

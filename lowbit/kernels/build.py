@@ -15,9 +15,9 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = Path(__file__).parent / "liblowbit_kernels.so"
 
-# For any processor of the family: variants.cpp adds the instruction sets that are chosen at run time.
-# Nothing that lets the compiler round differently: multiplications and additions stay apart, and only the
-# processor's flags for traps and the C library's errno, which nobody reads here, are given up.
+# For any processor of the family: csrc/common/cpu.h explains how newer instruction sets are added.
+# No option lets the compiler round differently: multiplications and additions are not fused, and only the
+# floating-point trap flags and errno, which no code here reads, are given up.
 OPTIONS = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
     *("-fPIC", "-shared", "-fvisibility=hidden"),
@@ -29,28 +29,34 @@ class BuildError(Exception):
     """No compiler, or one that fails; the message says which."""
 
 
+def sources(suffix: str = "") -> list[Path]:
+    """The files of csrc/ and its folders, sorted; with a suffix, such as ".cpp", only those that have it."""
+    return sorted(path for path in SOURCES.rglob(f"*{suffix}") if path.is_file())
+
+
 def fingerprint() -> str:
-    """Which sources these are: a library that was built from others is out of date."""
+    """A hash of the sources and options: a library with another one is out of date."""
     digest = hashlib.sha256(" ".join(OPTIONS).encode())
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sources():
+        digest.update(path.relative_to(SOURCES).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def compile_library(target: Path = LIBRARY, *, extra: Sequence[str] = ()) -> Path:
-    """The library, compiled with $CXX, g++ or clang++; a BuildError when that cannot be done.
+    """Compile the library with $CXX, g++ or clang++; raises a BuildError when that fails.
 
-    `extra` are options that do not change what it computes: warnings, sanitizers.
+    `extra` are options that do not change results: warnings, sanitizers.
+
+    >>> compile_library(Path("/tmp/liblowbit_kernels.so"), extra=["-Wall"])
     """
     compiler = _compiler()
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
     define = f'-DLOWBIT_FINGERPRINT="{fingerprint()}"'
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it first: a process that has the old library loaded goes on with it undisturbed.
+    # Replaced at the end: a process that has loaded the old library keeps it undisturbed.
     new = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         done = subprocess.run(
-            [compiler, *OPTIONS, *extra, define, *sources, "-o", str(new)],
+            [compiler, *OPTIONS, *extra, define, f"-I{SOURCES}", *map(str, sources(".cpp")), "-o", str(new)],
             capture_output=True,
             text=True,
             timeout=_SECONDS,

@@ -1,77 +1,77 @@
-"""The C++ library: finding it, and its functions on addresses of contiguous fp32 memory."""
+"""The compiled library: finding and loading it, its instruction sets, its threads and its errors.
+
+The bindings of its functions are in modules named after the folders of csrc/: `gemm` (with winograd/ and
+depthwise/), `quantize` and `norm`.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from lowbit.errors import LowbitError
 from lowbit.kernels.build import LIBRARY, SOURCES, fingerprint
-from lowbit.kernels.threads import share_threads
 from lowbit.machine.cpu import cannot_execute, chosen_processor
 
 _REBUILD = "install lowbit again where there is a C++ compiler: pip install -e ."
+_OUT_OF_MEMORY = -1  # lowbit_status of csrc/common/common.h
+_PADDLE_RUNTIME, _COMPILER_RUNTIME = "libiomp5.so", "libgomp.so.1"
+
+ADDRESS = ctypes.c_void_p  # of contiguous memory; None for a null pointer
+Signatures = Mapping[str, tuple[Any, Sequence[Any]]]  # function: (result type, argument types)
 
 
-class Layout(NamedTuple):
-    """A tensor as [outer, channels, inner], where a scale belongs to a channel."""
+def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
+    """Declare functions that return a status: a negative one raises MemoryError or LowbitError.
 
-    outer: int
-    channels: int
-    inner: int
-
-
-class Levels(NamedTuple):
-    """A grid's ends, and whether bounds reach below 0."""
-
-    lowest: int
-    highest: int
-    signed: bool
+    >>> declare(library, {"lowbit_scales": (ctypes.c_int, [ADDRESS, ADDRESS, ctypes.c_int64])})
+    """
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes, function.errcheck = result, list(arguments), _check_status
 
 
-class _Layout(ctypes.Structure):
-    _fields_ = [("outer", ctypes.c_int64), ("channels", ctypes.c_int64), ("inner", ctypes.c_int64)]
-
-
-class _Grid(ctypes.Structure):
-    _fields_ = [("lowest", ctypes.c_float), ("highest", ctypes.c_float), ("is_signed", ctypes.c_int32)]
-
-
-_ADDRESS, _FLAG, _TEXT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
-_SIGNATURES = {
-    "lowbit_fingerprint": (_TEXT, []),
-    "lowbit_variants": (_TEXT, []),
-    "lowbit_variant": (_TEXT, []),
-    "lowbit_select_variant": (ctypes.c_int, [_TEXT]),
-    "lowbit_use_threads": (None, [_ADDRESS] * 2),
-    "lowbit_threads": (ctypes.c_int, []),
-    "lowbit_quantize": (None, [_ADDRESS] * 4 + [_Layout, _Grid, _FLAG]),
-    "lowbit_quantize_grad": (None, [_ADDRESS] * 6 + [_Layout, _Grid]),
-    "lowbit_lsq_grad": (None, [_ADDRESS] * 5 + [_Layout, _Grid]),
-}
+def _check_status(status: int, function: Any, _: tuple) -> int:
+    if status >= 0:
+        return status
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(f"{function.__name__} ran out of memory; use a smaller batch or smaller images")
+    raise LowbitError(
+        f"the C++ kernel {function.__name__} failed with status {status}; "
+        "`Global.executor: simulate` computes without it, and please report it"
+    )
 
 
 class Kernels:
-    """The functions of csrc/kernels.h, which says what they compute.
+    """The loaded library, shared by the bindings.
 
-    They take addresses, such as `Tensor.data_ptr()` gives, of contiguous fp32 tensors that the caller keeps
-    alive; None stands for "not wanted". Nothing is checked here.
+    >>> kernels().variants
+    ['avx512vnni', 'avx512', 'avx2', 'baseline']
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        share_threads(library)
+        for name in ("lowbit_fingerprint", "lowbit_variants", "lowbit_variant"):
+            getattr(library, name).restype = ctypes.c_char_p
+        library.lowbit_select_variant.argtypes = [ctypes.c_char_p]
+        library.lowbit_use_threads.restype = None
+        library.lowbit_scratch_bytes.restype = ctypes.c_int64
+        _share_threads(library)
 
     @property
     def library(self) -> ctypes.CDLL:
-        """For this room's other files, which declare the functions that they call."""
+        """For the bindings, which declare the functions that they call."""
         return self._library
+
+    @property
+    def fingerprint(self) -> str:
+        """The sources that it was built from; see `build.fingerprint`."""
+        return self._library.lowbit_fingerprint().decode()
 
     @property
     def variants(self) -> list[str]:
@@ -80,7 +80,7 @@ class Kernels:
 
     @property
     def variant(self) -> str:
-        """The one in use."""
+        """The instruction set in use."""
         return self._library.lowbit_variant().decode()
 
     def select_variant(self, name: str) -> None:
@@ -90,42 +90,40 @@ class Kernels:
 
     @property
     def threads(self) -> int:
-        """How many the integer products work on: as many as Paddle."""
+        """The number of threads that kernels use: as many as Paddle."""
         return self._library.lowbit_threads()
 
-    def quantize(
-        self,
-        x: int,
-        y: int,
-        scale: int,
-        bound: int | None,
-        layout: Layout,
-        levels: Levels,
-        *,
-        integers: bool = False,
-    ) -> None:
-        """Values on the grid, or their integers."""
-        self._library.lowbit_quantize(x, y, scale, bound, _Layout(*layout), _Grid(*levels), integers)
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that the threads hold for packed operands and the like; it shrinks after large layers."""
+        return self._library.lowbit_scratch_bytes()
 
-    def quantize_grad(
-        self,
-        x: int,
-        dy: int,
-        dx: int | None,
-        scale: int,
-        bound: int | None,
-        dbound: int | None,
-        layout: Layout,
-        levels: Levels,
-    ) -> None:
-        """The straight-through gradient, and that of the bound."""
-        self._library.lowbit_quantize_grad(x, dy, dx, scale, bound, dbound, _Layout(*layout), _Grid(*levels))
 
-    def lsq_grad(
-        self, x: int, dy: int, dx: int | None, step: int, dstep: int | None, layout: Layout, levels: Levels
-    ) -> None:
-        """LSQ's gradients, that of the step not yet multiplied by its pace."""
-        self._library.lowbit_lsq_grad(x, dy, dx, step, dstep, _Layout(*layout), _Grid(*levels))
+@cache
+def openmp_runtime() -> ctypes.CDLL | None:
+    """The OpenMP runtime of Paddle's wheel, which the kernels share: two would compete for the processors.
+
+    It is loaded, not started: Paddle sets it up. Where the wheel has none (on ARM), the compiler's own, which
+    a Paddle that was built there would use too; without one, kernels run on one thread.
+    """
+    paddle = find_spec("paddle")
+    if paddle is None or paddle.origin is None:
+        return None
+    path = Path(paddle.origin).parent / "libs" / _PADDLE_RUNTIME
+    if path.is_file():
+        return ctypes.CDLL(str(path))
+    try:
+        return ctypes.CDLL(_COMPILER_RUNTIME)
+    except OSError:
+        return None
+
+
+def _share_threads(library: ctypes.CDLL) -> None:
+    """Run kernels on the runtime's threads, as many as Paddle uses at the time (OMP_NUM_THREADS)."""
+    runtime = openmp_runtime()
+    if runtime is not None:
+        names = ("GOMP_parallel", "omp_get_max_threads")
+        library.lowbit_use_threads(*(ctypes.cast(getattr(runtime, name), ADDRESS) for name in names))
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def _find(path: Path) -> _Found:
     except (OSError, AttributeError) as error:  # for another processor, or without one of the functions
         return _Found(None, f"{path.name} does not load ({error}); {_REBUILD}")
     # A package may come without the sources; its library cannot be out of date then.
-    if SOURCES.is_dir() and loaded._library.lowbit_fingerprint().decode() != fingerprint():
+    if SOURCES.is_dir() and loaded.fingerprint != fingerprint():
         return _Found(None, f"the C++ kernels were built from other sources than these; {_REBUILD}")
     chosen = chosen_processor()
     if chosen is not None and chosen.variant not in loaded.variants:

@@ -12,7 +12,7 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.kernels import kernels
-from lowbit.kernels.neighbours import Pool
+from lowbit.kernels.norm import Pool
 from lowbit.layers.neighbours import MaxPool, Relu
 from lowbit.layers.op_overrides import OpOverrides
 from lowbit.layers.product_scale import attached_scale

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import paddle
 from paddle import Tensor
 
+from lowbit.kernels import gemm as cpp
 from lowbit.kernels import kernels
-from lowbit.kernels import products as cpp
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.channels_last import ChannelsLast, channels_first, channels_last
 from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed

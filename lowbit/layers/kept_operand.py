@@ -6,7 +6,7 @@ import math
 
 from paddle import Tensor
 
-from lowbit.kernels.operands import operands
+from lowbit.kernels.quantize import quantize_kernels
 from lowbit.layers.operand import Operand
 from lowbit.numerics import fused
 from lowbit.numerics.new_tensor import new_tensor
@@ -43,7 +43,7 @@ class KeptOperand:
             return self._operand
         whole = new_tensor(self._shape, "int8" if self._signed else "uint8")
         count = math.prod(self._shape)
-        operands().unpack_nibbles(data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
+        quantize_kernels().unpack_nibbles(data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
         return self._operand.laid_out(whole, self._operand.scale)
 
 
@@ -52,7 +52,7 @@ def _packed(operand: Operand) -> Tensor | None:
     bottom, top = (-8, 7) if operand.lowest < 0 else (0, 15)
     if not operand.is_integer or operand.lowest < bottom or operand.highest > top:
         return None
-    kernels = operands()
+    kernels = quantize_kernels()
     if kernels is None or not operand.data.place.is_cpu_place():
         return None
     data = operand.data.contiguous()

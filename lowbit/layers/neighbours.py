@@ -14,7 +14,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.kernels.neighbours import Pool, neighbours
+from lowbit.kernels.norm import Pool, norm_kernels
 from lowbit.numerics.new_tensor import new_tensor
 
 
@@ -26,7 +26,7 @@ class Relu(PyLayer):
         x = x.contiguous()
         count = math.prod(x.shape)
         y, ctx.bits = new_tensor(x.shape), new_tensor([(count + 7) // 8], "uint8")
-        neighbours().relu_forward(x.data_ptr(), y.data_ptr(), ctx.bits.data_ptr(), count)
+        norm_kernels().relu_forward(x.data_ptr(), y.data_ptr(), ctx.bits.data_ptr(), count)
         return y
 
     @staticmethod
@@ -38,7 +38,7 @@ class Relu(PyLayer):
 
 def _where_bits(dy: Tensor, bits: Tensor) -> Tensor:
     dx = new_tensor(dy.shape)
-    neighbours().relu_backward(dy.data_ptr(), bits.data_ptr(), dx.data_ptr(), math.prod(dy.shape))
+    norm_kernels().relu_backward(dy.data_ptr(), bits.data_ptr(), dx.data_ptr(), math.prod(dy.shape))
     return dx
 
 
@@ -51,7 +51,7 @@ class MaxPool(PyLayer):
         shape = [*x.shape[:2], pool.out_height, pool.out_width]
         y, ctx.places = new_tensor(shape), new_tensor(shape, "uint8")
         ctx.pool, ctx.shape = pool, x.shape
-        neighbours().max_pool_forward(x.data_ptr(), y.data_ptr(), ctx.places.data_ptr(), pool)
+        norm_kernels().max_pool_forward(x.data_ptr(), y.data_ptr(), ctx.places.data_ptr(), pool)
         return y
 
     @staticmethod
@@ -59,7 +59,7 @@ class MaxPool(PyLayer):
         if paddle.is_grad_enabled():
             return _scattered(dy, ctx.places, ctx.pool).reshape(ctx.shape)
         dy, dx = dy.contiguous(), new_tensor(ctx.shape)
-        neighbours().max_pool_backward(dy.data_ptr(), ctx.places.data_ptr(), dx.data_ptr(), ctx.pool)
+        norm_kernels().max_pool_backward(dy.data_ptr(), ctx.places.data_ptr(), dx.data_ptr(), ctx.pool)
         return dx
 
 

@@ -18,8 +18,8 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.library import Layout
-from lowbit.kernels.neighbours import Norm, neighbours
+from lowbit.kernels.norm import Norm, norm_kernels
+from lowbit.kernels.quantize import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.new_tensor import new_tensor
 
@@ -95,7 +95,7 @@ class BatchNorm(PyLayer):
         # Without a sum before it, what the ReLU lets through shows in x.
         ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
         multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
-        fits = neighbours().batch_norm_forward(
+        fits = norm_kernels().batch_norm_forward(
             _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
             y.data_ptr(),
             statistics.mean.data_ptr(),
@@ -147,7 +147,7 @@ def _by_kernel(
     dx = new_tensor(dy.shape) if of_x else None
     dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
     dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
-    neighbours().batch_norm_backward(
+    norm_kernels().batch_norm_backward(
         _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
         statistics.mean.data_ptr(),
         statistics.inverse.data_ptr(),

@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
-from lowbit.kernels.library import Layout, Levels
+from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.new_tensor import new_tensor
@@ -79,7 +79,7 @@ def on_grid(
 ) -> Tensor:
     """`x` clipped at the bound and moved onto the grid, or the integers of that."""
     y = new_tensor(x.shape)
-    kernels().quantize(
+    quantize_kernels().quantize(
         x.data_ptr(),
         y.data_ptr(),
         scale.data_ptr(),
@@ -105,7 +105,7 @@ def straight_through(
     dy = dy.contiguous()
     dx = new_tensor(x.shape) if learning[0] else None
     dbound = new_tensor(bound.shape) if learning[1] else None
-    kernels().quantize_grad(
+    quantize_kernels().quantize_grad(
         x.data_ptr(),
         dy.data_ptr(),
         _address(dx),
@@ -125,7 +125,7 @@ def learned_step(
     dy = dy.contiguous()
     dx = new_tensor(x.shape) if learning[0] else None
     dstep = new_tensor(step.shape) if learning[1] else None
-    kernels().lsq_grad(
+    quantize_kernels().lsq_grad(
         x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)
     )
     return dx, dstep

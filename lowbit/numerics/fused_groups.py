@@ -13,7 +13,7 @@ from functools import lru_cache
 import paddle
 from paddle import Tensor
 
-from lowbit.kernels.operands import Axes, Draw, Integers, Operands, axes_of, operands
+from lowbit.kernels.quantize import Axes, Draw, Integers, QuantizeKernels, axes_of, quantize_kernels
 from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.groups import shape_of_scales
@@ -133,7 +133,7 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
     return y
 
 
-def _read(kernels: Operands, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
+def _read(kernels: QuantizeKernels, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
     shape, seen = _groups(tuple(x.shape), tuple(axes))
     found = new_tensor(shape)
     kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
@@ -151,7 +151,7 @@ def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], A
     return scale_shape, axes_of(shape, scale_shape)
 
 
-def _kernels(*tensors: Tensor) -> Operands | None:
+def _kernels(*tensors: Tensor) -> QuantizeKernels | None:
     """The kernels, if they can take the values of all of these."""
     if not paddle.in_dynamic_mode():
         return None
@@ -161,4 +161,4 @@ def _kernels(*tensors: Tensor) -> Operands | None:
         shape = x.shape
         if len(shape) > _MOST_AXES or 0 in shape:
             return None
-    return operands()
+    return quantize_kernels()

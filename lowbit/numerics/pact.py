@@ -9,7 +9,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.kernels.library import Layout
+from lowbit.kernels.quantize import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.clip import clip_to_bound, lower_bound, usable_bound
 from lowbit.numerics.exact import as_float32, negate

@@ -27,7 +27,7 @@ PROCESSOR = "Haswell,-hle,-rtm,-invpcid,-pcid,-x2apic,-tsc-deadline"
 GROUPS = (
     ("tests/deploy/onnx",),
     (
-        *("tests/machine", "tests/kernels/test_library.py", "tests/kernels/test_products.py"),
+        *("tests/machine", "tests/kernels/test_library.py", "tests/kernels/test_gemm.py"),
         *("tests/deploy/engines/test_onnx_engines.py", "tests/deploy/engines/test_onnxruntime_engine.py"),
         *("tests/deploy/engines/test_openvino_engine.py", "tests/deploy/paddle_int8"),
         *("tests/deploy/verify", "tests/cli/test_verify.py"),

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lowbit.kernels.threads import runtime
+from lowbit.kernels.library import openmp_runtime
 
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     """Sets their number, and sets it back."""
-    before = runtime().omp_get_max_threads()
-    yield runtime().omp_set_num_threads
-    runtime().omp_set_num_threads(before)
+    before = openmp_runtime().omp_get_max_threads()
+    yield openmp_runtime().omp_set_num_threads
+    openmp_runtime().omp_set_num_threads(before)

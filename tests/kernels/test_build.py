@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import stat
 
@@ -34,10 +35,28 @@ def test_the_fingerprint_is_of_sources_and_options(tmp_path, monkeypatch):
     copy = shutil.copytree(build.SOURCES, tmp_path / "csrc")
     monkeypatch.setattr(build, "SOURCES", copy)
     assert fingerprint() == first
-    (copy / "bodies.h").write_text("// changed")
+    (copy / "gemm" / "gemm.h").write_text("// changed")
     second = fingerprint()
+    (copy / "gemm" / "gemm.h").rename(copy / "gemm" / "renamed.h")
+    third = fingerprint()
     monkeypatch.setattr(build, "OPTIONS", ("-O0",))
-    assert len({first, second, fingerprint()}) == 3
+    assert len({first, second, third, fingerprint()}) == 4
+
+
+def test_every_folder_has_a_header_that_explains_it():
+    for folder in (path for path in build.SOURCES.iterdir() if path.is_dir()):
+        header = (folder / f"{folder.name}.h").read_text()
+        comment = header[: header.index("#pragma once")]
+        named = {name for name in (path.name for path in folder.iterdir()) if name in comment}
+        others = [path for path in folder.iterdir() if path.suffix == ".cpp" and path.stem != folder.name]
+        assert comment.startswith("// ") and len(comment.splitlines()) >= 8
+        assert len(named) >= len(others) / 2, f"{folder.name}.h names too few of the folder's files"
+
+
+def test_the_walk_of_a_convolution_in_the_docs_is_short_and_exists():
+    page = (build.SOURCES.parents[2] / "docs" / "architecture.md").read_text()
+    walk = re.findall(r"^\d+\. `(gemm/\w+\.cpp)`", page, re.MULTILINE)
+    assert 4 < len(walk) <= 8 and all((build.SOURCES / name).is_file() for name in walk)
 
 
 def test_no_compiler(tmp_path, monkeypatch):

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels import gemm, kernels, why_missing
+from lowbit.kernels.gemm import Operand
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand
-from tests.kernels import product_twin as twin
-from tests.kernels.test_grad_weight import test_grad_weight as compare_grad_weight
-from tests.kernels.test_products import (
+from tests.kernels import gemm_reference as twin
+from tests.kernels.test_gemm import (
     F32,
     RANGES,
     VARIANTS,
@@ -21,8 +20,9 @@ from tests.kernels.test_products import (
     integers,
     using,
 )
-from tests.kernels.test_products import test_forward as compare_forward
-from tests.kernels.test_products import test_grad_input as compare_grad_input
+from tests.kernels.test_gemm import test_forward as compare_forward
+from tests.kernels.test_gemm import test_grad_input as compare_grad_input
+from tests.kernels.test_grad_weight import test_grad_weight as compare_grad_weight
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -87,9 +87,9 @@ def test_the_largest_sums(geometry, bounds, ends, variant):
     )
     found = [np.empty(shape, np.int64) for shape in (geometry.output, geometry.input, weight)]
     with using(variant):
-        products.forward(geometry, of_x, of_w, None, sums=at(found[0]))
-        products.grad_input(geometry, of_dy, of_w, None, sums=at(found[1]))
-        products.grad_weight(geometry, of_dy, of_x, None, sums=at(found[2]))
+        gemm.forward(geometry, of_x, of_w, None, sums=at(found[0]))
+        gemm.grad_input(geometry, of_dy, of_w, None, sums=at(found[1]))
+        gemm.grad_weight(geometry, of_dy, of_x, None, sums=at(found[2]))
     np.testing.assert_array_equal(found[0], twin.forward_sums(geometry, x, w))
     np.testing.assert_array_equal(found[1], twin.grad_input_sums(geometry, dy, w))
     np.testing.assert_array_equal(found[2], twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
@@ -107,9 +107,9 @@ def test_nothing_is_written_beside(variant):
     arrays = {name: integers(shape, (-8, 7), "any", rng) for name, shape in shapes.items()}
     x, y, w = (Operand(integers=at(a), lowest=-8, highest=7, scale=at(one)) for a in arrays.values())
     for product, operands, name in [
-        (products.forward, (x, w), "y"),
-        (products.grad_input, (y, w), "x"),
-        (products.grad_weight, (y, x), "w"),
+        (gemm.forward, (x, w), "y"),
+        (gemm.grad_input, (y, w), "x"),
+        (gemm.grad_weight, (y, x), "w"),
     ]:
         framed = np.full(np.prod(shapes[name]) + 64, 0.5, F32)
         with using(variant):

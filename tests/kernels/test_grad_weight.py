@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels import gemm, kernels, why_missing
+from lowbit.kernels.gemm import Operand
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand
-from tests.kernels import product_twin as twin
-from tests.kernels.test_products import F32, RANGES, VARIANTS, WIDE, at, geometries, integers, scales, using
+from tests.kernels import gemm_reference as twin
+from tests.kernels.test_gemm import F32, RANGES, VARIANTS, WIDE, at, geometries, integers, scales, using
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 FRAME = 8  # values around a result that must stay as they were
@@ -21,9 +21,9 @@ def run(geometry: Geometry, dy: Operand, x: Operand, kind: type) -> np.ndarray:
     framed = np.full(np.prod(shape) + 2 * FRAME, 77, kind)
     address = at(framed[FRAME:])
     if kind is np.int64:
-        products.grad_weight(geometry, dy, x, None, sums=address)
+        gemm.grad_weight(geometry, dy, x, None, sums=address)
     else:
-        products.grad_weight(geometry, dy, x, address)
+        gemm.grad_weight(geometry, dy, x, address)
     assert {*framed[:FRAME], *framed[-FRAME:]} == {77}
     return framed[FRAME:-FRAME].reshape(shape)
 
@@ -157,6 +157,6 @@ def test_scales_by_pixel_are_refused():
     plain = Operand(integers=0, lowest=-8, highest=7)
     by_pixel = Operand(integers=0, lowest=-8, highest=7, of_pixel=1)
     with pytest.raises(ValueError, match=r"dy has scales along an axis that is summed over"):
-        products.grad_weight(geometry, by_pixel, plain, None)
+        gemm.grad_weight(geometry, by_pixel, plain, None)
     with pytest.raises(ValueError, match=r"x has scales along"):
-        products.grad_weight(geometry, plain, by_pixel, None)
+        gemm.grad_weight(geometry, plain, by_pixel, None)

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, library, why_missing
-from lowbit.kernels.library import Layout, Levels
+from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
 from lowbit.machine.cpu import PROCESSORS, chosen_processor
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -19,7 +19,7 @@ INT4, UINT4 = Levels(-8, 7, True), Levels(0, 15, False)
 def chosen(request):
     before = kernels().variant
     kernels().select_variant(request.param)
-    yield kernels()
+    yield quantize_kernels()
     kernels().select_variant(before)
 
 

@@ -3,16 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.kernels import kernels, products, why_missing
-from lowbit.kernels import threads as threads_module
+from lowbit.kernels import gemm, kernels, library, why_missing
+from lowbit.kernels.gemm import Operand
+from lowbit.kernels.library import openmp_runtime
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand
-from lowbit.kernels.threads import runtime
-from tests.kernels.test_products import square
+from tests.kernels.test_gemm import square
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),
-    pytest.mark.skipif(runtime() is None, reason="no OpenMP runtime here"),
+    pytest.mark.skipif(openmp_runtime() is None, reason="no OpenMP runtime here"),
 ]
 
 
@@ -28,15 +27,15 @@ def gradients(geometry: Geometry, by_pixel: bool) -> list[np.ndarray]:
         Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=scale.ctypes.data, of_n=n, of_pixel=pixel)
         for a, n, pixel in [(dy, of_n, of_pixel), (x, 1, 0), (x, 0, 0), (w, 0, 0)]
     )
-    products.grad_input(geometry, gradient, weights, dx.ctypes.data)
-    products.forward(geometry, data, weights, y.ctypes.data)
+    gemm.grad_input(geometry, gradient, weights, dx.ctypes.data)
+    gemm.forward(geometry, data, weights, y.ctypes.data)
     dw = np.empty((2, *weight), np.float32)
     by_sample, shared = (
         Operand(integers=dy.ctypes.data, lowest=-8, highest=7, scale=scale.ctypes.data, of_n=n)
         for n in (1, 0)
     )
-    products.grad_weight(geometry, by_sample, data, dw[0].ctypes.data)
-    products.grad_weight(geometry, shared, data_of_one_scale, dw[1].ctypes.data)
+    gemm.grad_weight(geometry, by_sample, data, dw[0].ctypes.data)
+    gemm.grad_weight(geometry, shared, data_of_one_scale, dw[1].ctypes.data)
     return [dx, y, dw]
 
 
@@ -70,15 +69,15 @@ def test_the_runtime_is_the_one_that_paddle_has_loaded():
 
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libiomp5" in line}
-    assert loaded == {runtime()._name} or (not loaded and runtime()._name == "libgomp.so.1")
+    assert loaded == {openmp_runtime()._name} or (not loaded and openmp_runtime()._name == "libgomp.so.1")
 
 
 def test_a_wheel_without_one(monkeypatch):
-    monkeypatch.setattr(threads_module, "_PADDLES", "none.so")
-    found = runtime.__wrapped__()
+    monkeypatch.setattr(library, "_PADDLE_RUNTIME", "none.so")
+    found = openmp_runtime.__wrapped__()
     assert found is None or (found._name == "libgomp.so.1" and found.GOMP_parallel)
-    monkeypatch.setattr(threads_module, "_COMPILERS", "none.so")
-    assert runtime.__wrapped__() is None
+    monkeypatch.setattr(library, "_COMPILER_RUNTIME", "none.so")
+    assert openmp_runtime.__wrapped__() is None
 
 
 def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(threads):

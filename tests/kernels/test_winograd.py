@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.kernels import kernels, products, why_missing
+from lowbit.kernels import gemm, kernels, why_missing
+from lowbit.kernels.gemm import Operand
 from lowbit.kernels.onednn import Geometry
-from lowbit.kernels.products import Operand
-from tests.kernels import product_twin as twin
-from tests.kernels.test_products import F32, at, integers, scales, square, using, weight_shape
+from tests.kernels import gemm_reference as twin
+from tests.kernels.test_gemm import F32, at, integers, scales, square, using, weight_shape
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 # Those without an instruction that is faster with bytes.
@@ -67,10 +67,10 @@ def run(
     product: str, geometry: Geometry, first: Operand, second: Operand, shape: tuple[int, ...], **bias: int
 ):
     """The exact sums and the values; and that they are found this way."""
-    assert products.multiplications(geometry, product, first, second) == by_winograd(product, geometry)
+    assert gemm.multiplications(geometry, product, first, second) == by_winograd(product, geometry)
     sums, values = np.full(shape, -77, np.int64), np.full(shape, np.nan, F32)
-    getattr(products, product)(geometry, first, second, None, sums=at(sums))
-    getattr(products, product)(geometry, first, second, at(values), **bias)
+    getattr(gemm, product)(geometry, first, second, None, sums=at(sums))
+    getattr(gemm, product)(geometry, first, second, at(values), **bias)
     return sums, values
 
 
@@ -152,7 +152,7 @@ def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
 
     def used(product: str, geometry: Geometry, first: Operand, second: Operand) -> bool:
         with using(variant):
-            count = products.multiplications(geometry, product, first, second)
+            count = gemm.multiplications(geometry, product, first, second)
         assert count in (terms(geometry), by_winograd(product, geometry))
         return count == by_winograd(product, geometry)
 
@@ -179,5 +179,5 @@ def test_with_vnni_bytes_are_multiplied_as_they_are():
     wide = Operand(integers=0, lowest=-128, highest=127)
     for variant in kernels().variants:
         with using(variant):
-            count = products.multiplications(square(64, 64, 8), "forward", wide, wide)
+            count = gemm.multiplications(square(64, 64, 8), "forward", wide, wide)
         assert (count == terms(square(64, 64, 8))) == ("vnni" in variant or variant == "amx")

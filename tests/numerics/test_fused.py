@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.library import Layout
+from lowbit.kernels.quantize import Layout
 from lowbit.numerics import (
     fake_quantize,
     fused,
@@ -65,7 +65,7 @@ def using(variant: str) -> Iterator[None]:
 def no_kernels() -> Iterator[None]:
     with (
         patch.object(fused, "kernels", lambda: None),
-        patch.object(fused_groups, "operands", lambda: None),
+        patch.object(fused_groups, "quantize_kernels", lambda: None),
     ):
         yield
 

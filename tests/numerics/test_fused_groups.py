@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.operands import Operands
+from lowbit.kernels.quantize import QuantizeKernels
 from lowbit.numerics import parse_grid, parse_observer
 from lowbit.numerics.fused_groups import ChannelRanges
 
@@ -29,9 +29,11 @@ def test_an_observer_gives_the_same_bits_with_known_ranges(observer, axes):
 def test_the_tensor_is_read_once(pixels, reads, monkeypatch):
     """Where images are large; of small ones, ranges of all channels take as long."""
     x, seen = paddle.randn([3, 4, pixels, pixels]), []
-    inner = Operands.ranges
+    inner = QuantizeKernels.ranges
     monkeypatch.setattr(
-        Operands, "ranges", lambda self, *a, **k: seen.append(a[0] == x.data_ptr()) or inner(self, *a, **k)
+        QuantizeKernels,
+        "ranges",
+        lambda self, *a, **k: seen.append(a[0] == x.data_ptr()) or inner(self, *a, **k),
     )
     known = ChannelRanges(x)
     for axes in [(1, 2, 3), (0, 2, 3), (2, 3), (0, 1, 2, 3)]:

@@ -1,0 +1,45 @@
+// parallel_for on the threads of the OpenMP runtime that Paddle has loaded.
+//
+// The library links no OpenMP itself: a second runtime in the process would compete for the same processors.
+// Python passes in two functions of the first one instead.
+#pragma once
+#include "common/common.h"
+
+#include <atomic>
+#include <exception>
+
+// GOMP_parallel of an OpenMP runtime: runs task(data) on that many threads.
+typedef void (*lowbit_fork)(void (*task)(void*), void* data, unsigned threads, unsigned flags);
+// omp_get_max_threads.
+typedef int (*lowbit_count)(void);
+
+// Use a runtime's threads, as many as it reports at each call. Null pointers, as at the start: one thread.
+LOWBIT_PUBLIC void lowbit_use_threads(lowbit_fork fork, lowbit_count count);
+LOWBIT_PUBLIC int lowbit_threads(void);
+
+namespace lowbit {
+
+constexpr int64_t kItemsPerThread =
+    4;  // items to divide a product into, so that threads finish at about the same time
+
+struct Job {
+    int64_t count;
+    const void* body;
+    void (*call)(const void* body, int64_t item);
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> has_failed{false};
+    std::exception_ptr error{};  // of the item that failed first
+};
+
+void run_job(Job& job);
+
+// body(0) ... body(count - 1), in any order and at the same time on several threads. Results must not depend
+// on which thread does what. Rethrows what an item threw.
+template <class Body>
+void parallel_for(int64_t count, const Body& body) {
+    Job job{count, &body, [](const void* of, int64_t item) { (*static_cast<const Body*>(of))(item); }};
+    run_job(job);
+    if (job.has_failed) std::rethrow_exception(job.error);
+}
+
+}  // namespace lowbit

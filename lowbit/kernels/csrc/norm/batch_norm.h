@@ -1,0 +1,229 @@
+// Batch norm of a few channels: all images are read for the sums, then again while they are in the cache.
+#pragma once
+#include "norm/norm.h"
+#include "norm/relu.h"
+#include "quantize/ranges.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace lowbit::norm {
+
+// kWide doubles of one register, and the floats that they come from.
+template <int kWide>
+struct Wide;
+template <>
+struct Wide<4> {
+    using Narrow = Floats;
+    using Vector = Doubles;
+};
+template <>
+struct Wide<8> {
+    typedef float Narrow __attribute__((vector_size(8 * sizeof(float))));
+    typedef double Vector __attribute__((vector_size(8 * sizeof(double))));
+};
+
+// Sums of x and of x * other. Products of two floats are exact in double.
+template <int kWide>
+struct PairSums {
+    using Narrow = typename Wide<kWide>::Narrow;
+    using Vector = typename Wide<kWide>::Vector;
+    static constexpr int kParts = kLanes / kWide;
+    Vector firsts[kParts] = {}, products[kParts] = {};
+
+    // Sixteen pairs at a time go to sixteen partial sums; the pair at position i goes to sum i mod 16.
+    LOWBIT_INLINE void add(const float* x, const float* other, int64_t count) {
+        // Local copies: compilers would store the members in every iteration.
+        Vector sums[kParts], squares[kParts];
+        for (int part = 0; part < kParts; ++part) sums[part] = firsts[part], squares[part] = products[part];
+        const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
+            for (int part = 0; part < kParts; ++part) {
+                Narrow narrow, narrow_other;
+                std::memcpy(&narrow, p + part * kWide, sizeof narrow);
+                std::memcpy(&narrow_other, q + part * kWide, sizeof narrow_other);
+                const Vector value = __builtin_convertvector(narrow, Vector);
+                sums[part] += value;
+                squares[part] += value * __builtin_convertvector(narrow_other, Vector);
+            }
+        };
+        int64_t at = 0;
+        for (; at + kLanes <= count; at += kLanes) sixteen(x + at, other + at);
+        if (at < count) {
+            float rest[kLanes] = {}, other_rest[kLanes] = {};  // zeros do not change the sums
+            std::memcpy(rest, x + at, size_t(count - at) * sizeof(float));
+            std::memcpy(other_rest, other + at, size_t(count - at) * sizeof(float));
+            sixteen(rest, other_rest);
+        }
+        for (int part = 0; part < kParts; ++part) firsts[part] = sums[part], products[part] = squares[part];
+    }
+
+    // In the same order for every register width.
+    static LOWBIT_INLINE double total(const Vector* parts) {
+        double all[kLanes];
+        std::memcpy(all, parts, sizeof all);
+        for (int apart = kLanes / 2; apart; apart /= 2) {
+            for (int i = 0; i < apart; ++i) all[i] += all[i + apart];
+        }
+        return all[0];
+    }
+};
+
+// Channels that are processed together, so that short rows of an image are read in longer pieces.
+struct Channels {
+    int64_t first, count;
+};
+
+constexpr int64_t kMaxChannels = 32;
+
+// each(k, image, first element) for channel k of the given ones in every image.
+template <class Each>
+LOWBIT_INLINE void for_each_row(lowbit_layout layout, Channels channels, Each each) {
+    for (int64_t image = 0; image < layout.outer; ++image) {
+        for (int64_t k = 0; k < channels.count; ++k) {
+            each(k, image, (image * layout.channels + channels.first + k) * layout.inner);
+        }
+    }
+}
+
+// Whether x is int16 multiples of the scale, which are written; the sign of a zero may be lost.
+LOWBIT_INLINE bool to_multiples(const float* x, float scale, int16_t* multiples, int64_t count) {
+    int32_t others = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const float wanted = x[i] / scale;
+        const float whole = (wanted >= -32767.0f) & (wanted <= 32767.0f) ? round_half_even(wanted) : 0.0f;
+        multiples[i] = int16_t(int32_t(whole));
+        others |= whole * scale == x[i] ? 0 : 1;
+    }
+    return !others;
+}
+
+LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* x, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) x[i] = float(multiples[i]) * scale;
+}
+
+// Where the ReLU bits of a row begin; `at` is the row's first element.
+LOWBIT_INLINE int64_t bits_at(int64_t at, int64_t inner) { return at / inner * ((inner + 7) / 8); }
+
+LOWBIT_INLINE float max_magnitude(const float* row, int64_t count) {
+    const FloatBits* bits = reinterpret_cast<const FloatBits*>(row);
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; ++i) most = max_int(most, magnitude_bits(bits[i], true));
+    float found;
+    std::memcpy(&found, &most, sizeof found);
+    return found;
+}
+
+template <int kWide>
+LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
+                                      float* inverse, float* running_mean, float* running_variance,
+                                      uint8_t* bits, int16_t* multiples, float* largest) {
+    const lowbit_layout layout = of.layout;
+    const double count = double(layout.outer * layout.inner);
+    const float old = of.momentum, fresh = 1.0f - of.momentum;
+    PairSums<kWide> sums[kMaxChannels];
+    for_each_row(layout, channels, [&](int64_t k, int64_t, int64_t at) LOWBIT_INLINE_LAMBDA {
+        sums[k].add(of.x + at, of.x + at, layout.inner);
+    });
+    for (int64_t k = 0; k < channels.count; ++k) {
+        const int64_t c = channels.first + k;
+        const double middle = PairSums<kWide>::total(sums[k].firsts) / count;
+        const double spread = PairSums<kWide>::total(sums[k].products) / count - middle * middle;
+        const double variance = spread < 0 ? 0 : spread;  // NaN stays NaN
+        mean[c] = float(middle);
+        inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
+        running_mean[c] = running_mean[c] * old + mean[c] * fresh;
+        running_variance[c] = running_variance[c] * old + float(variance) * fresh;
+    }
+    bool fits = multiples;
+    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
+        const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
+        const float* __restrict from = of.x + at;
+        float* __restrict to = y + at;
+        if (of.other) {
+            const float* __restrict other = of.other + at;
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift + other[i];
+            if (of.rectified) relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
+        } else if (of.rectified) {
+            for (int64_t i = 0; i < layout.inner; ++i) {
+                const float value = (from[i] - centre) * gain + shift;
+                to[i] = value > 0 ? value : 0.0f;
+            }
+        } else {
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
+        }
+        if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
+        fits =
+            fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
+    });
+    return fits;
+}
+
+// `scratch` holds two rows.
+template <int kWide>
+LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
+                                       const int16_t* multiples, const float* mean, const float* inverse,
+                                       const float* dy, float* dx, float* dweight, float* dbias,
+                                       float* dother, float* largest, float* scratch) {
+    const lowbit_layout layout = of.layout;
+    const double count = double(layout.outer * layout.inner);
+    const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
+        return of.weight ? of.weight[c] * inverse[c] : inverse[c];
+    };
+    const auto x_of = [&](int64_t c, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        if (!multiples) return of.x + at;
+        from_multiples(multiples + at, of.scale[image * layout.channels + c], scratch, layout.inner);
+        return static_cast<const float*>(scratch);
+    };
+    // dy after the ReLU, if there is one, written to `to`. Without a residual, x tells where the ReLU was
+    // open.
+    const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x,
+                              float* __restrict to) LOWBIT_INLINE_LAMBDA {
+        const float* __restrict from = dy + at;
+        if (!of.rectified) return from;
+        if (bits) {
+            relu_backward(from, bits + bits_at(at, layout.inner), to, layout.inner);
+        } else {
+            const float centre = mean[c], gain = gain_of(c), shift = of.bias ? of.bias[c] : 0.0f;
+            for (int64_t i = 0; i < layout.inner; ++i) {
+                to[i] = from[i] * ((x[i] - centre) * gain + shift > 0 ? 1.0f : 0.0f);
+            }
+        }
+        return static_cast<const float*>(to);
+    };
+    float* rest = scratch + layout.inner;
+    if (!of.rectified) dother = nullptr;
+    PairSums<kWide> sums[kMaxChannels];
+    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float* x = x_of(c, image, at);
+        sums[k].add(given_of(c, at, x, dother ? dother + at : rest), x, layout.inner);
+    });
+    float common[kMaxChannels], slope[kMaxChannels];
+    for (int64_t k = 0; k < channels.count; ++k) {
+        const int64_t c = channels.first + k;
+        const double sum = PairSums<kWide>::total(sums[k].firsts);
+        // The sum of dy * (x - mean): the difference in double loses nothing that a float could show.
+        const double centred = PairSums<kWide>::total(sums[k].products) - double(mean[c]) * sum;
+        if (dweight) dweight[c] = float(centred * inverse[c]);
+        if (dbias) dbias[c] = float(sum);
+        common[k] = float(sum / count);
+        slope[k] = float(centred / count * inverse[c] * inverse[c]);
+    }
+    if (!dx) return;
+    // Both rows are computed again, which costs less than keeping them in memory.
+    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const int64_t c = channels.first + k;
+        const float centre = mean[c], gain = gain_of(c), shared = common[k], steep = slope[k];
+        const float* __restrict x = x_of(c, image, at);
+        const float* __restrict given = dother ? dother + at : given_of(c, at, x, rest);
+        float* __restrict to = dx + at;
+        for (int64_t i = 0; i < layout.inner; ++i) {
+            to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
+        }
+        if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
+    });
+}
+
+}  // namespace lowbit::norm

@@ -1,0 +1,178 @@
+// The C functions of norm.h: the loops for each instruction set, in parallel.
+#include "norm/norm.h"
+
+#include "common/scratch.h"
+#include "common/threads.h"
+#include "norm/batch_norm.h"
+#include "norm/max_pool.h"
+#include "norm/relu.h"
+
+namespace {
+
+using lowbit::InstructionSet;
+using lowbit::Scratch;
+using lowbit::norm::Channels;
+
+// The loops over a few channels, a chunk or a plane, for one instruction set.
+struct Kernels {
+    bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
+                               float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
+                               int16_t* multiples, float* largest);
+    void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
+                                const int16_t* multiples, const float* mean, const float* inverse,
+                                const float* dy, float* dx, float* dweight, float* dbias, float* dother,
+                                float* largest, float* scratch);
+    void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
+    void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+    void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
+                             int32_t* at);
+    void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
+};
+
+#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                              \
+    namespace NAME {                                                                                         \
+    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
+                                   float* inverse, float* running_mean, float* running_variance,             \
+                                   uint8_t* bits, int16_t* multiples, float* largest) {                      \
+        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
+                                                      running_variance, bits, multiples, largest);           \
+    }                                                                                                        \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
+                                    const int16_t* multiples, const float* mean, const float* inverse,       \
+                                    const float* dy, float* dx, float* dweight, float* dbias, float* dother, \
+                                    float* largest, float* scratch) {                                        \
+        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,        \
+                                                dweight, dbias, dother, largest, scratch);                   \
+    }                                                                                                        \
+    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                       \
+        lowbit::norm::relu_forward(x, y, bits, count);                                                       \
+    }                                                                                                        \
+    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {              \
+        lowbit::norm::relu_backward(dy, bits, dx, count);                                                    \
+    }                                                                                                        \
+    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,           \
+                                 float* best, int32_t* at) {                                                 \
+        lowbit::norm::max_pool_forward(x, y, places, of, best, at);                                          \
+    }                                                                                                        \
+    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx,                         \
+                                  const lowbit_pool& of) {                                                   \
+        lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
+    }                                                                                                        \
+    const Kernels kernels = {batch_norm_forward, batch_norm_backward, relu_forward,                          \
+                             relu_backward,      max_pool_forward,    max_pool_backward};                    \
+    }
+
+#if LOWBIT_X86
+LOWBIT_NORM_KERNELS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), 8)
+LOWBIT_NORM_KERNELS(avx2, __attribute__((target("avx2"))), 4)
+#endif
+LOWBIT_NORM_KERNELS(baseline, , 4)
+
+const Kernels& kernels() {
+    switch (lowbit::instruction_set()) {
+#if LOWBIT_X86
+        case InstructionSet::amx:
+        case InstructionSet::avx512vnni:
+        case InstructionSet::avx512:
+            return avx512::kernels;
+        case InstructionSet::avxvnni:
+        case InstructionSet::avx2:
+            return avx2::kernels;
+#endif
+        default:
+            return baseline::kernels;
+    }
+}
+
+// body(channels) for groups of channels, in parallel: as many together as make rows of about 8 KB.
+template <class Body>
+void parallel_channels(lowbit_layout layout, Body body) {
+    const int64_t wanted = 2048 / layout.inner, most = lowbit::norm::kMaxChannels;
+    const int64_t step = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    lowbit::parallel_for((layout.channels + step - 1) / step, [&](int64_t item) {
+        const int64_t first = item * step, left = layout.channels - first;
+        body(Channels{first, left < step ? left : step});
+    });
+}
+
+// body(first, count) for chunks of elements, in parallel; each starts at a whole byte of the bits.
+template <class Body>
+void parallel_chunks(int64_t count, Body body) {
+    constexpr int64_t kChunk = 1 << 16;
+    lowbit::parallel_for((count + kChunk - 1) / kChunk, [&](int64_t item) {
+        const int64_t first = item * kChunk, left = count - first;
+        body(first, left < kChunk ? left : kChunk);
+    });
+}
+
+}  // namespace
+
+int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
+                                  float* running_mean, float* running_variance, uint8_t* bits,
+                                  int16_t* multiples, float* largest) {
+    return lowbit::guarded([&]() -> int32_t {
+        const Kernels& own = kernels();
+        std::atomic<bool> fits{multiples != nullptr};
+        parallel_channels(of->layout, [&](Channels channels) {
+            int16_t* wanted = fits ? multiples : nullptr;
+            const bool done = own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean,
+                                                     running_variance, bits, wanted, largest);
+            if (!done) fits = false;
+        });
+        return fits;
+    });
+}
+
+int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits, const int16_t* multiples,
+                               const float* mean, const float* inverse, const float* dy, float* dx,
+                               float* dweight, float* dbias, float* dother, float* largest) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        parallel_channels(of->layout, [&](Channels channels) {
+            thread_local Scratch memory;
+            float* scratch = memory.get<float>(2 * of->layout.inner);
+            own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias,
+                                    dother, largest, scratch);
+        });
+    });
+}
+
+int lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        parallel_chunks(
+            count, [&](int64_t at, int64_t size) { own.relu_forward(x + at, y + at, bits + at / 8, size); });
+    });
+}
+
+int lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        parallel_chunks(count, [&](int64_t at, int64_t size) {
+            own.relu_backward(dy + at, bits + at / 8, dx + at, size);
+        });
+    });
+}
+
+int lowbit_max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool* of) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        const int64_t in = of->height * of->width, out = of->out_height * of->out_width;
+        lowbit::parallel_for(of->planes, [&](int64_t plane) {
+            thread_local Scratch best, at;
+            const int64_t parts = of->height * of->out_width;
+            own.max_pool_forward(x + plane * in, y + plane * out, places + plane * out, *of,
+                                 best.get<float>(parts), at.get<int32_t>(parts));
+        });
+    });
+}
+
+int lowbit_max_pool_backward(const float* dy, const uint8_t* places, float* dx, const lowbit_pool* of) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        const int64_t in = of->height * of->width, out = of->out_height * of->out_width;
+        lowbit::parallel_for(of->planes, [&](int64_t plane) {
+            own.max_pool_backward(dy + plane * out, places + plane * out, dx + plane * in, *of);
+        });
+    });
+}

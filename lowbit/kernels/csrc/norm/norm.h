@@ -1,0 +1,62 @@
+// The layers between convolutions in training: batch norm (with residual sum and ReLU in the same pass), ReLU
+// and max-pool, forward and backward, on contiguous fp32 in NCHW.
+//
+// What backward needs from forward is small: batch norm's input and two numbers per channel, one bit per
+// element for ReLU, one byte per output for max-pool. An input that is a product of small integers is saved
+// as int16 (`multiples`).
+//
+// Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
+// thread. Files: batch_norm.h, relu.h, max_pool.h have the loops; norm.cpp compiles them for baseline, AVX2
+// and AVX-512 and runs them in parallel over channels, chunks or planes.
+#pragma once
+#include "common/channel_blocks.h"
+
+// The layout is [images, channels, pixels]. Null: `weight` is 1, `bias` is 0. `other`, if given, is a
+// residual that is added after normalization; a ReLU follows if `rectified`. `scale`, if given, has one value
+// per channel of each image, of which x may be integer multiples.
+struct lowbit_batch_norm {
+    const float *x, *weight, *bias;
+    lowbit_layout layout;
+    float epsilon, momentum;
+    const float *other, *scale;
+    int32_t rectified;
+};
+
+// y = (x - mean) * inverse * weight + bias + other. `mean` and `inverse` = 1 / sqrt(variance + epsilon) are
+// written, one per channel, over all images and pixels. Running statistics become momentum * old + (1 -
+// momentum) * batch. `bits` are those of a ReLU after a residual sum: (pixels + 7) / 8 bytes per channel of
+// each image. `largest`, if wanted, is the largest magnitude of y per channel of each image. Returns 1 if
+// `multiples` (wanted with a scale) times the scale equal x, 0 if int16 does not hold them, or a negative
+// status.
+LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean,
+                                                float* inverse, float* running_mean, float* running_variance,
+                                                uint8_t* bits, int16_t* multiples, float* largest);
+
+// dx, dweight and dbias, each if wanted. `dother` is dy after the ReLU; without a ReLU it equals dy and is
+// not written. `multiples`, if given, replace x. `largest` is that of dx, as above.
+LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
+                                             const int16_t* multiples, const float* mean,
+                                             const float* inverse, const float* dy, float* dx, float* dweight,
+                                             float* dbias, float* dother, float* largest);
+
+// y = x where x > 0, else 0 (also for NaN, as in Paddle); `bits`, (count + 7) / 8 bytes, tell where, lowest
+// bit first.
+LOWBIT_PUBLIC int lowbit_relu_forward(const float* x, float* y, uint8_t* bits, int64_t count);
+
+// dx = dy * 1 or dy * 0: Inf and NaN in dy are not hidden.
+LOWBIT_PUBLIC int lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+
+// Windows of kernel_h x kernel_w, 2 or 3 each, with strides of 1 or 2. The first starts `top` rows above and
+// `left` columns before the image. Every window contains a pixel of the image.
+struct lowbit_pool {
+    int64_t planes, height, width, out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, top, left;
+};
+
+// y = the largest value of each window; `places` = its index in the window, row by row: the first of equal
+// values, or the first NaN.
+LOWBIT_PUBLIC int lowbit_max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool* of);
+
+// dx: each dy is added to the pixel that was the largest of its window.
+LOWBIT_PUBLIC int lowbit_max_pool_backward(const float* dy, const uint8_t* places, float* dx,
+                                           const lowbit_pool* of);

@@ -1,0 +1,197 @@
+// Fake quantization and its gradients, element by element; see quantize.h. The slow references are in
+// lowbit/numerics.
+#include "quantize/quantize.h"
+#include "quantize/rounding.h"
+
+namespace lowbit {
+namespace {
+
+// As `clip`, but a zero at a lower bound of 0 is +0, as from Paddle's maximum.
+LOWBIT_INLINE float clip_to_bound(float v, float lower, float upper) {
+    v = v <= lower ? lower : v;
+    return v > upper ? upper : v;
+}
+
+LOWBIT_INLINE float lower_bound(float bound, lowbit_grid grid) { return grid.is_signed ? -bound : 0.0f; }
+
+// A bound of NaN makes everything NaN, as in the reference; comparisons alone would let values through.
+LOWBIT_INLINE float propagate_nan(float bound, float scale) { return bound == bound ? scale : bound; }
+
+template <bool kBound, bool kIntegers>
+LOWBIT_INLINE void quantize_as(const float* x, float* y, const float* scale, const float* bound,
+                               ChannelBlock block, lowbit_grid grid) {
+    for_each_element(block, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float upper = kBound ? bound[c] : 0.0f, lower = lower_bound(upper, grid);
+        const float s = kBound ? propagate_nan(upper, scale[c]) : scale[c];
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float inside = kBound ? clip_to_bound(x[at], lower, upper) : x[at];
+            const float q = round_half_even(clip(inside / s, grid.lowest, grid.highest));
+            y[at] = kIntegers ? q : q * s;
+        };
+    });
+}
+
+LOWBIT_INLINE void quantize(const float* x, float* y, const float* scale, const float* bound,
+                            ChannelBlock block, lowbit_grid grid, int32_t integers) {
+    if (bound && integers) {
+        quantize_as<true, true>(x, y, scale, bound, block, grid);
+    } else if (bound) {
+        quantize_as<true, false>(x, y, scale, bound, block, grid);
+    } else if (integers) {
+        quantize_as<false, true>(x, y, scale, bound, block, grid);
+    } else {
+        quantize_as<false, false>(x, y, scale, bound, block, grid);
+    }
+}
+
+// Calls of(channel)(index), which returns the gradient of x and a term of the sum; writes what is wanted.
+template <class Of>
+LOWBIT_INLINE void apply_gradients(ChannelBlock block, float* dx, double* sums, Of of) {
+    const auto term_only = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const auto each = of(c);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA { return each(at).term; };
+    };
+    const auto both = [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const auto each = of(c);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const auto gradient = each(at);
+            dx[at] = gradient.x;
+            return gradient.term;
+        };
+    };
+    if (!sums) {
+        for_each_element(block, both);
+    } else if (!dx) {
+        for_each_element_and_sum(block, sums, term_only);
+    } else {
+        for_each_element_and_sum(block, sums, both);
+    }
+}
+
+struct Gradient {
+    float x, term;
+};
+
+LOWBIT_INLINE void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,
+                                 const float* bound, double* dbound, ChannelBlock block, lowbit_grid grid) {
+    const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
+    const bool is_signed = grid.is_signed;
+    if (!bound) {
+        apply_gradients(block, dx, nullptr, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+            const float s = scale[c];
+            return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+                const float v = x[at] / s, given = dy[at];
+                return Gradient{(v >= lowest) & (v <= highest) ? given : 0.0f, 0.0f};
+            };
+        });
+        return;
+    }
+    apply_gradients(block, dx, dbound, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float upper = bound[c], lower = lower_bound(upper, grid), s = propagate_nan(upper, scale[c]);
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float value = x[at], given = dy[at];
+            const float v = clip_to_bound(value, lower, upper) / s;
+            const float g = (v >= lowest) & (v <= highest) ? given : 0.0f;
+            const bool above = value > upper, below = value < lower;
+            const float from_below = below ? -g : 0.0f;
+            return Gradient{above | below ? 0.0f : g, above ? g : is_signed ? from_below : 0.0f};
+        };
+    });
+}
+
+LOWBIT_INLINE void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,
+                            ChannelBlock block, lowbit_grid grid) {
+    apply_gradients(block, dx, dstep, [=](int64_t c) LOWBIT_INLINE_LAMBDA {
+        const float s = step[c];
+        return [=](int64_t at) LOWBIT_INLINE_LAMBDA {
+            const float v = x[at] / s, given = dy[at];
+            const float q = round_half_even(clip(v, grid.lowest, grid.highest));
+            const bool inside = (v > grid.lowest) & (v < grid.highest);
+            const float slope = inside ? q - v : q;
+            return Gradient{inside ? given : 0.0f, given * slope};
+        };
+    });
+}
+
+}  // namespace
+}  // namespace lowbit
+
+namespace {
+
+using lowbit::ChannelBlock;
+using lowbit::InstructionSet;
+
+// The loops over one block for one instruction set.
+struct Loops {
+    void (*quantize)(const float* x, float* y, const float* scale, const float* bound, ChannelBlock block,
+                     lowbit_grid grid, int32_t integers);
+    void (*quantize_grad)(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
+                          double* dbound, ChannelBlock block, lowbit_grid grid);
+    void (*lsq_grad)(const float* x, const float* dy, float* dx, const float* step, double* dstep,
+                     ChannelBlock block, lowbit_grid grid);
+};
+
+#define LOWBIT_FAKE_QUANTIZE(NAME, TARGET)                                                                \
+    namespace NAME {                                                                                      \
+    TARGET void quantize(const float* x, float* y, const float* scale, const float* bound,                \
+                         ChannelBlock block, lowbit_grid grid, int32_t integers) {                        \
+        lowbit::quantize(x, y, scale, bound, block, grid, integers);                                      \
+    }                                                                                                     \
+    TARGET void quantize_grad(const float* x, const float* dy, float* dx, const float* scale,             \
+                              const float* bound, double* dbound, ChannelBlock block, lowbit_grid grid) { \
+        lowbit::quantize_grad(x, dy, dx, scale, bound, dbound, block, grid);                              \
+    }                                                                                                     \
+    TARGET void lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,    \
+                         ChannelBlock block, lowbit_grid grid) {                                          \
+        lowbit::lsq_grad(x, dy, dx, step, dstep, block, grid);                                            \
+    }                                                                                                     \
+    const Loops loops = {quantize, quantize_grad, lsq_grad};                                              \
+    }
+
+#if LOWBIT_X86
+LOWBIT_FAKE_QUANTIZE(avx512, LOWBIT_TARGET_AVX512)
+LOWBIT_FAKE_QUANTIZE(avx2, LOWBIT_TARGET_AVX2)
+#endif
+LOWBIT_FAKE_QUANTIZE(baseline, )
+
+const Loops& current() {
+#if LOWBIT_X86
+    const InstructionSet set = lowbit::instruction_set();
+    if (set >= InstructionSet::avx512) return avx512::loops;
+    if (set >= InstructionSet::avx2) return avx2::loops;
+#endif
+    return baseline::loops;
+}
+
+}  // namespace
+
+int lowbit_quantize(const float* x, float* y, const float* scale, const float* bound, lowbit_layout layout,
+                    lowbit_grid grid, int32_t integers) {
+    return lowbit::guarded([&] {
+        lowbit::for_each_channel_block(layout, [&](ChannelBlock block, int64_t at, int64_t c) {
+            current().quantize(x + at, y + at, scale + c, bound ? bound + c : nullptr, block, grid, integers);
+        });
+    });
+}
+
+int lowbit_quantize_grad(const float* x, const float* dy, float* dx, const float* scale, const float* bound,
+                         float* dbound, lowbit_layout layout, lowbit_grid grid) {
+    return lowbit::guarded([&] {
+        float* const totals = bound ? dbound : nullptr;
+        lowbit::for_each_channel_block(
+            layout, totals, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
+                current().quantize_grad(x + at, dy + at, dx ? dx + at : nullptr, scale + c,
+                                        bound ? bound + c : nullptr, sums, block, grid);
+            });
+    });
+}
+
+int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
+                    lowbit_layout layout, lowbit_grid grid) {
+    return lowbit::guarded([&] {
+        lowbit::for_each_channel_block(
+            layout, dstep, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
+                current().lsq_grad(x + at, dy + at, dx ? dx + at : nullptr, step + c, sums, block, grid);
+            });
+    });
+}

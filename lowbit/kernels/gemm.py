@@ -1,0 +1,146 @@
+"""Convolutions and matrix products of small integers: the bindings of csrc/gemm/gemm.h.
+
+Operands are integers, a byte each; the exact sums of their products are scaled to fp32. The header defines
+what each function computes and which scales it takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from lowbit.kernels.library import ADDRESS, declare, kernels
+from lowbit.kernels.onednn import Geometry
+
+
+class Operand(ctypes.Structure):
+    """Integers at an address (int8, or uint8 where `lowest` is not negative), their bounds and their scales.
+
+    `scale` is the address of fp32 scales; `of_n`, `of_c` and `of_pixel` are their strides along an axis, 0
+    where the axis shares a scale. A weight's n is its output channel, its c the input channel.
+
+    >>> weight = Operand(integers=w.data_ptr(), lowest=-8, highest=7, scale=s.data_ptr(), of_n=1)
+    """
+
+    _fields_ = [
+        ("integers", ctypes.c_void_p),
+        ("lowest", ctypes.c_int32),
+        ("highest", ctypes.c_int32),
+        ("scale", ctypes.c_void_p),
+        ("of_n", ctypes.c_int64),
+        ("of_c", ctypes.c_int64),
+        ("of_pixel", ctypes.c_int64),
+    ]
+
+    def __init__(
+        self,
+        *,
+        integers: int,
+        lowest: int,
+        highest: int,
+        scale: int | None = None,
+        of_n: int = 0,
+        of_c: int = 0,
+        of_pixel: int = 0,
+    ) -> None:
+        bottom, top = (-128, 127) if lowest < 0 else (0, 255)
+        if not bottom <= lowest <= highest <= top:
+            raise ValueError(f"integers from {lowest} to {highest} do not lie in a byte")
+        super().__init__(integers, lowest, highest, scale, of_n, of_c, of_pixel)
+
+
+def forward(
+    geometry: Geometry,
+    x: Operand,
+    w: Operand,
+    y: int | None,
+    *,
+    bias: int | None = None,
+    sums: int | None = None,
+) -> None:
+    """Y from X (scales by n) and W (by output channel) with the bias in fp32; or only the int64 sums.
+
+    >>> forward(geometry, x, w, y.data_ptr(), bias=bias.data_ptr())
+    """
+    _share("x", of_c=x.of_c, of_pixel=x.of_pixel)
+    _share("w", of_c=w.of_c, of_pixel=w.of_pixel)
+    _library().lowbit_forward(_shape(geometry), x, w, bias, y, sums)
+
+
+def grad_input(
+    geometry: Geometry, dy: Operand, w: Operand, dx: int | None, *, sums: int | None = None
+) -> None:
+    """dX from dY (scales by n, or by pixel) and W (by input channel); or only the int64 sums.
+
+    >>> grad_input(geometry, dy, w, dx.data_ptr())
+    """
+    _share("dy", of_c=dy.of_c)
+    _share("w", of_n=w.of_n, of_pixel=w.of_pixel)
+    _library().lowbit_grad_input(_shape(geometry), dy, w, dx, sums)
+
+
+def grad_weight(
+    geometry: Geometry, dy: Operand, x: Operand, dw: int | None, *, sums: int | None = None
+) -> None:
+    """dW from dY and X (both with scales by c, or n, or both); or only the int64 sums.
+
+    >>> grad_weight(geometry, dy, x, dw.data_ptr())
+    """
+    _share("dy", of_pixel=dy.of_pixel)
+    _share("x", of_pixel=x.of_pixel)
+    _library().lowbit_grad_weight(_shape(geometry), dy, x, dw, sums)
+
+
+def multiplications(geometry: Geometry, product: str, first: Operand, second: Operand) -> int:
+    """The number of multiplications of a product: one per term of its sums, or fewer with Winograd.
+
+    >>> multiplications(geometry, "forward", x, w)
+    """
+    number = _PRODUCTS.index(product)
+    return _library().lowbit_multiplications(_shape(geometry), number, first, second)
+
+
+class _Geometry(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            *("batch", "channels", "height", "width", "outputs", "kernel_h", "kernel_w"),
+            *("stride_h", "stride_w", "pad_top", "pad_bottom", "pad_left", "pad_right"),
+            *("dilation_h", "dilation_w", "groups"),
+        )
+    ]
+
+
+_SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
+_PRODUCTS = ("forward", "grad_input", "grad_weight")
+_SIGNATURES = {
+    "lowbit_forward": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),
+    "lowbit_grad_input": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_grad_weight": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_multiplications": (ctypes.c_int64, [_SHAPE, ctypes.c_int32, _OPERAND, _OPERAND]),
+}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = kernels().library
+    declare(library, _SIGNATURES)
+    return library
+
+
+@cache
+def _shape(geometry: Geometry) -> _Geometry:
+    if min(geometry.output) < 1:
+        raise ValueError(f"the output would have the shape {list(geometry.output)}: {geometry}")
+    if geometry.input[1] % geometry.groups or geometry.outputs % geometry.groups:
+        raise ValueError(f"{geometry.groups} groups do not divide the channels: {geometry}")
+    return _Geometry(
+        *geometry.input, geometry.outputs, *geometry.kernel, *geometry.stride, *geometry.padding,
+        *geometry.dilation, geometry.groups,
+    )  # fmt: skip
+
+
+def _share(name: str, **steps: int) -> None:
+    for axis, step in steps.items():
+        if step:
+            raise ValueError(f"{name} has scales along an axis that is summed over ({axis})")

@@ -1,0 +1,156 @@
+"""Batch norm, ReLU and max-pool on contiguous fp32 in NCHW: the bindings of csrc/norm/norm.h."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import NamedTuple
+
+from lowbit.kernels.library import ADDRESS, declare, kernels
+from lowbit.kernels.quantize import CLayout, Layout
+
+
+class Norm(NamedTuple):
+    """A batch norm's input and settings; without a weight it is 1, without a bias 0.
+
+    `other`, if given, is a residual that is added after normalization; a ReLU follows if `rectified`. `scale`
+    has one value per channel of each image, of which x may be integer multiples.
+    """
+
+    x: int | None
+    weight: int | None
+    bias: int | None
+    layout: Layout
+    epsilon: float
+    momentum: float
+    other: int | None = None
+    scale: int | None = None
+    rectified: bool = False
+
+
+class Pool(NamedTuple):
+    """Windows of 2 or 3 with strides of 1 or 2; the image is padded by `top` rows and `left` columns."""
+
+    planes: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    top: int
+    left: int
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
+        ("layout", CLayout),
+        *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
+        *((name, ctypes.c_void_p) for name in ("other", "scale")),
+        ("rectified", ctypes.c_int32),
+    ]
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in Pool._fields]
+
+
+_NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
+_SIGNATURES = {
+    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 8),
+    "lowbit_batch_norm_backward": (_STATUS, [_NORM] + [ADDRESS] * 10),
+    "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
+    "lowbit_max_pool_backward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
+}
+
+
+class NormKernels:
+    """The functions of csrc/norm/norm.h, which defines what they compute; addresses are not checked."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        declare(library, _SIGNATURES)
+
+    def batch_norm_forward(
+        self,
+        norm: Norm,
+        y: int,
+        mean: int,
+        inverse: int,
+        running_mean: int,
+        running_variance: int,
+        *,
+        bits: int | None = None,
+        multiples: int | None = None,
+        largest: int | None = None,
+    ) -> bool:
+        """Y, the batch's mean and 1 / deviation, and the updated running statistics.
+
+        A ReLU after a residual sum writes its `bits`: (pixels + 7) // 8 bytes per channel of each image.
+        `largest` are the largest magnitudes of Y, [images, channels]. Returns whether the int16 `multiples`
+        times the scale equal x.
+        """
+        found = self._library.lowbit_batch_norm_forward(
+            _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples, largest
+        )
+        return bool(found)
+
+    def batch_norm_backward(
+        self,
+        norm: Norm,
+        mean: int,
+        inverse: int,
+        dy: int,
+        dx: int | None,
+        dweight: int | None,
+        dbias: int | None,
+        *,
+        dother: int | None = None,
+        bits: int | None = None,
+        multiples: int | None = None,
+        largest: int | None = None,
+    ) -> None:
+        """The gradients that are wanted; with `multiples`, they replace x.
+
+        `dother` is dY after the ReLU; without a ReLU it equals dY and is not written. `largest` are the
+        largest magnitudes of dX, [images, channels].
+        """
+        self._library.lowbit_batch_norm_backward(
+            _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, largest
+        )
+
+    def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
+        """Y, and a bit per element: (count + 7) // 8 bytes."""
+        self._library.lowbit_relu_forward(x, y, bits, count)
+
+    def relu_backward(self, dy: int, bits: int, dx: int, count: int) -> None:
+        """dX."""
+        self._library.lowbit_relu_backward(dy, bits, dx, count)
+
+    def max_pool_forward(self, x: int, y: int, places: int, pool: Pool) -> None:
+        """Y, and the index of each value in its window, a byte each."""
+        self._library.lowbit_max_pool_forward(x, y, places, ctypes.byref(_Pool(*pool)))
+
+    def max_pool_backward(self, dy: int, places: int, dx: int, pool: Pool) -> None:
+        """dX."""
+        self._library.lowbit_max_pool_backward(dy, places, dx, ctypes.byref(_Pool(*pool)))
+
+
+def _norm(norm: Norm) -> ctypes.Structure:
+    return ctypes.byref(_Norm(*norm._replace(layout=CLayout(*norm.layout))))
+
+
+@cache
+def _bound(library: ctypes.CDLL) -> NormKernels:
+    return NormKernels(library)
+
+
+def norm_kernels() -> NormKernels | None:
+    """The functions; None where there are no kernels (lowbit.kernels.why_missing says why)."""
+    found = kernels()
+    return None if found is None else _bound(found.library)

@@ -1,0 +1,298 @@
+"""Batch norm, ReLU and max-pool in C++ against NumPy, in every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lowbit.kernels import kernels, why_missing
+from lowbit.kernels.norm import Norm, Pool, norm_kernels
+from lowbit.kernels.quantize import Layout
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
+F32 = np.float32
+FRAME = 77  # around every result: nothing may be written beside it
+
+
+def _at(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+class _Result:
+    def __init__(self, shape: tuple[int, ...], dtype: type = F32) -> None:
+        self._all = np.full(int(np.prod(shape)) + 2, FRAME, dtype)
+        self.values = self._all[1:-1].reshape(shape)
+
+    @property
+    def at(self) -> int:
+        return _at(self.values)
+
+    def checked(self) -> np.ndarray:
+        assert self._all[0] == self._all[-1] == FRAME
+        return self.values
+
+
+def _in_every_variant(compute) -> list[np.ndarray]:
+    """The results of the best instruction set, after all others gave the same bits."""
+    before, found = kernels().variant, []
+    try:
+        for name in kernels().variants:
+            kernels().select_variant(name)
+            found.append(compute())
+    finally:
+        kernels().select_variant(before)
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(ours.view(np.uint8), theirs.view(np.uint8))
+    return found[0]
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
+    centre=st.sampled_from([0.0, 1.0, -300.0]),
+    affine=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_batch_norm(shape, centre, affine, seed):
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal(shape) * random.uniform(0.1, 3) + centre).astype(F32)
+    dy = random.standard_normal(shape).astype(F32)
+    channels = shape[1]
+    weight, bias, old_mean, old_variance = random.uniform(0.5, 2, (4, channels)).astype(F32)
+    norm = Norm(
+        _at(x),
+        _at(weight) if affine else None,
+        _at(bias) if affine else None,
+        Layout(*shape),
+        1e-5,
+        0.9,
+    )
+
+    def compute() -> list[np.ndarray]:
+        y, dx = _Result(shape), _Result(shape)
+        mean, inverse, dweight, dbias = (_Result((channels,)) for _ in range(4))
+        moved = [old.copy() for old in (old_mean, old_variance)]
+        norm_kernels().batch_norm_forward(norm, y.at, mean.at, inverse.at, *map(_at, moved))
+        norm_kernels().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at)
+        only = _Result((channels,))
+        norm_kernels().batch_norm_backward(norm, mean.at, inverse.at, _at(dy), None, None, only.at)
+        np.testing.assert_array_equal(only.checked(), dbias.values)
+        return [result.checked() for result in (y, dx, mean, inverse, dweight, dbias)] + moved
+
+    y, dx, mean, inverse, dweight, dbias, new_mean, new_variance = _in_every_variant(compute)
+    if not affine:
+        weight, bias = np.ones(channels, F32), np.zeros(channels, F32)
+    x, dy = x.astype(np.float64), dy.astype(np.float64)
+    along, others = (slice(None), None), (0, 2)
+    exact_mean, variance = x.mean(others), x.var(others)
+    exact_inverse = 1 / np.sqrt(variance + 1e-5)
+    normal = (x - exact_mean[along]) * exact_inverse[along]
+    small = {"rtol": 1e-4, "atol": 1e-4 + 3e-7 * abs(centre) * exact_inverse.max()}
+    np.testing.assert_allclose(mean, exact_mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(inverse, exact_inverse, rtol=1e-5)
+    np.testing.assert_allclose(y, normal * weight[along] + bias[along], **small)
+    np.testing.assert_allclose(new_mean, 0.9 * old_mean + 0.1 * exact_mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(new_variance, 0.9 * old_variance + 0.1 * variance, rtol=1e-5)
+    np.testing.assert_allclose(dbias, dy.sum(others), rtol=1e-5, atol=1e-5)
+    # Of the mean that was saved: far from 0, its own rounding would show in a sum of many.
+    saved = (x - mean[along]) * inverse[along]
+    np.testing.assert_allclose(dweight, (dy * saved).sum(others), rtol=1e-5, atol=1e-5)
+    means = [values.mean(others)[along] for values in (dy, dy * normal)]
+    exact = (dy - means[0] - normal * means[1]) * (weight * exact_inverse)[along]
+    tolerance = small["atol"] * max(1, float(exact_inverse.max()) ** 2)
+    np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=tolerance)
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
+    largest=st.sampled_from([100, 32767]),
+    spoilt=st.sampled_from([None, 32768.0, -40000.0, 0.5, np.nan, np.inf]),
+    seed=st.integers(0, 1000),
+)
+def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, largest, spoilt, seed):
+    random = np.random.default_rng(seed)
+    integers = random.integers(-largest, largest + 1, shape)
+    scale = random.uniform(1e-3, 2, shape[:2]).astype(F32)
+    x = integers.astype(F32) * scale[..., None]
+    if spoilt is not None:
+        place = tuple(random.integers(0, shape))
+        x[place] = F32(spoilt) * scale[place[:2]]
+    dy, channels = random.standard_normal(shape).astype(F32), shape[1]
+    norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, scale=_at(scale))
+
+    def compute() -> list[np.ndarray]:
+        y, dx, again, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        mean, inverse, running, other, dweight, dbias = (_Result((channels,)) for _ in range(6))
+        running.values[:] = other.values[:] = 1
+        fits = norm_kernels().batch_norm_forward(
+            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples=multiples.at
+        )
+        assert fits == (spoilt is None) and (not fits or (multiples.checked() == integers).all())
+        statistics = (mean.at, inverse.at, _at(dy))
+        norm_kernels().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
+        if fits:
+            without_x = norm._replace(x=None)
+            wanted = (again.at, None, dbias.at)
+            norm_kernels().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples.at)
+            np.testing.assert_array_equal(again.checked(), dx.values)
+        return [result.checked() for result in (y, dx, dweight, dbias)]
+
+    _in_every_variant(compute)
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
+    summed=st.booleans(),
+    rectified=st.booleans(),
+    strange=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf]),
+    packed=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
+    shape, summed, rectified, strange, packed, seed
+):
+    random = np.random.default_rng(seed)
+    scale = random.uniform(1e-2, 2, shape[:2]).astype(F32)
+    x = random.integers(-20, 21, shape).astype(F32) * scale[..., None]
+    other, dy = random.standard_normal((2, *shape)).astype(F32)
+    if strange is not None:
+        for values in (x, other, dy)[:: 1 if strange == 0 else 2]:  # an x that is NaN would hide all else
+            values[random.random(shape) < 0.2] = strange
+    weight, bias = random.uniform(-1, 2, (2, shape[1])).astype(F32)
+    norm = Norm(
+        _at(x), _at(weight), _at(bias), Layout(*shape), 1e-5, 0.9, scale=_at(scale) if packed else None
+    )
+    both = norm._replace(other=_at(other) if summed else None, rectified=rectified)
+
+    def alone(mean: int, inverse: int) -> list[np.ndarray]:
+        y, moved = np.empty(shape, F32), np.zeros((2, shape[1]), F32)
+        norm_kernels().batch_norm_forward(norm, _at(y), mean, inverse, *map(_at, moved))
+        y, given = y + other if summed else y, dy
+        if rectified:
+            bits, given = np.empty((y.size + 7) // 8, np.uint8), np.empty(shape, F32)
+            norm_kernels().relu_forward(_at(y), _at(y), _at(bits), y.size)
+            norm_kernels().relu_backward(_at(dy), _at(bits), _at(given), y.size)
+        dx, dweight, dbias = np.empty(shape, F32), *np.empty((2, shape[1]), F32)
+        gradients = map(_at, (dx, dweight, dbias))
+        norm_kernels().batch_norm_backward(norm, mean, inverse, _at(given), *gradients)
+        return [y, moved, dx, dweight, dbias, given]
+
+    def compute() -> list[np.ndarray]:
+        y, dx, dother, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        mean, inverse, dweight, dbias = (_Result((shape[1],)) for _ in range(4))
+        bits = _Result((shape[0] * shape[1], (shape[2] + 7) // 8), np.uint8)
+        largest, largest_dx = _Result(shape[:2]), _Result(shape[:2])
+        moved = np.zeros((2, shape[1]), F32)
+        fits = norm_kernels().batch_norm_forward(
+            both,
+            *(y.at, mean.at, inverse.at, *map(_at, moved)),
+            bits=bits.at if summed and rectified else None,
+            multiples=multiples.at if packed else None,
+            largest=largest.at,
+        )
+        norm_kernels().batch_norm_backward(
+            both._replace(x=None if fits else both.x),
+            *(mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at),
+            dother=dother.at,
+            bits=bits.at if summed and rectified else None,
+            multiples=multiples.at if fits else None,
+            largest=largest_dx.at,
+        )
+        np.testing.assert_array_equal(largest.checked(), np.abs(y.values).max(2))
+        np.testing.assert_array_equal(largest_dx.checked(), np.abs(dx.values).max(2))
+        if not rectified:
+            dother.values[:] = dy
+        found = [y.checked(), moved, *(result.checked() for result in (dx, dweight, dbias, dother))]
+        bits.checked(), multiples.checked()
+        for ours, theirs in zip(found, alone(mean.at, inverse.at), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        return found
+
+    _in_every_variant(compute)
+
+
+def test_a_mean_far_from_zero_costs_no_digits():
+    """As sums in float would: the deviation is a ten-thousandth of the mean."""
+    x = (1000 + 0.1 * np.random.default_rng(0).standard_normal((8, 1, 1000))).astype(F32)
+    y, mean, inverse, running = np.empty_like(x), *np.zeros((3, 1), F32)
+    norm = Norm(_at(x), None, None, Layout(*x.shape), 0.0, 0.9)
+    norm_kernels().batch_norm_forward(norm, _at(y), _at(mean), _at(inverse), _at(running), _at(running))
+    assert inverse[0] == pytest.approx(1 / x.astype(np.float64).std(), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 31, 1023, 1024, 1025, 3000])
+def test_relu(count):
+    random = np.random.default_rng(count)
+    x, dy = random.standard_normal((2, count)).astype(F32)
+    x[random.random(count) < 0.2] = random.choice(F32([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45]))
+
+    def compute() -> list[np.ndarray]:
+        y, dx, bits = _Result((count,)), _Result((count,)), _Result(((count + 7) // 8,), np.uint8)
+        norm_kernels().relu_forward(_at(x), y.at, bits.at, count)
+        norm_kernels().relu_backward(_at(dy), bits.at, dx.at, count)
+        return [y.checked(), dx.checked(), bits.checked()]
+
+    y, dx, bits = _in_every_variant(compute)
+    np.testing.assert_array_equal(y, np.where(x > 0, x, 0))
+    np.testing.assert_array_equal(dx, np.where(x > 0, dy, 0))
+    np.testing.assert_array_equal(bits, np.packbits(x > 0, bitorder="little"))
+
+
+@st.composite
+def _pools(draw: st.DrawFn) -> Pool:
+    sizes, kernels_, strides, befores, windows = [], [], [], [], []
+    for _ in range(2):
+        kernel, stride = draw(st.integers(2, 3)), draw(st.integers(1, 2))
+        before = draw(st.integers(0, kernel - 1))
+        size = draw(st.integers(1, 22))
+        most = (size - 1 + before) // stride + 1
+        sizes.append(size), kernels_.append(kernel), strides.append(stride), befores.append(before)
+        windows.append(draw(st.integers(max(1, most - 2), most)))
+    return Pool(draw(st.integers(1, 3)), *sizes, *windows, *kernels_, *strides, *befores)
+
+
+@settings(max_examples=150)
+@given(pool=_pools(), seed=st.integers(0, 1000), strange=st.booleans())
+def test_max_pool(pool, seed, strange):
+    random = np.random.default_rng(seed)
+    x = np.maximum(random.integers(-4, 5, (pool.planes, pool.height, pool.width)), 0).astype(
+        F32
+    )  # many equals
+    if strange:
+        x[random.random(x.shape) < 0.1] = random.choice(F32([np.nan, -np.inf, np.inf]))
+    shape = (pool.planes, pool.out_height, pool.out_width)
+    dy = random.integers(-9, 10, shape).astype(F32)
+
+    def compute() -> list[np.ndarray]:
+        y, places, dx = _Result(shape), _Result(shape, np.uint8), _Result(x.shape)
+        norm_kernels().max_pool_forward(_at(x), y.at, places.at, pool)
+        norm_kernels().max_pool_backward(_at(dy), places.at, dx.at, pool)
+        return [y.checked(), places.checked(), dx.checked()]
+
+    y, places, dx = _in_every_variant(compute)
+    slow_y, slow_places, slow_dx = _slow_pool(x, dy, pool)
+    np.testing.assert_array_equal(y, slow_y)
+    np.testing.assert_array_equal(places, slow_places)
+    np.testing.assert_array_equal(dx, slow_dx)
+
+
+def _slow_pool(x: np.ndarray, dy: np.ndarray, pool: Pool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    y, places, dx = np.empty_like(dy), np.empty(dy.shape, np.uint8), np.zeros_like(x)
+    for window in np.ndindex(*dy.shape):
+        plane, row, column = window
+        top, left = row * pool.stride_h - pool.top, column * pool.stride_w - pool.left
+        best = None
+        for i, j in np.ndindex(pool.kernel_h, pool.kernel_w):
+            h, w = top + i, left + j
+            if 0 <= h < pool.height and 0 <= w < pool.width:
+                value = x[plane, h, w]
+                if best is None or value > best[0] or (np.isnan(value) and not np.isnan(best[0])):
+                    best = (value, i * pool.kernel_w + j, h, w)
+        y[window], places[window] = best[:2]
+        dx[plane, best[2], best[3]] += dy[window]
+    return y, places, dx
