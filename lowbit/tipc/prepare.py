@@ -26,8 +26,15 @@ def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
     ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']
     """
     root = find_root(Path(config.file.source))
-    if config.layout == 51:
-        return _look(root, config, mode)
+    try:
+        return _look(root, config, mode) if config.layout == 51 else _prepare(root, config, mode)
+    except OSError as error:  # a path that is too long, or that may not be looked at
+        raise LowbitError(
+            f"{error.filename}: {error.strerror}; correct the path in {config.file.source}"
+        ) from None
+
+
+def _prepare(root: Path, config: ChainConfig, mode: str) -> list[str]:
     lines = []
     if mode == "whole_infer":
         lines.append(_need(root, config.released.weights, "weights"))

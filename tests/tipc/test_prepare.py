@@ -146,6 +146,14 @@ def test_lines_that_say_nothing(change):
     assert prepare_chain(config, LITE) == ["line 11 names no data: the training script has to find it"]
 
 
+@pytest.mark.parametrize("line", ["--data-path", "--img-path", "--pretrained"])
+def test_a_path_that_is_too_long(change, line):
+    number = {"--data-path": 11, "--img-path": 31, "--pretrained": 9}[line]
+    with pytest.raises(LowbitError, match="File name too long; correct the path in") as raised:
+        prepare_chain(change("norm", {number: f"{line}:{'x' * 5000}", 27: "inference:infer.py"}), LITE)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 500
+
+
 def test_the_51_line_layout_has_its_own_prepare(change, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LowbitError, match="expected images for inference"):
