@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.fuzz_inputs import KINDS, ROOT, case, fuzz
 
-
 COUNTS = {"recipe": 75, "config": 75, "chain": 120, "checkpoint": 30}  # what takes longer is tried less often
 
 
