@@ -1,16 +1,43 @@
-"""The one exception that users are meant to read, and the search for the word they meant."""
+"""The one exception that users are meant to read, short enough to be read, and the word they meant."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_LONGEST_VALUE = 300  # characters without a blank between them; no usual path is longer
+_LONGEST_LINE = 2000
+_UNPRINTABLE = re.compile("[^\\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class LowbitError(Exception):
     """What was asked cannot be done; the message says why and what to do about it.
 
     Commands print it without a traceback and exit with 2. Anything else that escapes is a bug of ours.
+    Values in the message may be of any length and content: long ones are shortened here, and characters that
+    a terminal cannot show are escaped.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(readable(message))
+
+
+def readable(message: str) -> str:
+    """A message with long values cut in the middle and unprintable characters escaped.
+
+    >>> readable("no file " + 5000 * "a" + "\\x00; give another")
+    'no file aaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaa\\\\x00; (5005 characters) give another'
+    """
+    message = _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], str(message))
+    message = re.sub(rf"\S{{{_LONGEST_VALUE + 1},}}", lambda found: _shortened(found[0], 20), message)
+    return "\n".join(
+        _shortened(line, 400) if len(line) > _LONGEST_LINE else line for line in message.split("\n")
+    )
+
+
+def _shortened(text: str, ends: int) -> str:
+    return f"{text[:ends]}...{text[-ends:]} ({len(text)} characters)"
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:

@@ -4,6 +4,7 @@ import codecs
 import io
 import os
 import pickle
+import tracemalloc
 from collections import OrderedDict, deque
 
 import numpy as np
@@ -201,3 +202,74 @@ def test_random_bytes_never_escape_as_another_error(data):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(LowbitError, match=r"none\.pdparams: cannot be read"):
         load_arrays(tmp_path / "none.pdparams")
+
+
+def shared_string(count: int) -> bytes:
+    """One string of 10 kB, and so many arrays that each copy it."""
+    array = np.zeros(10_000, "u1")
+    whole = pickle.dumps(array, 2)
+    text = b"X" + (10_000).to_bytes(4, "little") + 10_000 * b"\0" + b"q\xc8"
+    begin = whole.index(text[:5])
+    end = whole.index(b"q", begin + 10_000)
+    assert whole[begin : end + 1] == text[:-1]
+    again = whole[2:begin] + b"h\xc8" + whole[end + 2 : -1]
+    return b"\x80\x02" + text + b"0(" + count * again + b"l."
+
+
+BOMBS = {
+    "memo index": b"\x80\x04Nr\xff\xff\xff\x1f.",  # 9 bytes that take 4 GB in Python's own unpickler
+    "long bytes": b"\x80\x04B\xff\xff\xff\xff.",
+    "longer bytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "bytearray": b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.",
+    "long text": b"\x80\x04\x8d\x00\x00\x00\x00\x01\x00\x00\x00.",
+    "long integer": b"\x80\x04\x8b\xff\xff\xff\x7f.",
+    "frame": b"\x80\x04\x95\x00\x00\x00\x00\x01\x00\x00\x00N",
+    "one string, many arrays": shared_string(1000),
+    "one list, many copies": b"\x80\x02]q\x01("
+    + 2000 * b"N"
+    + b"e0("
+    + 2000 * b"c__builtin__\ntuple\nh\x01\x85R"
+    + b"l.",
+    "hash of nested tuples": b"\x80\x02}N" + 60 * b"2\x86" + b"Ns.",
+    "set of nested tuples": b"\x80\x04\x8f(N" + 60 * b"2\x86" + b"\x90.",
+    "dict of nested tuples": b"\x80\x02c__builtin__\ndict\n]N" + 60 * b"2\x86" + b"N\x86a\x85R.",
+    "deep": b"\x80\x02" + 20_000 * b"]" + 20_000 * b"a" + b".",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_file_cannot_take_much_memory_or_time(kind):
+    """Of 9 bytes Python's own unpickler makes 4 GB."""
+    tracemalloc.start()
+    try:
+        try:
+            assert read(BOMBS[kind]) is None, "the memo may have any index"
+        except LowbitError as error:
+            assert "\n" not in str(error) and len(str(error)) < 500
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_unfolds_is_refused_and_what_is_shared_is_not():
+    with pytest.raises(LowbitError, match="unfolds to far more than the file holds"):
+        read(BOMBS["one string, many arrays"])
+    assert len(read(shared_string(3))) == 3
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder", "nul", "loop"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    path = tmp_path / "w.pdparams"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "nul":
+        path = tmp_path / "w\0.pdparams"
+    else:
+        path.symlink_to(path)
+    with pytest.raises(LowbitError, match="cannot be read") as caught:
+        load_arrays(path)
+    assert "\n" not in str(caught.value) and "\0" not in str(caught.value)

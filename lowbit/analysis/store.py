@@ -53,6 +53,10 @@ class Store:
             return {}
         try:
             found = json.loads(self._path.read_text("utf-8"))
-            return found["analyses"] if found["format"] == FORMAT else {}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            entries = found["analyses"] if found["format"] == FORMAT else {}
+            for entry in entries.values():
+                if not isinstance(entry["checkpoint"], str) or not isinstance(entry["sha256"], str):
+                    raise ValueError("an entry without its checkpoint")
+            return entries
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LowbitError(f"cannot read {self._path} ({error}): remove it to analyze anew") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -88,6 +89,8 @@ def run_command(command: Callable[[], None]) -> None:
     warnings.filterwarnings("ignore", message="No ccache found")
     warnings.filterwarnings("ignore", module=r"paddle\..*")
     _show_log()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path need not be in UTF-8
     os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's C++ side warns of its own unfinished business
     try:
         command()

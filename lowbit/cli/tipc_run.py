@@ -23,8 +23,8 @@ _HOUR = 3600.0
 def prepare(config: ConfigArgument, mode: ModeArgument) -> None:
     """Make or check what a chain needs: data, images, weights. Nothing is downloaded.
 
-    Lite data and a demo image are drawn where the config names files that are not there. Data and weights of
-    your own are looked for, and it is an error if they are not there.
+    Missing lite data is unpacked from your own `lite_data.tar` (in the repository's root or `test_images/`),
+    or else drawn, as is a missing demo image. It is an error if whole data or weights are not there.
 
     **Example**: `lowbit tipc prepare test_tipc/configs/resnet18/train_infer_python.txt lite_train_lite_infer`
     """

@@ -39,13 +39,13 @@ def print_report(report: Report, sizes: list[Size]) -> None:
 def conclusion(report: Report) -> list[str]:
     """The verdict, and the guilty layer of every engine that fails."""
     lines = []
+    if not report.evidence.conclusive:
+        reason = report.evidence.reason
+        lines.append(f"Agreement proves little: {reason}. The distance of the outputs decides, too.")
     for engine in report.engines:
-        agreement = f"{_percent(engine.result.agreement)} of the images (limit {_percent(report.limit)})"
+        lines.append(report.verdict(engine))
         if engine in report.failing:
-            lines.append(f"FAILED: {engine.name} gives the trained model's class on {agreement}")
             lines += [f"  {line}" for line in _whose_fault(engine)]
-        else:
-            lines.append(f"passed: {engine.name} gives the trained model's class on {agreement}")
     return lines
 
 
@@ -62,7 +62,8 @@ def _whose_fault(engine: EngineReport) -> list[str]:
 
 
 def _answers(report: Report) -> Table:
-    table = _table("", "top-1", "top-5", "same class", "max difference", "mean difference", "ms per image")
+    titles = ("top-1", "top-5", "same class", "at least", "max difference", "mean difference")
+    table = _table("", *titles, "relative error", "ms per image")
     if report.fp32 is not None:
         _add_answers(table, "fp32, before quantization", report.fp32)
     _add_answers(table, "trained model", report.model)
@@ -79,8 +80,10 @@ def _add_answers(table: Table, name: str, result: Agreement) -> None:
         _percent(result.top1),
         _percent(result.top5),
         _percent(result.agreement),
+        _percent(result.agreement_lower),
         f"{result.max_difference:.3g}",
         f"{result.mean_difference:.2g}",
+        f"{100 * result.relative_error:.2g} %",
         f"{1000 * result.seconds / result.images:.2f}",
     )
 

@@ -10,6 +10,7 @@ import yaml
 
 from lowbit.config.mistakes import check_section
 from lowbit.config.schema import Config
+from lowbit.config.transform_ops import prepared_size
 from lowbit.config.yaml_file import KeyPath, parse_yaml, read_yaml
 from lowbit.errors import LowbitError
 
@@ -30,7 +31,28 @@ def load_config(
             f"{path}: expected sections such as `Global:` and `Arch:`, got {type(values).__name__}"
         )
     sources = {at: f"{path}:{line}" for at, line in lines.items()}
-    return _override(values, sources, str(path), overrides, options or {})
+    config = _override(values, sources, str(path), overrides, options or {})
+    _check_image_shape(config, sources, str(path))
+    return config
+
+
+def _check_image_shape(config: Config, sources: dict[KeyPath, str], origin: str) -> None:
+    """The exported model takes what evaluation prepares: a size that is not given is evaluation's."""
+    evaluation = config.DataLoader.Eval
+    size = prepared_size(evaluation.dataset.transform_ops if evaluation else config.Infer.transforms)
+    given = config.Global.image_shape
+    if size is None or size == given[1:]:
+        return
+    if "image_shape" not in config.Global.model_fields_set:
+        config.Global.image_shape = (3, *size)
+        return
+    height, width = size
+    at = ("Global", "image_shape")
+    where = "DataLoader.Eval.dataset.transform_ops" if evaluation else "Infer.transforms"
+    raise LowbitError(
+        f"{sources.get(at, origin)}: Global.image_shape: [3, {given[1]}, {given[2]}], but {where} gives "
+        f"images of [3, {height}, {width}]; make them equal"
+    )
 
 
 def override_config(config: Config, overrides: Iterable[str]) -> Config:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from lowbit.config.base import Section
 from lowbit.config.transform_ops import OPS
-from lowbit.config.yaml_file import KeyPath
+from lowbit.config.yaml_file import KeyPath, check_text
 from lowbit.errors import LowbitError, nearest
 
 SectionType = TypeVar("SectionType", bound=Section)
@@ -46,6 +46,10 @@ def check_section(
 
     `sources` says where a key was written (`file.yaml:7`, `-o …`), `origin` what to say where it does not.
     """
+    try:
+        check_text(values)
+    except ValueError as error:
+        raise LowbitError(f"{origin}: {error}") from None
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
@@ -146,6 +147,20 @@ def parse_op(entry: Any) -> TransformOp:
 def dump_op(op: TransformOp) -> dict[str, dict[str, Any]]:
     """The config form of an operation, for `config.yaml` and `inference.yml`."""
     return {type(op).__name__: op.model_dump(mode="json", exclude_defaults=False)}
+
+
+def prepared_size(ops: Sequence[TransformOp]) -> tuple[int, int] | None:
+    """Height and width of every image after these operations; None where they depend on the image.
+
+    >>> prepared_size([ResizeImage(resize_short=256), CropImage(size=224)])
+    (224, 224)
+    """
+    sizing = (CropImage, RandCropImage, RandomCropImage, ResizeImage)
+    size = next((op.size for op in reversed(ops) if isinstance(op, sizing)), None)
+    if size is None:
+        return None
+    width, height = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 Op = Annotated[TransformOp, BeforeValidator(parse_op), PlainSerializer(dump_op)]

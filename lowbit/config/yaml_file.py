@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ KeyPath = tuple[str | int, ...]
 
 # PyYAML lets Python's own errors through: `!!int ''`, a number of 5000 digits, lists a thousand deep.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+_MOST_BYTES = 10_000_000
+_FORBIDDEN = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which "\\0" and "\\ud800" stand for
 _MOST_ENTRIES = 100_000  # aliases of aliases can make a small file mean more than any memory holds
 
 
@@ -29,10 +32,14 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> tuple[Any, dict[KeyPath, int]]:
     """The document and the line of every key and list item in it."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise LowbitError(f"{path}: more than {_MOST_BYTES} bytes: not a config")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError:
         raise LowbitError(f"no config file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL character in the path
         raise LowbitError(f"cannot read the config file {path}: {error}") from None
     try:
         return _parse(text, path)
@@ -61,7 +68,7 @@ def parse_yaml(text: str) -> Any:
     ([3, 32, 32], '2024-05-01')
     """
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader
+        return check_text(yaml.load(text, _Loader))  # a SafeLoader
     except _YAML_ERRORS as error:
         raise ValueError(str(error)) from None
 
@@ -74,7 +81,7 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[KeyPath, int]]:
         if node is None:
             return {}, lines
         _note_lines(loader, node, (), lines, path)
-        return _without_sharing(loader.construct_document(node)), lines
+        return check_text(_without_sharing(loader.construct_document(node))), lines
     finally:
         loader.dispose()
 
@@ -117,3 +124,17 @@ def _without_sharing(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_sharing(item) for key, item in value.items()}
     return [_without_sharing(item) for item in value] if isinstance(value, list) else value
+
+
+def check_text(value: Any) -> Any:
+    """The value itself; text with characters that no path and no file in UTF-8 can have is a ValueError."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_text(key)
+            check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_text(item)
+    elif isinstance(value, str) and (found := _FORBIDDEN.search(value)):
+        raise ValueError(f"the character U+{ord(found[0]):04X} is not allowed")
+    return value

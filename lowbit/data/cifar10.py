@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import reprlib
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lowbit.data.dataset import ArrayDataset
 from lowbit.errors import LowbitError
+from lowbit.files import open_regular
 from lowbit.safe_pickle import load_arrays
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -20,6 +22,7 @@ ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "val": ["test_batch"]}
 _PIXELS = 3 * 32 * 32
+_MOST_BYTES = 2**28  # of a batch: eight times the official ones
 
 
 def find_cifar10(path: Path) -> Path | None:
@@ -63,7 +66,7 @@ def _batch_files(source: Path, batches: list[str]) -> Iterator[tuple[str, Binary
         for batch in batches:
             path = source / f"{batch}{suffix}"
             try:
-                with open(path, "rb") as file:
+                with open_regular(path, most=_MOST_BYTES) as file:
                     yield str(path), file
             except OSError as error:
                 raise LowbitError(f"{path}: cannot be read ({error.strerror})") from error
@@ -74,6 +77,8 @@ def _batch_files(source: Path, batches: list[str]) -> Iterator[tuple[str, Binary
             for member in archive:  # one pass, in the archive's order: going back means unpacking again
                 name = Path(member.name).name
                 if member.isfile() and name.removesuffix(".bin") in batches:
+                    if member.size > _MOST_BYTES:
+                        raise LowbitError(f"{source}: {name} is of {member.size} bytes, which cannot be")
                     contents[name] = archive.extractfile(member).read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise LowbitError(f"{source}: damaged archive ({error}); download it again") from error
@@ -89,7 +94,22 @@ def _read_pickle(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:
     images = batch.get("data") if isinstance(batch, dict) else None
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (_PIXELS,):
         raise LowbitError(f'{name}: not a CIFAR-10 batch ("data" must be uint8 of shape [N, {_PIXELS}])')
-    return images, np.asarray(batch.get("labels", []), dtype=np.int64)
+    return images, _labels(batch.get("labels", []), name)
+
+
+def _labels(labels: Any, name: str) -> np.ndarray:
+    if isinstance(labels, np.ndarray):
+        labels = labels.tolist() if labels.ndim == 1 else None
+    if not isinstance(labels, list | tuple):
+        raise LowbitError(f'{name}: not a CIFAR-10 batch ("labels" must be a list of whole numbers)')
+    for number, label in enumerate(labels):
+        whole = isinstance(label, int | np.integer) and not isinstance(label, bool)
+        if not whole or not 0 <= label < len(CLASSES):
+            raise LowbitError(
+                f"{name}: the label of image #{number} must be a whole number from 0 to {len(CLASSES) - 1}, "
+                f"got {reprlib.repr(label)}; the file is damaged or of another data set"
+            )
+    return np.asarray(labels, dtype=np.int64)
 
 
 def _read_binary(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:

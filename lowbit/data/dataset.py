@@ -43,6 +43,9 @@ class ArrayDataset:
             raise LowbitError(f"{title}: {len(images)} images but {len(labels)} labels; get the files again")
         if len(images) == 0:
             raise LowbitError(f"{title}: holds no images; get the files again")
+        if 0 in images.shape:
+            height, width = images.shape[1:3]
+            raise LowbitError(f"{title}: its images are {width}x{height} pixels; get the files again")
         wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
         if wrong.size:
             raise LowbitError(

@@ -20,11 +20,13 @@ import simplejpeg
 from PIL import Image
 
 from lowbit.data.dataset import BadImageError
+from lowbit.files import open_regular
 
 # The formats a photo comes in. Pillow knows more, some of which start other programs (EPS).
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 MAX_PIXELS = 178_956_970  # Pillow's limit for images that are not bombs
+_MAX_BYTES = 2**30  # of a file: MAX_PIXELS without compression take half of it
 _ORIENTATION = 0x0112
 
 # About EXIF data and sizes; what matters is raised. Once and for all: with `catch_warnings` around each
@@ -35,7 +37,7 @@ warnings.filterwarnings("ignore", module=r"PIL\..*")
 def read_image(path: str, at_least: tuple[int, int] | None = None) -> np.ndarray:
     """The image in a file; a missing or damaged one is a BadImageError that names it."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, most=_MAX_BYTES) as file:
             data = file.read()
     except OSError as error:
         raise BadImageError(str(path), f"cannot be read ({error.strerror})") from error

@@ -32,7 +32,10 @@ def open_dataset(
     """
     if split not in get_args(Split):
         raise LowbitError(f'no split "{split}", {did_you_mean(split, get_args(Split))}')
-    dataset = _open(Path(path), split, num_classes, classes)
+    try:
+        dataset = _open(Path(path), split, num_classes, classes)
+    except OSError as error:  # no permission, a name too long
+        raise LowbitError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
     if num_classes is not None and len(dataset.classes) > num_classes:
         raise LowbitError(
             f"{path}: {len(dataset.classes)} classes, but the model has {num_classes}; "

@@ -66,19 +66,42 @@ def class_folders(root: Path) -> list[str]:
     """The names of the folders in `root`, sorted; hidden ones are tools' and not classes."""
     if not root.is_dir():
         return []
-    return sorted(
-        entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
-    )
+    folders = sorted(entry.name for entry in _entries(str(root)) if _is_folder(entry))
+    for name in folders:
+        try:
+            name.encode()  # it becomes the name of a class, in files that are in UTF-8
+        except UnicodeEncodeError:
+            raise LowbitError(f"{root}: the folder's name {name!r} is not in UTF-8; rename it") from None
+    return folders
 
 
-def _images_under(folder: str) -> list[str]:
+def _images_under(folder: str, reached: set[tuple[int, int]] | None = None) -> list[str]:
+    """The images of a class; `reached` are the folders seen so far, by device and number."""
+    reached = set() if reached is None else reached
     paths: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                paths += _images_under(entry.path)
-            elif entry.name.lower().endswith(EXTENSIONS):
-                paths.append(entry.path)
+    found = os.stat(folder)
+    if (found.st_dev, found.st_ino) in reached:
+        raise LowbitError(f"{folder}: a symbolic link to a folder that is read already; remove the link")
+    reached.add((found.st_dev, found.st_ino))
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            paths += _images_under(entry.path, reached)
+        elif entry.name.lower().endswith(EXTENSIONS):
+            paths.append(entry.path)
     return paths
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What a folder holds; hidden files are tools'."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise LowbitError(f"{folder}: cannot be read ({error.strerror})") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symbolic link to itself; one with the name of an image is a bad image
+        return False

@@ -15,6 +15,7 @@ from lowbit.errors import LowbitError
 _PREFIX = {"train": "train", "val": "t10k"}
 _KINDS = {"images": "idx3", "labels": "idx1"}
 _UINT8 = 8
+_MOST_VALUES = 2**31  # thirty times MNIST: more is a damaged header
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
@@ -47,15 +48,17 @@ def read_idx(path: Path) -> np.ndarray:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
-            data = file.read()
+            start = file.read(4)
+            if len(start) < 4 or start[:2] != b"\0\0" or start[2] != _UINT8 or not start[3]:
+                raise LowbitError(f"{path}: not an idx file of bytes (it begins with {start.hex()})")
+            sizes = file.read(4 * start[3])
+            shape = [int.from_bytes(sizes[at : at + 4], "big") for at in range(0, 4 * start[3], 4)]
+            if (expected := math.prod(shape)) > _MOST_VALUES:
+                raise LowbitError(f"{path}: its header says {shape}, which cannot be; download it again")
+            data = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise LowbitError(f"{path}: cannot be read ({error}); download it again") from error
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] != _UINT8 or not data[3]:
-        raise LowbitError(f"{path}: not an idx file of bytes (its first four bytes are {data[:4].hex()})")
-    header = 4 + 4 * data[3]
-    shape = [int.from_bytes(data[at : at + 4], "big") for at in range(4, header, 4)]
-    if len(data) - header != math.prod(shape):
-        raise LowbitError(
-            f"{path}: {max(len(data) - header, 0)} values, but its header says {shape}; download it again"
-        )
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    if len(data) != expected:
+        found = f"more than {expected}" if len(data) > expected else len(data)
+        raise LowbitError(f"{path}: {found} values, but its header says {shape}; download it again")
+    return np.frombuffer(data, np.uint8).reshape(shape)

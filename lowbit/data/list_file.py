@@ -9,6 +9,9 @@ import numpy as np
 from lowbit.data.dataset import warn_if_one_class
 from lowbit.data.decode import read_image
 from lowbit.errors import LowbitError
+from lowbit.files import open_regular
+
+_MOST_CLASSES = 1_000_000  # ImageNet-21k has 21,841; a larger label is a slip, and a model of it fits nowhere
 
 
 class ListFileDataset:
@@ -54,7 +57,8 @@ class ListFileDataset:
 def read_list(list_file: Path, num_classes: int | None = None) -> tuple[list[str], list[int]]:
     """The paths and labels of a list file; a bad line is an error that names file and line."""
     try:
-        lines = list_file.read_text(encoding="utf-8-sig").splitlines()
+        with open_regular(list_file) as file:
+            lines = file.read().decode("utf-8-sig").splitlines()
     except OSError as error:
         raise LowbitError(
             f"{list_file}: cannot be read ({error.strerror}); it is the list of images, with lines such as "
@@ -88,4 +92,11 @@ def _parse_line(line: str, where: str) -> tuple[str, int]:
     path, label = parts
     if not label.isascii() or not label.isdecimal():
         raise LowbitError(f"{where}: the label must be a whole number from 0, got `{label}`")
+    label = label.lstrip("0") or "0"  # int() refuses thousands of digits, zeros or not
+    if len(label) > len(str(_MOST_CLASSES)) or int(label) >= _MOST_CLASSES:
+        raise LowbitError(
+            f"{where}: label {label} is too large, the largest is {_MOST_CLASSES - 1}; labels count from 0"
+        )
+    if "\0" in path:
+        raise LowbitError(f"{where}: the path `{path}` has a NUL character in it")
     return path, int(label)

@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.config.transform_ops import CropImage, RandCropImage, RandomCropImage, ResizeImage, TransformOp
+from lowbit.config.transform_ops import TransformOp, prepared_size
 from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
@@ -98,12 +98,9 @@ def export_model(
 
 def check_prepared_size(ops: Sequence[TransformOp], image_shape: tuple[int, int, int]) -> None:
     """Stop before a model is written that no image prepared by its own inference.yml would fit."""
-    sizing = (CropImage, RandCropImage, RandomCropImage, ResizeImage)
-    size = next((op.size for op in reversed(ops) if isinstance(op, sizing)), None)
-    if size is None:  # the images' own size, or only their short side
-        return
-    width, height = (size, size) if isinstance(size, int) else size
-    if (height, width) != image_shape[1:]:
+    size = prepared_size(ops)
+    if size is not None and size != image_shape[1:]:
+        height, width = size
         raise LowbitError(
             f"the transform_ops make images of {format_shape((3, height, width))} (channels x height x "
             f"width), but the model is to be exported for {format_shape(image_shape)}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ def load_recipe(path: str | Path) -> Recipe:
     load_recipe("recipes/qat_w8a8.yaml")
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # also False for a name that is too long or has a NUL character in it
         raise LowbitError(f"no recipe file {path}; those that come with lowbit are in recipes/")
     values, lines = read_yaml(path)
     if not isinstance(values, dict) or not values:
@@ -33,6 +34,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     >>> make_recipe({"weight_bits": 4}).rules[0].forward.weight.grid
     'int4-narrow'
     """
+    if not isinstance(values, Mapping):
+        raise LowbitError(f"{origin}: expected a recipe, a dictionary such as {{'rules': [...]}}")
     return _read(dict(values), {}, origin)
 
 

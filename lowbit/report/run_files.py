@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError
 from lowbit.numerics import parse_grid
+from lowbit.report import run_schema as schema
 
 _FULL_BITS = {"full": 32, "bf16": 16, "fp16": 16}
 Points = list[tuple[float, float]]  # epoch and value
@@ -31,14 +31,14 @@ class Run:
     analysis: dict[str, Any] | None = None
 
     def points(self, kind: str, key: str) -> Points:
-        """A figure of the log by epoch, counted from 1; what was NaN or Inf is left out.
+        """A figure of the log by epoch, counted from 1; what is no finite number is left out.
 
         run.points("eval", "top1")
         """
         return [
             (one.get("epoch", -1) + 1, one[key])
             for one in self.of_kind(kind)
-            if isinstance(one.get(key), int | float) and math.isfinite(one[key])
+            if isinstance(one.get(key), int | float) and abs(one[key]) < schema.LARGEST
         ]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -90,23 +90,22 @@ def open_run(path: Path) -> Run:
     (6, 0.989)
     """
     config = path / "config.yaml"
-    if not config.is_file():
+    if not os.path.isfile(config):
         raise LowbitError(
             f"{path} is no run folder (it has no config.yaml); give one that `lowbit train` wrote"
         )
-    try:
-        values = yaml.safe_load(config.read_text("utf-8"))
-    except (yaml.YAMLError, OSError) as error:
-        raise LowbitError(f"cannot read {config}: {error}") from None
+    values, _ = read_yaml(config)
+    for kind in (schema.JSON, schema.CONFIG):
+        schema.check(values, kind, config, "it is not the config of a run")
     return Run(
         path=path,
         name=path.resolve().name,
         config=values,
-        record=_json(path / "run.json") or {},
-        plan=_json(path / "plan.json"),
+        record=schema.read_json(path / "run.json", schema.RUN_RECORD) or {},
+        plan=schema.read_json(path / "plan.json", schema.PLAN),
         metrics=_records(path / "metrics.jsonl"),
-        verify=_json(path / "verify.json"),
-        analysis=_json(path / "analysis.json"),
+        verify=schema.read_json(path / "verify.json", schema.VERIFIED),
+        analysis=schema.read_json(path / "analysis.json", schema.ANALYSES),
     )
 
 
@@ -148,21 +147,17 @@ def _precision_of(plan: dict[str, Any]) -> str:
     return "".join(f"{letter}{_bits(spec['grid'])}" for letter, spec in parts.items())
 
 
-def _json(path: Path) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise LowbitError(f"cannot read {path}: {error}; remove it or make it anew") from None
-
-
 def _records(path: Path) -> list[dict[str, Any]]:
     """The complete lines of the log; a running or crashed run may have cut the last one."""
     if not path.is_file():
         return []
-    lines = path.read_text("utf-8").split("\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines if line.endswith("}")]
-    except ValueError as error:
-        raise LowbitError(f"{path} is not a log of lowbit's: {error}") from None
+    advice = "remove the line"
+    found = []
+    for number, line in enumerate(schema.read_text(path).split("\n")[:-1], start=1):
+        if line.endswith("}"):
+            where = f"{path}, line {number}"
+            record = schema.check(schema.parse_json(line, where, advice), schema.RECORD, where, advice)
+            if record["kind"] == "health":
+                schema.check(record, schema.HEALTH, where, advice)
+            found.append(record)
+    return found

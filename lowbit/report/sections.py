@@ -125,6 +125,10 @@ def verified(runs: list[Run]) -> str:
             f"{found['images']} images, at least {percent(found['limit'])} must get the trained model's class"
         )
         content.append(paragraph(f"Verification {verdict}: {limit}.", "good" if found["passed"] else "bad"))
+        evidence = found.get("evidence")
+        if evidence and evidence["reason"]:
+            content.append(paragraph(f"Agreement proves little: {evidence['reason']}.", "bad"))
+        content += [paragraph(one["verdict"]) for one in found["engines"] if "verdict" in one]
         answers = [("fp32, before quantization", found["fp32"]), ("trained model", found["model"])]
         answers += [("integer reference", found["integer_reference"])]
         answers += [(engine["name"], engine) for engine in found["engines"]]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path, PurePosixPath
 
-from lowbit.data.lite import lite_files, write_lite_data
+from lowbit.data.lite import TAR_NAME, lite_files, write_lite_data
 from lowbit.errors import LowbitError
 from lowbit.tipc.config import ChainConfig
 from lowbit.tipc.lines import Field, shorten
 from lowbit.tipc.plan import find_root
 
 _DEMO = "val/circle/circle_0.jpg"
+_ARCHIVES = (TAR_NAME, f"test_images/{TAR_NAME}")  # lite data of the user's own, relative to the repository
 
 
 def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
@@ -20,8 +26,15 @@ def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
     ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']
     """
     root = find_root(Path(config.file.source))
-    if config.layout == 51:
-        return _look(root, config, mode)
+    try:
+        return _look(root, config, mode) if config.layout == 51 else _prepare(root, config, mode)
+    except OSError as error:  # a path that is too long, or that may not be looked at
+        raise LowbitError(
+            f"{error.filename}: {error.strerror}; correct the path in {config.file.source}"
+        ) from None
+
+
+def _prepare(root: Path, config: ChainConfig, mode: str) -> list[str]:
     lines = []
     if mode == "whole_infer":
         lines.append(_need(root, config.released.weights, "weights"))
@@ -41,8 +54,12 @@ def _data(root: Path, field: Field, *, lite: bool) -> list[str]:
     drawn = set(lite_files())
     is_lite = all((path / name).is_file() for name in drawn)
     if lite:
+        archive = next((name for name in _ARCHIVES if (root / name).is_file()), None)
         if is_lite or (path.exists() and not _is_empty(path)):
-            return [f"{field.value}: there already"]
+            unused = f"; {archive} is not unpacked over it" if archive else ""
+            return [f"{field.value}: there already{unused}"]
+        if archive:
+            return [f"{field.value}: {_unpack(root / archive, path)} files, unpacked from {archive}"]
         write_lite_data(path, tar=False)
         return [f"{field.value}: 16 training and 16 validation images, drawn"]
     if is_lite or not path.exists() or _is_empty(path):
@@ -52,6 +69,52 @@ def _data(root: Path, field: Field, *, lite: bool) -> list[str]:
             f"it: ln -s /path/to/data {shorten(field.value)}"
         )
     return [f"{field.value}: there already"]
+
+
+def _unpack(archive: Path, target: Path) -> int:
+    """Unpack the user's lite data into the folder `target`, all of it or nothing; returns how many files.
+
+    The archive's outermost folder, if it has just one, takes the name of `target`.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".lite_data.", dir=target.parent) as temporary:
+            source = Path(temporary) / "data"
+            count = _unpack_members(archive, source)
+            if count == 0:
+                raise LowbitError(f"{archive}: holds no files; pack train/ and val/ into it, or remove it")
+            entries = list(source.iterdir())
+            if len(entries) == 1 and entries[0].is_dir() and entries[0].name not in ("train", "val"):
+                source = entries[0]
+            if target.is_dir():
+                target.rmdir()  # empty
+            os.replace(source, target)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise LowbitError(f"{archive}: damaged archive ({error}); pack it again, or remove it") from None
+    except OSError as error:
+        raise LowbitError(f"cannot unpack {archive} into {target}: {error.strerror or error}") from None
+    return count
+
+
+def _unpack_members(archive: Path, folder: Path) -> int:
+    """Write the regular files of an archive below `folder`; links, devices and outside paths are errors."""
+    count = 0
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            name = PurePosixPath(member.name)
+            if member.isdir():
+                continue
+            if not member.isfile() or name.is_absolute() or ".." in name.parts:
+                raise LowbitError(
+                    f'{archive}: "{shorten(member.name)}" is a link, a device or outside of the archive\'s '
+                    "folder; pack plain files and folders only"
+                )
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with packed.extractfile(member) as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
+            count += 1
+    return count
 
 
 def _is_empty(path: Path) -> bool:

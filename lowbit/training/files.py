@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -23,11 +24,16 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         _flush_to_disk(path.parent)
     except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-        kept = "; the previous one is untouched" if path.exists() else ""
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        kept = "; the previous one is untouched" if os.path.exists(path) else ""
         raise LowbitError(f"cannot write {path}: {reason}{kept}") from error
+    except UnicodeEncodeError as error:
+        raise LowbitError(
+            f"cannot write {path}: {error.object[error.start : error.end]!r} is no character that UTF-8 has"
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # in a read-only folder; it must not hide the error above
+            temporary.unlink(missing_ok=True)
 
 
 def link_atomically(path: Path, other: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
+from pathlib import Path
 
 
 def test_a_report_has_curves_and_the_weights_on_their_grid(run, low_precision, trained, tmp_path):
@@ -32,3 +34,30 @@ def test_the_page_goes_into_the_run_and_a_lost_model_is_said(run, low_precision,
     assert found.code == 0 and "no histograms of the weights" in found.err
     assert (folder / "report.html").is_file()
     assert "no run folder" in run("lowbit", "report", tmp_path).error
+
+
+def test_a_run_folder_that_cannot_be_written_to(run, low_precision, tmp_path, monkeypatch):
+    folder = tmp_path / "copy"
+    shutil.copytree(low_precision, folder)
+    (tmp_path / "file").write_text("")
+    assert (
+        "cannot write" in run("lowbit", "report", folder, "--output", tmp_path / "file" / "page.html").error
+    )
+
+    def read_only(*_args, **_options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for function in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, function, read_only)
+    message = f"cannot write {folder / 'report.html'}: Read-only file system"
+    assert run("lowbit", "report", folder).error == message
+    message = f"cannot write {folder / 'analysis.json'}: Read-only file system"
+    assert run("lowbit", "analyze", folder, "--images", 8).error.endswith(message)
+
+
+def test_a_folder_whose_name_is_not_in_utf_8(run, low_precision, tmp_path):
+    folder = tmp_path / "run\udcff"
+    shutil.copytree(low_precision, folder)
+    found = run("lowbit", "compare", low_precision, folder)
+    assert found.code == 0 and "run\\udcff" in found.out, found
+    assert "is no character that UTF-8 has" in run("lowbit", "report", folder).error

@@ -163,7 +163,7 @@ def test_a_slower_quantized_model_is_called_slower(capsys):
     from lowbit.deploy.verify import EngineReport, Report
     from lowbit.deploy.verify.agreement import Agreement
 
-    result = Agreement(8, 0.5, 1.0, 1.0, 0.0, 0.0, 0.1)
+    result = Agreement(8, 0.5, 1.0, 1.0, 0.0, 0.0, 0.1, 0.7, 0.0, 0.5)
     slow = Latency(1, 2, 8.0, 10.0, 0.8, 0.78, 0.83, 15)
     engine = EngineReport("openvino", "OpenVINO 1", 2, result, latency=[slow])
     print_report(Report(0.99, result, [engine]), [])

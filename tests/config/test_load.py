@@ -12,7 +12,7 @@ from lowbit.config import Config, dump_config, load_config, override_config, val
 from lowbit.config.load import parse_override, set_value
 from lowbit.config.schema import GlobalSection
 from lowbit.config.transform_ops import OPS
-from lowbit.errors import LowbitError
+from lowbit.errors import LowbitError, readable
 from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,6 +27,7 @@ def test_overrides_of_every_kind(tmp_path):
         "Global.image_shape=[3, 32, 48]",
         "DataLoader.Train.sampler.batch_size=8",
         "DataLoader.Train.dataset.transform_ops.0.RandCropImage.size=[48, 32]",
+        "DataLoader.Eval.dataset.transform_ops.1.CropImage.size=[48, 32]",
         "DataLoader.Eval.dataset.transform_ops.2={NormalizeImage: {scale: 1/2}}",
         "Loss.Train.0.CELoss.epsilon=1e-1",
         "Metric.Eval.0.TopkAcc.topk.1=3",
@@ -245,7 +246,7 @@ def test_any_override_is_taken_or_refused(tmp_path_factory, override):
     try:
         load_text(tmp_path_factory.getbasetemp(), SMALL, override)
     except LowbitError as error:
-        assert f"-o {override}" in str(error) or "c.yaml" in str(error)
+        assert readable(f"-o {override}") in str(error) or "c.yaml" in str(error)
 
 
 @_RELAXED
@@ -273,3 +274,35 @@ def test_dump_and_load_are_the_identity(tmp_path_factory, output_dir, rate, epoc
 def test_parse_override_keeps_what_follows_the_first_equals_sign():
     assert parse_override("Global.output_dir=a=b") == ("Global.output_dir", "a=b")
     assert parse_override(f"Global.output_dir={os.sep}tmp") == ("Global.output_dir", "/tmp")
+
+
+_SIZED = """
+Global: {GLOBAL}
+Arch: {name: resnet18}
+DataLoader:
+  Eval:
+    dataset:
+      name: Digits
+      split: val
+      transform_ops:
+        - ResizeImage: {resize_short: 36}
+        - CropImage: {size: [40, 32]}
+        - NormalizeImage:
+"""
+
+
+def test_an_image_shape_that_contradicts_the_transforms_is_an_error(tmp_path):
+    shape = _SIZED.replace("{GLOBAL}", "{image_shape: [3, 32, 32]}")
+    with pytest.raises(
+        LowbitError, match=r"c\.yaml:2: Global\.image_shape: \[3, 32, 32\], but DataLoader\.Eval"
+    ):
+        load_text(tmp_path, shape)
+    assert load_text(tmp_path, shape, "Global.image_shape=[3, 32, 40]").Global.image_shape == (3, 32, 40)
+    with pytest.raises(
+        LowbitError, match=r"^-o Global\.image_shape=.*images of \[3, 32, 40\]; make them equal$"
+    ):
+        load_text(tmp_path, shape, "Global.image_shape=[3, 64, 64]")
+
+
+def test_an_image_shape_that_is_left_out_is_that_of_evaluation(tmp_path):
+    assert load_text(tmp_path, _SIZED.replace("{GLOBAL}", "{epochs: 2}")).Global.image_shape == (3, 32, 40)

@@ -123,13 +123,36 @@ def test_a_piece_of_yaml_is_a_value_or_a_value_error(text):
         assert not isinstance(error, UnicodeError)
 
 
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
         max_leaves=8,
     )
 )
 def test_what_was_written_is_read(tmp_path_factory, value):
     text = yaml.safe_dump({"value": value})
     assert read(tmp_path_factory.mktemp("yaml"), text)[0] == {"value": value}
+
+
+@pytest.mark.parametrize("text", ['a: "x\\0y"', 'a: "\\ud800"', '"\\0": 1', "a: [[{b: '\\0', c: \"\\0\"}]]"])
+def test_text_that_no_path_can_be_is_an_error(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(
+        LowbitError, match=r"c\.yaml: not valid YAML: the character U\+\w{4} is not allowed"
+    ) as caught:
+        read_yaml(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_without_end_and_names_that_cannot_be(tmp_path):
+    (tmp_path / "endless.yaml").symlink_to("/dev/zero")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    for name in ("endless.yaml", "loop.yaml", "nul\0.yaml", "x" * 5000, "."):
+        with pytest.raises(LowbitError) as caught:
+            read_yaml(tmp_path / name)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 600

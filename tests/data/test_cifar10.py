@@ -114,3 +114,42 @@ def test_another_pickle_is_not_a_batch(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(LowbitError, match="no CIFAR-10 here; looked for cifar-10-batches-py"):
         open_cifar10(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    "label", [1.5, 1.0, "3", None, True, -1, 10, 10**20, np.float32(2), [1], float("nan")], ids=repr
+)
+def test_labels_that_are_no_whole_numbers_are_errors(tmp_path, label):
+    root = tmp_path / "cifar-10-batches-py"
+    root.mkdir()
+    images, labels = batch(0)
+    labels[1] = label
+    (root / "test_batch").write_bytes(pickle.dumps({"data": images, "labels": labels}, 2))
+    with pytest.raises(
+        LowbitError, match="test_batch: the label of image #1 must be a whole number"
+    ) as caught:
+        open_cifar10(root, "val")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "labels", [None, 3, {"a": 1}, np.float32([1, 2, 3]), np.zeros((3, 1), "i8")], ids=repr
+)
+def test_labels_of_another_kind_are_errors(tmp_path, labels):
+    (tmp_path / "test_batch").write_bytes(pickle.dumps({"data": batch(0)[0], "labels": labels}, 2))
+    with pytest.raises(LowbitError, match=r"test_batch: .*whole number"):
+        open_cifar10(tmp_path, "val")
+
+
+def test_labels_may_be_an_integer_array(tmp_path):
+    value = {"data": batch(0)[0], "labels": np.array([1, 2, 3], "u1")}
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(value, 2))
+    assert [open_cifar10(tmp_path, "val").label(index) for index in range(3)] == [1, 2, 3]
+
+
+def test_a_batch_that_is_a_pipe_does_not_block(folder):
+    first = folder / ("data_batch_2.bin" if folder.name.endswith("bin") else "data_batch_2")
+    first.unlink()
+    os.mkfifo(first)
+    with pytest.raises(LowbitError, match=r"cannot be read \(it is a FIFO"):
+        open_cifar10(folder, "train")

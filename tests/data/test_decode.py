@@ -175,7 +175,7 @@ def test_reading_names_the_file(tmp_path):
     with pytest.raises(BadImageError, match=r"none\.jpg: cannot be read \(No such file") as caught:
         read_image(str(tmp_path / "none.jpg"))
     assert caught.value.name == str(tmp_path / "none.jpg")
-    with pytest.raises(BadImageError, match="Is a directory"):
+    with pytest.raises(BadImageError, match="it is a folder"):
         read_image(str(tmp_path))
 
 

@@ -40,9 +40,7 @@ def test_damaged_files_are_named(tmp_path):
     ):
         open_idx(tmp_path, "train")
     write(tmp_path, "train", idx_file(IMAGES), b"\0\0")
-    with pytest.raises(
-        LowbitError, match=r"train-labels.*not an idx file of bytes \(its first four bytes are 0000\)"
-    ):
+    with pytest.raises(LowbitError, match=r"train-labels.*not an idx file of bytes \(it begins with 0000\)"):
         open_idx(tmp_path, "train")
     write(tmp_path, "train", idx_file(LABELS), idx_file(LABELS))
     with pytest.raises(LowbitError, match=r"train-images.*1 dimensions, expected 3"):
@@ -61,4 +59,23 @@ def test_a_truncated_gzip_is_named(tmp_path, length):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(LowbitError, match=r"train-images-idx3-ubyte\.gz: "):
+        open_idx(tmp_path, "train")
+
+
+@pytest.mark.parametrize("shape", [(6, 0, 0), (6, 28, 0), (0, 28, 28)])
+def test_images_without_pixels_are_an_error(tmp_path, shape):
+    write(tmp_path, "train", idx_file(np.zeros(shape, np.uint8)), idx_file(LABELS[: shape[0]]))
+    with pytest.raises(LowbitError, match=r"its images are|holds no images") as caught:
+        open_idx(tmp_path, "train")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_header_that_promises_too_much(tmp_path, packed):
+    huge = b"\0\0\x08\x03" + 3 * b"\xff\xff\xff\xff" + b"pixels"
+    write(tmp_path, "train", huge, idx_file(LABELS), packed=packed)
+    with pytest.raises(LowbitError, match=r"its header says \[4294967295, .*which cannot be"):
+        open_idx(tmp_path, "train")
+    write(tmp_path, "train", idx_file(IMAGES) + b"more", idx_file(LABELS), packed=packed)
+    with pytest.raises(LowbitError, match="more than 4704 values"):
         open_idx(tmp_path, "train")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from lowbit.data.dataset import BadImageError
@@ -61,3 +63,30 @@ def test_empty_missing_and_binary_lists(tmp_path):
 def test_one_class_is_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"train_list\.txt: all images have one class"):
         ListFileDataset(write(tmp_path, "a.jpg 3\nb.jpg 3"))
+
+
+@pytest.mark.parametrize("label", ["1000000", str(10**9), str(10**20), "9" * 5000])
+@pytest.mark.parametrize("num_classes", [None, 4])
+def test_a_label_beyond_any_model_is_an_error(tmp_path, label, num_classes):
+    path = write(tmp_path, f"a.jpg 0\nb.jpg {label}\n")
+    with pytest.raises(LowbitError, match=r"line 2: label 9*[10]*") as caught:
+        ListFileDataset(path, num_classes=num_classes)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_leading_zeros_are_no_large_label(tmp_path):
+    assert read_list(write(tmp_path, f"a.jpg {'0' * 5000}7\n")) == (["a.jpg"], [7])
+
+
+def test_a_nul_character_in_a_path_is_an_error(tmp_path):
+    with pytest.raises(LowbitError, match=r"line 2: the path `b\\x00.jpg` has a NUL character"):
+        ListFileDataset(write(tmp_path, "a.jpg 0\nb\0.jpg 1\n"))
+
+
+def test_a_list_that_is_no_regular_file(tmp_path):
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("zero", "fifo", "nul\0"):
+        with pytest.raises(LowbitError, match="cannot be read") as caught:
+            ListFileDataset(tmp_path / name)
+        assert "\n" not in str(caught.value)

@@ -167,3 +167,9 @@ def test_from_values_in_python(tiny):
         make_recipe({"rules": [{"skipp": True}]})
     with pytest.raises(LowbitError, match=r"^my config: weight_bits: "):
         make_recipe({"weight_bits": 0}, origin="my config")
+
+
+@pytest.mark.parametrize("values", [3, "x", ["abc"], None])
+def test_values_that_are_no_dictionary_are_an_error(values):
+    with pytest.raises(LowbitError, match="expected a recipe, a dictionary"):
+        make_recipe(values)

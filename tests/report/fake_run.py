@@ -111,10 +111,17 @@ def _verify() -> dict[str, Any]:
     }
     engine = {
         **{"engine": "onnxruntime", "name": "ONNX Runtime 1.23", "threads": 2, "note": "", **answers},
-        **{"passed": True, "guilty": [], "layers": None, "latency": [latency]},
+        **{
+            "verdict": "passed: ONNX Runtime 1.23 (made up)",
+            "passed": True,
+            "guilty": [],
+            "layers": None,
+            "latency": [latency],
+        },
     }
     return {
         **{"format": 1, "images": 200, "limit": 0.99, "passed": True, "model": answers, "fp32": answers},
         **{"integer_reference": None, "engines": [engine]},
+        "evidence": {"judged_by": "agreement and outputs", "reason": "200 images are few"},
         "sizes": [{"format": "ONNX", "exported": 150_000, "fp32": 1_100_000, "ratio": 7.3}],
     }

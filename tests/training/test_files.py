@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -76,3 +77,23 @@ def test_a_full_disk_is_a_clear_error_and_the_old_file_stays(small_disk):
         write_atomically(target, lambda file: file.write_bytes(b"y" * 60_000))
     assert target.read_bytes() == b"x" * 30_000
     assert [path.name for path in small_disk.iterdir()] == ["latest.lowbit"]
+
+
+def test_the_clean_up_does_not_hide_why_a_file_cannot_be_written(tmp_path, monkeypatch):
+    """As in a read-only folder; there, removing the temporary file fails as well."""
+
+    def read_only(*_args, **_options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(LowbitError, match=r"cannot write .*report\.html: Read-only file system$"):
+        write_atomically(tmp_path / "report.html", lambda file: read_only())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LowbitError, match=r"cannot write .*: Not a directory$"):
+        write_atomically(tmp_path / "file" / "report.html", lambda file: file.write_text("x"))
+
+
+def test_text_that_is_no_unicode_is_an_error(tmp_path):
+    with pytest.raises(LowbitError, match=r"cannot write .*: '\\+ud800' is no character that UTF-8 has"):
+        write_atomically(tmp_path / "file", lambda file: file.write_text("a\ud800", "utf-8"))
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from lowbit.deploy.verify.candidates import (
     open_candidates,
     parse_engines,
 )
+from lowbit.deploy.verify.evidence import Evidence
 from lowbit.deploy.verify.files import export_fp32, export_missing
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
@@ -21,6 +22,7 @@ __all__ = [
     "Agreement",
     "Candidate",
     "EngineReport",
+    "Evidence",
     "Latency",
     "LayerDifference",
     "OnnxGraph",

@@ -13,6 +13,7 @@ from paddle import nn
 from lowbit.data.accuracy import topk_hits
 from lowbit.data.loader import Batch
 from lowbit.deploy.compare import compare_logits
+from lowbit.deploy.verify.evidence import ROUNDING, lower_bound, relative_error
 from lowbit.deploy.verify.taps import integers_read, layers_in_order
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, integer_reference
@@ -31,6 +32,9 @@ class Agreement:
     max_difference: float  # of an output
     mean_difference: float
     seconds: float  # for all images
+    agreement_lower: float  # what the images show about the agreement, with 95 % confidence
+    relative_error: float  # RMS difference of the outputs, by what they vary from image to image
+    largest_class: float  # the largest fraction of images to which it gives one class
 
 
 @dataclass
@@ -117,6 +121,7 @@ def _agreement(answers: _Answers, expected: np.ndarray) -> Agreement:
     comparison = compare_logits(expected, logits)
     difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))
     count = len(expected)
+    answered = np.where(np.isfinite(logits), logits, -np.inf).argmax(axis=1)
     return Agreement(
         images=count,
         top1=float(answers.hits[0] / count),
@@ -125,6 +130,9 @@ def _agreement(answers: _Answers, expected: np.ndarray) -> Agreement:
         max_difference=comparison.max_absolute,
         mean_difference=float(np.where(np.isnan(difference), np.inf, difference).mean()),
         seconds=answers.seconds,
+        agreement_lower=lower_bound(count, int(comparison.same_class.sum())),
+        relative_error=relative_error(expected, logits, comparison.relative <= ROUNDING),
+        largest_class=float(np.bincount(answered).max() / count),
     )
 
 

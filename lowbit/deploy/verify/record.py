@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lowbit.deploy.verify.candidates import Size
+from lowbit.deploy.verify.evidence import RELATIVE_ERROR
 from lowbit.deploy.verify.layers import LayerDifference
 from lowbit.deploy.verify.steps import Steps
 from lowbit.deploy.verify.verify import EngineReport, Report
@@ -25,6 +26,12 @@ def report_values(report: Report, sizes: list[Size], **about: Any) -> dict[str, 
         "images": report.model.images,
         "limit": report.limit,
         "passed": not report.failing,
+        "evidence": asdict(report.evidence)
+        | {
+            "conclusive": report.evidence.conclusive,
+            "judged_by": report.evidence.judged_by,
+            "relative_error_limit": RELATIVE_ERROR,
+        },
         "model": asdict(report.model),
         "fp32": None if report.fp32 is None else asdict(report.fp32),
         "integer_reference": _integers(report),
@@ -53,6 +60,7 @@ def _engine(engine: EngineReport, report: Report) -> dict[str, Any]:
         "note": engine.note,
         **asdict(engine.result),
         "passed": engine not in report.failing,
+        "verdict": report.verdict(engine),
         "guilty": engine.guilty,
         "layers": layers,
         "latency": [asdict(latency) | {"verdict": latency.verdict()} for latency in engine.latency],

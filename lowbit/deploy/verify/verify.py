@@ -12,6 +12,7 @@ from paddle import nn
 from lowbit.data.loader import Loader
 from lowbit.deploy.verify.agreement import Agreement, IntegerReference, measure_agreement, model_answer
 from lowbit.deploy.verify.candidates import Candidate
+from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
@@ -62,9 +63,33 @@ class Report:
     integers_first_layer: str | None = None
 
     @property
+    def evidence(self) -> Evidence:
+        """Whether the agreement proves something on these images."""
+        return weigh(self.model.images, self.model.largest_class, self.limit)
+
+    @property
     def failing(self) -> list[EngineReport]:
-        """The engines that agree with the trained model on too few images."""
-        return [engine for engine in self.engines if engine.result.agreement < self.limit]
+        """The engines that agree with the trained model on too few images, or, where agreement proves
+        little, whose outputs are too far from the model's."""
+        return [engine for engine in self.engines if self._fails(engine.result)]
+
+    def _fails(self, result: Agreement) -> bool:
+        far = not self.evidence.conclusive and result.relative_error > RELATIVE_ERROR
+        return result.agreement < self.limit or far
+
+    def verdict(self, engine: EngineReport) -> str:
+        """One line: passed or failed, and by which figures."""
+        result, word = engine.result, "FAILED" if self._fails(engine.result) else "passed"
+        line = (
+            f"{word}: {engine.name} gives the trained model's class on {100 * result.agreement:.2f} % of the "
+            f"images (limit {100 * self.limit:.2f} %)"
+        )
+        if self.evidence.conclusive:
+            return line
+        return (
+            f"{line}; relative error of its outputs {100 * result.relative_error:.2g} % "
+            f"(limit {100 * RELATIVE_ERROR:g} %)"
+        )
 
 
 def verify(
@@ -80,8 +105,9 @@ def verify(
 ) -> Report:
     """The trained model (in evaluation: fake-quantized) against each engine, on all images of the loader.
 
-    `limit` is the fraction of images on which an engine must give the model's class. `layers` compares
-    every engine layer by layer, and not only those below the limit.
+    `limit` is the fraction of images on which an engine must give the model's class. Where that proves little
+    (`Report.evidence`), its outputs must be near the model's, too. `layers` compares every engine layer by
+    layer, and not only those that fail.
 
     report = verify(model, open_candidates(["onnxruntime"], folder), loader, watch=PlainDisplay())
     """
@@ -134,9 +160,7 @@ def _look_at_layers(
     return compare_layers(model, candidate.engine, graph, batches, on_batch=watch.advance)
 
 
-def _measure_latency(
-    candidates: Sequence[Candidate], report: Report, loader: Loader, watch: Watch
-) -> None:
+def _measure_latency(candidates: Sequence[Candidate], report: Report, loader: Loader, watch: Watch) -> None:
     pairs = [pair for pair in zip(candidates, report.engines, strict=True) if pair[0].fp32 is not None]
     watch.begin("latency", len(pairs) * len(_LATENCY_BATCHES))
     some = next(_first_images(loader, max(_LATENCY_BATCHES)))
