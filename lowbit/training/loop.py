@@ -67,16 +67,21 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
     wanted = session.config.Global.checkpoints
     if wanted is None:
         return None
-    path = run.latest() if wanted == "auto" else find_checkpoint(Path(wanted))
-    if path is None and wanted == "auto":
-        session.notes.append(f"no checkpoint in {run.checkpoints} yet: starting from the beginning")
-        return None
-    if path is None:
-        raise LowbitError(
-            f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
-            "weights alone are given with --pretrained"
-        )
-    session.restore(read_checkpoint(path), path)
+    if wanted == "auto":
+        found = run.newest_whole(session.notes.append)
+        if found is None:
+            session.notes.append(f"no checkpoint in {run.checkpoints} yet: starting from the beginning")
+            return None
+        path, checkpoint = found
+    else:
+        path = find_checkpoint(Path(wanted))
+        if path is None:
+            raise LowbitError(
+                f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
+                "weights alone are given with --pretrained"
+            )
+        checkpoint = read_checkpoint(path)
+    session.restore(checkpoint, path)
     at = session.progress
     session.notes.append(f"resumed from {path}: epoch {at.epoch}, batch {at.batch}, step {at.step}")
     return path
@@ -177,6 +182,7 @@ def train_epoch(
                 f"epoch {progress.epoch}, batch {progress.batch - 1}: NaN or Inf (loss {result.loss}), "
                 f"step skipped ({progress.bad_in_a_row} in a row, {progress.bad_steps} in all)"
             )
+            keeper.stop_if_diverged()  # with such weights every step would be bad
             if progress.bad_in_a_row > config.Global.max_bad_steps:
                 raise LowbitError(
                     f"{progress.bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="
