@@ -105,6 +105,7 @@ def _train_epochs(
         _set_gradients(session, display)
         health = HealthLog(session)
         trained = train_epoch(session, keeper, display, interruption, health)
+        _check_end(session, keeper)
         display.finish(trained)
         ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
         if log:
@@ -127,6 +128,20 @@ def _train_epochs(
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
+
+
+def _check_end(session: Session, keeper: Keeper) -> None:
+    """Stop where a run would end with weights, finite ones, that have answered NaN for half an epoch.
+
+    With a loss scale above 1 such steps are part of finding it.
+    """
+    progress, steps = session.progress, len(session.train_loader)
+    is_last = progress.epoch + 1 == session.config.Global.epochs
+    if is_last and progress.bad_in_a_row > steps // 2 and session.precision.loss_scale == 1:
+        raise LowbitError(
+            f"the training has diverged: its last {progress.bad_in_a_row} steps had a NaN or Inf. This state "
+            f"was not saved; lower the learning rate. {keeper.last_good()}"
+        )
 
 
 def _set_gradients(session: Session, display: PlainDisplay) -> None:
