@@ -12,7 +12,7 @@ import typer
 
 from lowbit.cli.evaluate import images_of
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, DeviceName, Overrides
+from lowbit.cli.options import ConfigFile, DeviceName, Overrides, TrustCode
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def analyze(
     config: ConfigFile = None,
     override: Overrides = None,
     device: DeviceName = None,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Rank the layers of a quantized model by what each one costs, and propose bits for them.
@@ -65,7 +66,7 @@ def analyze(
     wanted = None if budget is None else parse_budget(budget)
     if output is not None and wanted is None:
         raise LowbitError("--output is for the recipe of a --budget: give both")
-    trained = open_model(checkpoint, config, override, None)
+    trained = open_model(checkpoint, config, override, trust_code=trust_code)
     split = images_of(trained, data_path)
     if split is None:
         raise LowbitError("the config has no DataLoader.Eval section; give the images with --data-path")

@@ -18,6 +18,7 @@ from lowbit.cli import (
     compare,
     data,
     demo,
+    digest,
     doctor,
     evaluate,
     export,
@@ -52,6 +53,7 @@ app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("bench")(bench.bench)
+app.command("digest")(digest.digest)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.add_typer(data.app, name="data")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, Weights
+from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, TrustCode, Weights
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
@@ -49,6 +49,7 @@ def evaluate(
         ),
     ] = False,
     bn_batches: BatchNormBatches = None,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy.
@@ -75,7 +76,7 @@ def evaluate(
         split = _images_of_export(folder, config, override, data_path)
         metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=as_json)
     else:
-        trained = open_model(model, config, override, pretrained)
+        trained = open_model(model, config, override, pretrained, trust_code=trust_code)
         split = _in_batches(images_of(trained, data_path), batch_size)
         if table:
             from lowbit.cli.evaluation_table import show_table

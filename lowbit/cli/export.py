@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, Overrides, Weights
+from lowbit.cli.options import ConfigFile, Overrides, TrustCode, Weights
 from lowbit.errors import LowbitError, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def export(
             help="Training images to fix scales on that the model chooses in every call; left out: Train's."
         ),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Export a trained model to Paddle Inference and to ONNX (for ONNX Runtime, OpenVINO, TensorRT).
 
@@ -69,7 +70,8 @@ def export(
     from lowbit.training.deployable import deployable
 
     formats = check_formats(format_, target)
-    trained = deployable(open_model(checkpoint, config, override, pretrained), data_path=data_path)
+    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
+    trained = deployable(trained, data_path=data_path)
     settings = trained.config
     if output is None:
         run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowbit.config import load_config, override_config
+from lowbit.config.load import parse_override
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
@@ -13,9 +14,18 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    checkpoint: Path | None, config: Path | None, override: list[str] | None, pretrained: Path | None
+    checkpoint: Path | None,
+    config: Path | None = None,
+    override: list[str] | None = None,
+    pretrained: Path | None = None,
+    *,
+    trust_code: bool = False,
 ) -> TrainedModel:
-    """A checkpoint's model, or a config's with the weights given; a config replaces the checkpoint's own."""
+    """A checkpoint's model, or a config's with the weights given; a config replaces the checkpoint's own.
+
+    The code of a network that only the checkpoint names is imported with `trust_code` alone; a config, or
+    `-o Arch.name=…`, names it, too.
+    """
     from lowbit.training.trained_model import open_checkpoint, open_weights
 
     if (checkpoint is None) == (pretrained is None):
@@ -26,7 +36,8 @@ def open_model(
         return open_weights(load_config(config, override or ()), pretrained)
     if config is not None:
         return open_checkpoint(checkpoint, load_config(config, override or ()))
-    trained = open_checkpoint(checkpoint)
+    named = dict(parse_override(item) for item in override or ()).get("Arch.name")
+    trained = open_checkpoint(checkpoint, trust=trust_code or str(named))
     if override:
         changed = override_config(trained.config, override)
         if changed.Arch != trained.config.Arch:

@@ -52,6 +52,12 @@ BatchNormBatches = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code of a network of your own that the checkpoint names, and run it."
+    ),
+]
 # The ecosystem's spelling with an underscore, and the one that goes with the other options.
 AmpLevelName = Annotated[
     AmpLevel | None, typer.Option("--amp_level", "--amp-level", help="Mixed precision.", show_default=False)

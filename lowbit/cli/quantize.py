@@ -70,4 +70,4 @@ def quantize(
         device=device,
         override=override,
     )
-    export(folder, format_=format_, target=target)
+    export(folder, format_=format_, target=target, trust_code=True)  # the config named the model

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lowbit.cli.options import TrustCode
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, to be overlaid.", show_default=False)],
@@ -15,6 +17,7 @@ def report(
         Path | None,
         typer.Option("--output", metavar="FILE", help="The page; left out: report.html in the last run."),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Write a self-contained HTML report: curves, layers, plan, verification, sizes, environment.
 
@@ -26,6 +29,6 @@ def report(
     from lowbit.report import write_report
 
     page = output or runs[-1] / "report.html"
-    for line in write_report(runs, page):
+    for line in write_report(runs, page, trust=trust_code):
         print(line, file=sys.stderr)
     print(f"Report: {page} ({page.stat().st_size / 1e6:.2f} MB)")

@@ -11,6 +11,7 @@ import typer
 
 from lowbit.cli.evaluate import auto_split
 from lowbit.cli.opening import open_model
+from lowbit.cli.options import TrustCode
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -46,6 +47,7 @@ def verify(
         bool, typer.Option("--layers", help="Compare layer by layer also where the answers agree.")
     ] = False,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Leave out the speed.")] = False,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Compare the trained model with what each engine makes of its export, on the same images.
@@ -82,7 +84,7 @@ def verify(
         resolve_target(target)
     if not run.is_dir():
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
-    trained = open_model(run, None, None, None)
+    trained = open_model(run, trust_code=trust_code)
     loader = _open_images(trained, data_path, images)
     display = PlainDisplay(silent=True) if as_json else open_display()
     with display, tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
@@ -98,7 +100,7 @@ def verify(
             open_candidates(keys, folder, fp32, threads=threads),
             loader,
             watch=display,
-            baseline=open_checkpoint(kept).model if kept else None,
+            baseline=open_checkpoint(kept, trust=trained.trust).model if kept else None,
             limit=limit / 100,
             layers=layers,
             latency=not no_latency,

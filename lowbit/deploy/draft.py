@@ -14,6 +14,7 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from lowbit.errors import LowbitError
+from lowbit.models import not_finite
 
 
 @contextmanager
@@ -73,15 +74,8 @@ def agrees(answer: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
 
 
 def check_finite(model: nn.Layer, model_name: str) -> None:
-    """A LowbitError that names the parameters with NaN or Inf in them, if there are any.
-
-    What a batch norm has observed counts: to Paddle these are parameters, too.
-    """
-    bad = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.is_floating_point() and not bool(paddle.isfinite(parameter).all())
-    ]
+    """A LowbitError that names the parameters with NaN or Inf in them, if there are any."""
+    bad = not_finite({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model)
     if bad:
         names = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
         raise LowbitError(

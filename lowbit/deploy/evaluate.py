@@ -28,6 +28,10 @@ def evaluate_engine(engine: Engine, loader: Loader, topk: tuple[int, ...] = (1, 
                 f"the data has a label {largest}, but the model has {logits.shape[1]} outputs (labels 0 to "
                 f"{logits.shape[1] - 1}); it was trained on other classes"
             )
+        if not np.isfinite(logits).all():
+            raise LowbitError(
+                "the exported model answers NaN or Inf; its weights are broken: export it again"
+            )
         hits += topk_hits(logits, batch.labels, topk)
         samples += len(batch.labels)
     if samples == 0:

@@ -13,6 +13,7 @@ from lowbit.config.base import Section
 from lowbit.config.mistakes import check_section
 from lowbit.config.transform_ops import Op, TransformOp
 from lowbit.config.yaml_file import read_yaml
+from lowbit.digest import TEXT, add_digest, without_digest
 from lowbit.errors import LowbitError
 
 Positive = Annotated[int, Field(ge=1)]
@@ -92,19 +93,23 @@ def describe_inference(
 
 
 def write_inference_yml(path: Path, description: InferenceYml) -> None:
-    """Write it in the layout that PaddleX and PaddleClas read."""
+    """Write it in the layout that PaddleX and PaddleClas read; the last line, a comment, is a digest."""
     values = description.model_dump(mode="json", exclude_none=True)
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if "\x85" in text:  # the one character that PyYAML writes as it is and reads back as a blank
         text = yaml.safe_dump(values, sort_keys=False)
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(add_digest(text.encode(), TEXT))
 
 
 def read_inference_yml(path: str | Path) -> InferenceYml:
-    """Read and validate; every mistake is named with its line and key."""
+    """Read and validate; every mistake is named with its line and key. A digest in it must fit."""
     path = Path(path)
     if not path.is_file():
         raise LowbitError(f"no {path}: how images are prepared for this model is not known; export it again")
+    try:
+        without_digest(path.read_bytes(), TEXT, path)
+    except OSError as error:
+        raise LowbitError(f"{path}: cannot be read ({error.strerror})") from None
     values, lines = read_yaml(path)
     if not isinstance(values, dict):
         raise LowbitError(f"{path}: expected the sections Global, PreProcess and PostProcess")

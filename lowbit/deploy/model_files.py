@@ -6,7 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowbit.config.yaml_file import read_yaml
+from lowbit.deploy.inference_yml import read_inference_yml
 from lowbit.deploy.params_file import is_complete
+from lowbit.digest import TEXT, DamagedFile, add_digest
 from lowbit.errors import LowbitError
 
 # Paddle 3's format first; .pdmodel is what Paddle 2 wrote and Paddle 3 still runs.
@@ -65,9 +68,36 @@ def check_files(files: ModelFiles, digests: dict[str, str]) -> None:
     """Stop when a file is not what was exported: cut short, damaged, or from another export."""
     for path in (files.model, files.params):
         if path.name in digests and sha256(path) != digests[path.name]:
-            raise LowbitError(
-                f"{path} is damaged or belongs to another export: its digest is not the one that {files.yml} "
-                "recorded; export the model again"
-            )
+            raise _not_as_exported(path, files.yml)
     if files.params.name not in digests and not is_complete(files.params):
         raise LowbitError(f"{files.params} is damaged: tensors in it are cut short; export the model again")
+
+
+def check_exported(yml: Path) -> None:
+    """Stop when a file whose digest an inference.yml records is missing or is not what was exported."""
+    for name, recorded in read_inference_yml(yml).Global.sha256.items():
+        path = yml.with_name(name)
+        if not path.is_file() or sha256(path) != recorded:
+            raise _not_as_exported(path, yml)
+
+
+def accept_exported(yml: Path) -> bytes:
+    """The content of an inference.yml with the present digests of the files beside it and of itself."""
+    values, _ = read_yaml(yml)
+    lines = [line for line in yml.read_bytes().splitlines(keepends=True) if not line.startswith(TEXT.before)]
+    content = b"".join(lines)
+    try:
+        recorded = dict(values["Global"].get("sha256") or {})
+        for name, old in recorded.items():
+            content = content.replace(old.encode(), sha256(yml.with_name(name)).encode())
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LowbitError(f"{yml}: the files that it describes cannot be read ({error})") from None
+    return add_digest(content, TEXT)
+
+
+def _not_as_exported(path: Path, yml: Path | None) -> DamagedFile:
+    return DamagedFile(
+        f"{path} is damaged or belongs to another export: its digest is not the one that {yml} recorded; "
+        f"export the model again, or, if you replaced it on purpose, accept it with: "
+        f"lowbit digest --accept {yml}"
+    )

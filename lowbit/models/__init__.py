@@ -1,12 +1,14 @@
 """Models by name: the registry, building one, and loading its weights."""
 
 from lowbit.models import resnet_cifar, vision  # noqa: F401  (they register their models)
-from lowbit.models.build import build_model
+from lowbit.models.build import build_model, check_trusted
 from lowbit.models.registry import model_aliases, model_names, register_model
 from lowbit.models.weights import (
     assign_weights,
     count_classes,
     load_weights,
+    not_finite,
+    read_pickle,
     read_weights,
     without_quantizers,
 )
@@ -14,10 +16,13 @@ from lowbit.models.weights import (
 __all__ = [
     "assign_weights",
     "build_model",
+    "check_trusted",
     "count_classes",
     "load_weights",
     "model_aliases",
     "model_names",
+    "not_finite",
+    "read_pickle",
     "read_weights",
     "register_model",
     "without_quantizers",

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,13 +21,13 @@ from lowbit.models.registry import find_builder
 _CLASS_COUNT_WORDS = ("num_classes", "class_num")
 
 
-def build_model(name: str, num_classes: int, *, trusted: bool = True, **kwargs: Any) -> Layer:
+def build_model(name: str, num_classes: int, **kwargs: Any) -> Layer:
     """Build a model with fresh weights.
 
     `name` is a registered name ("resnet20"), PaddleClas's spelling of one ("ResNet18",
     "MobileNetV3_small_x1_0"), or "package.module:Class" for a model of the user's own.
-    `kwargs` go to its constructor; one that it does not take is an error. `trusted=False` is for a name out
-    of a file: it may name a paddle.nn.Layer class, but no function, because any function would be called.
+    `kwargs` go to its constructor; one that it does not take is an error. Call `check_trusted` first for a
+    name that comes out of a file: a model of the user's own is imported, which runs its code.
 
     >>> build_model("resnet20", num_classes=10)
     >>> build_model("my_package.my_module:MyNet", num_classes=10, width=32)
@@ -34,21 +35,37 @@ def build_model(name: str, num_classes: int, *, trusted: bool = True, **kwargs: 
     if num_classes < 1:
         raise LowbitError(f"a model needs at least one class, not {num_classes}: set the number of classes")
     if ":" in name:
-        return _build_own(name, num_classes, kwargs, trusted)
+        return _build_own(name, num_classes, kwargs)
     builder = find_builder(name)
     _check_options(name, builder, kwargs)
     return builder(num_classes, **kwargs)
 
 
-def _build_own(path: str, num_classes: int, kwargs: dict[str, Any], trusted: bool) -> Layer:
+def check_trusted(name: str, source: str | Path, *, trust: bool | str = False) -> None:
+    """Stop where a file names a model whose code would have to be imported, unless the user trusts it.
+
+    `trust` is True (`--trust-code`), or the name of the model that the user gave. Models of lowbit need no
+    trust, nor does a paddle.nn.Layer class of a module that this process has imported already.
+
+    >>> check_trusted("resnet20", "runs/digits/checkpoints/best.lowbit")
+    >>> check_trusted("my_net:MyNet", "my.lowbit", trust="my_net:MyNet")
+    """
+    if ":" not in name or trust is True or trust == name:
+        return
+    module, _, attribute = name.partition(":")
+    found = getattr(sys.modules.get(module), attribute, None)
+    if isinstance(found, type) and issubclass(found, Layer):
+        return
+    raise LowbitError(
+        f'{source} names the model "{name[:100]}": lowbit imports no code because a file asks for it. If you '
+        "trust the file, add --trust-code, or name the model yourself (-c CONFIG, -o Arch.name=…, or --model)"
+    )
+
+
+def _build_own(path: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
     constructor = _import_constructor(path)
     if isinstance(constructor, type) and not issubclass(constructor, Layer):
         raise LowbitError(f'"{path}" is not a paddle.nn.Layer: derive the class from paddle.nn.Layer')
-    if not isinstance(constructor, type) and not trusted:
-        raise LowbitError(
-            f'the file names the function "{path}" as its model, and a file may name only classes, since '
-            "calling a function could do anything; if you trust it, give the config that names it with -c"
-        )
     kwargs = dict(kwargs)
     parameters = inspect.signature(constructor).parameters
     for word in _CLASS_COUNT_WORDS:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paddle.nn import Layer, Linear
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from lowbit.digest import PICKLE, damaged, without_digest
 from lowbit.errors import LowbitError
 from lowbit.safe_pickle import load_arrays
 
@@ -27,7 +29,8 @@ _NAME_TABLE = "StructuredToParameterName@@"
 def read_weights(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of a `.pdparams` or `.safetensors` file by name; nothing in the file is ever executed.
 
-    A path without its extension is tried with `.pdparams`, then `.safetensors`.
+    A path without its extension is tried with `.pdparams`, then `.safetensors`. A `.pdparams` file of
+    lowbit's ends in a digest (see `lowbit/digest.py`), which must fit.
 
     >>> read_weights("output/latest")["conv1.weight"].shape
     (16, 3, 3, 3)
@@ -36,7 +39,7 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
     if file.suffix == ".safetensors":
         content: Any = _read_safetensors(file)
     else:
-        content = load_arrays(file)
+        content = read_pickle(file)
     if not isinstance(content, dict):
         raise LowbitError(f"{file}: holds a {type(content).__name__}, not weights by name")
     return {str(key): _as_array(value, key, file) for key, value in content.items() if key != _NAME_TABLE}
@@ -81,6 +84,11 @@ def assign_weights(
         weights = {key: value for key, value in weights.items() if key not in classifier}
         state = {key: value for key, value in state.items() if key not in classifier}
 
+    if bad := not_finite(weights, model):
+        raise LowbitError(
+            f"{source}: NaN or Inf in {_some(bad)}: the training of this model has diverged, or the file is "
+            "damaged; nothing was loaded. Use an earlier checkpoint"
+        )
     missing = [key for key in state if key not in weights]
     unexpected = [key for key in weights if key not in state]
     reshaped = [
@@ -88,13 +96,19 @@ def assign_weights(
         for key, tensor in state.items()
         if key in weights and list(weights[key].shape) != list(tensor.shape)
     ]
-    if missing or unexpected or reshaped:
+    retyped = [
+        f"{key} ({weights[key].dtype})"
+        for key in state
+        if key in weights and weights[key].dtype.kind not in "fiub"
+    ]
+    if missing or unexpected or reshaped or retyped:
         problems = [
             _listing("missing from the file", missing),
             _listing("not in the model", unexpected),
             _listing("of another shape", reshaped),
+            _listing("of a type that holds no real numbers", retyped),
         ]
-        only_classifier = not missing and not unexpected and len(reshaped) == len(classifier)
+        only_classifier = not (missing or unexpected or retyped) and len(reshaped) == len(classifier)
         raise LowbitError(
             f"{source}: its weights do not fit the model; nothing was loaded.\n"
             + "\n".join(problem for problem in problems if problem)
@@ -104,6 +118,29 @@ def assign_weights(
     for key, tensor in state.items():
         tensor.set_value(paddle.to_tensor(weights[key], dtype=tensor.dtype))
     return classifier if reset_classifier else []
+
+
+def not_finite(weights: Mapping[str, np.ndarray], model: Layer) -> list[str]:
+    """The names of a model's weights that hold NaN or Inf; of an optimizer's, too, if they are given.
+
+    Batch norm's statistics count: to Paddle they are parameters. A buffer may hold Inf, as the mask of an
+    attention layer does, but not NaN.
+
+    >>> not_finite({"weight": np.array([1.0, np.inf])}, paddle.nn.Linear(2, 1))
+    ['weight']
+    """
+    parameters = {id(parameter) for parameter in model.parameters()}
+    buffers = {name for name, tensor in model.state_dict().items() if id(tensor) not in parameters}
+    return [
+        name
+        for name, array in weights.items()
+        if array.dtype.kind == "f"
+        and (np.isnan(array).any() if name in buffers else not np.isfinite(array).all())
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _find_file(path: Path) -> Path:
@@ -121,6 +158,18 @@ def _find_file(path: Path) -> Path:
         raise LowbitError(f"{path}: not a kind of weights file; {advice}")
     tried = " or ".join(str(candidate) for candidate in candidates)
     raise LowbitError(f"no weights at {tried}: check the path")
+
+
+def read_pickle(file: Path) -> Any:
+    """What a `.pdparams` or `.pdopt` file holds: arrays and plain containers. A digest in it must fit."""
+    try:
+        pickled = BytesIO(without_digest(file.read_bytes(), PICKLE, file))
+    except OSError as error:
+        raise LowbitError(f"{file}: cannot be read ({error.strerror})") from error
+    content = load_arrays(pickled, name=str(file))
+    if pickled.read(1):  # a digest that was cut short, or overwritten
+        raise damaged(file)
+    return content
 
 
 def _read_safetensors(file: Path) -> dict[str, np.ndarray]:

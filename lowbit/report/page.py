@@ -32,13 +32,15 @@ _LAYER_CHARTS = (
 )
 
 
-def write_report(paths: list[Path], output: Path) -> list[str]:
+def write_report(paths: list[Path], output: Path, *, trust: bool = False) -> list[str]:
     """Writes the report of the runs and returns lines that the user should see.
+
+    `trust`: also import networks of the user's own that only the checkpoints name.
 
     write_report([Path("runs/fp32"), Path("runs/w4a4")], Path("runs/w4a4/report.html"))
     """
     runs = open_runs(paths)
-    looked = [weight_histograms(run.path) for run in runs]
+    looked = [weight_histograms(run.path, trust=trust) for run in runs]
     text = make_page(runs, [found for found, _ in looked])
     write_atomically(output, lambda file: file.write_text(text, "utf-8"))
     return [f"{run.name}: {line}" for run, (_, line) in zip(runs, looked, strict=True) if line]

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from lowbit.config import validate
 from lowbit.data.transforms import compose
 from lowbit.deploy import InferenceYml, compare_outputs, find_images
 from lowbit.deploy.infer import prepare_images, softmax
@@ -24,7 +23,7 @@ from lowbit.tipc.exported_program import ExportedProgram, OnnxProgram, PaddlePro
 from lowbit.tipc.finding import Expected, Finding, Request
 from lowbit.tipc.result import Check
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
-from lowbit.training.trained_model import TrainedModel, open_checkpoint, open_weights
+from lowbit.training.trained_model import TrainedModel, config_of, open_checkpoint, open_weights
 
 _IMAGES = 8  # to compare on
 
@@ -54,9 +53,10 @@ def _open_trained(weights: str | None) -> TrainedModel | None:
     checkpoint = find_checkpoint(path) if path else None
     if path is None or checkpoint is None:
         return None
+    # The commands of the chain, which the user has run, trained or exported this very model before.
     if path == checkpoint:
-        return open_checkpoint(path)
-    return open_weights(validate(read_checkpoint(checkpoint).config, {}, str(checkpoint)), path)
+        return open_checkpoint(path, trust=True)
+    return open_weights(config_of(read_checkpoint(checkpoint), checkpoint, trust=True), path)
 
 
 def _check_files(program: ExportedProgram, request: Request, trained: TrainedModel | None) -> list[Check]:

@@ -1,28 +1,39 @@
 """A checkpoint: everything a run needs to go on, in one file that is replaced atomically.
 
 The file `latest.lowbit` is in safetensors format: tensors, and JSON in its metadata; nothing in it can run
-code. Beside it stand `latest.pdparams` and `latest.pdopt` for the tools of the Paddle ecosystem.
+code. Its metadata begins with a digest of all other bytes of the file. Beside it are `latest.pdparams` and
+`latest.pdopt` for the tools of the Paddle ecosystem.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import paddle
 import safetensors
 import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from lowbit.digest import DIGITS, PICKLE, DamagedFile, add_digest, damaged, digest
 from lowbit.errors import LowbitError
 from lowbit.training.files import link_atomically, write_atomically
 
 SUFFIX = ".lowbit"
 FP32 = "fp32"  # the name of the unquantized model that a quantized run started from
-_COMPANIONS = (".pdparams", ".pdopt")
+COMPANIONS = (".pdparams", ".pdopt")
 _FORMAT = 1
+# A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
+_HEADER = b'{"__metadata__":{'
+_BEFORE_DIGEST, _AFTER_DIGEST = b'"digest":"', b'",    '  # 80 bytes with the digits: tensors stay aligned
+_DIGEST_AT = 8 + len(_HEADER) + len(_BEFORE_DIGEST)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -67,43 +78,145 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     content = safetensors.numpy.save(
         {name: np.asarray(array, order="C") for name, array in tensors.items()}, metadata=metadata
     )
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+    parts = _with_digest(content)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.writelines(parts)
+
+    write_atomically(path, write)
 
 
 def save_for_ecosystem(path: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
     """Writes `.pdparams` and `.pdopt` beside the checkpoint, as Paddle's tools expect them."""
-    for suffix, state in zip(_COMPANIONS, (model.state_dict(), optimizer.state_dict()), strict=True):
-        write_atomically(
-            path.with_suffix(suffix), lambda temporary, state=state: paddle.save(state, str(temporary))
-        )
+    for suffix, state in zip(COMPANIONS, (model.state_dict(), optimizer.state_dict()), strict=True):
+        content = BytesIO()
+        paddle.save(state, content)
+        sealed = add_digest(content.getvalue(), PICKLE)
+        write_atomically(path.with_suffix(suffix), lambda file, sealed=sealed: file.write_bytes(sealed))
 
 
 def link_checkpoint(path: Path, other: Path) -> None:
     """Gives a checkpoint and its companions a second name; the disk holds them once."""
-    for suffix in (*_COMPANIONS, SUFFIX):
+    for suffix in (*COMPANIONS, SUFFIX):
         link_atomically(path.with_suffix(suffix), other.with_suffix(suffix))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint; a truncated or foreign file is an error that names it."""
+    """Reads a checkpoint. A file that is damaged, cut short or foreign is an error that names it.
+
+    Files of lowbit versions that wrote no digest are read, too, with a warning in the log.
+    """
+    if not path.is_file():
+        raise LowbitError(f"no checkpoint {path}")
     try:
-        with safetensors.safe_open(str(path), framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        content = path.read_bytes()
+        if has_digest(content) and _digest_of(content).encode() != content[_DIGEST_AT:][:DIGITS]:
+            raise damaged(path)
+        metadata = _metadata(content)
+        if metadata.keys() - {"digest"} != {"lowbit"}:
+            raise ValueError(f"unknown metadata: {', '.join(metadata)}")
         described = json.loads(metadata["lowbit"])
-        if described.pop("format") != _FORMAT:
+        tensors = safetensors.numpy.load(content)
+        if described.get("format") != _FORMAT and type(described.get("format")) is int:
             raise LowbitError(f"{path} was written by a newer lowbit; update lowbit to read it")
-        described["progress"] = Progress(**described["progress"])
-        return Checkpoint(
-            model=_below("model/", tensors), optimizer=_below("optimizer/", tensors), **described
-        )
-    except FileNotFoundError:
-        raise LowbitError(f"no checkpoint {path}") from None
-    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise LowbitError(
-            f"{path} is not a readable lowbit checkpoint, it may be truncated ({error}); "
-            f"use another one of {path.parent}"
-        ) from None
+        values = _Described.model_validate(described)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "its metadata"
+        raise _unreadable(path, f"{place}: {first['msg']}") from None
+    except LowbitError:
+        raise
+    except Exception as error:  # a damaged or forged file can raise nearly anything
+        raise _unreadable(path, str(error)) from None
+    if "digest" not in metadata:
+        _log.warning("%s carries no digest (an older lowbit wrote it): damage to it cannot be noticed", path)
+    fields = {name: getattr(values, name) for name in _Described.model_fields if name != "format"}
+    fields["progress"] = Progress(**values.progress.model_dump())
+    return Checkpoint(model=_below("model/", tensors), optimizer=_below("optimizer/", tensors), **fields)
+
+
+def has_digest(content: bytes) -> bool:
+    """Whether this content of a .lowbit file carries a digest."""
+    return content[8:_DIGEST_AT] == _HEADER + _BEFORE_DIGEST
+
+
+def accept_content(path: Path) -> None:
+    """Gives a changed .lowbit file the digest of its present content."""
+    content = path.read_bytes()
+    if has_digest(content):
+        parts = [content[:_DIGEST_AT], _digest_of(content).encode(), content[_DIGEST_AT + DIGITS :]]
+    else:
+        parts = _with_digest(content)
+    write_atomically(path, lambda file: file.write_bytes(b"".join(parts)))
+    read_checkpoint(path)
+
+
+def _with_digest(content: bytes) -> list[bytes]:
+    """A safetensors file with a digest at the beginning of its metadata, in parts."""
+    start = 8 + len(_HEADER)
+    if content[8:start] != _HEADER:
+        raise ValueError("safetensors did not write the metadata first")
+    more = len(_BEFORE_DIGEST) + DIGITS + len(_AFTER_DIGEST)
+    length = int.from_bytes(content[:8], "little") + more
+    before = length.to_bytes(8, "little") + _HEADER + _BEFORE_DIGEST
+    rest = memoryview(content)[start:]
+    return [before, digest([before, _AFTER_DIGEST, rest]).encode(), _AFTER_DIGEST, rest]
+
+
+def _digest_of(content: bytes) -> str:
+    """Of everything but the digest itself."""
+    view = memoryview(content)
+    return digest([view[:_DIGEST_AT], view[_DIGEST_AT + DIGITS :]])
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"]
+
+
+def _unreadable(path: Path, reason: str) -> DamagedFile:
+    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
+    return DamagedFile(
+        f"{path} is not a readable lowbit checkpoint, it may be truncated ({reason}); "
+        f"use another one of {path.parent}"
+    )
+
+
+_LONGEST = 200  # characters of a reason
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _DescribedProgress(_Strict):
+    """`Progress` as it is in a file, where anything could be."""
+
+    epoch: _Count = 0
+    batch: _Count = 0
+    step: _Count = 0
+    best: FiniteFloat | None = None
+    bad_steps: _Count = 0
+    bad_in_a_row: _Count = 0
+    meter: list[FiniteFloat] = []
+    bad_images: list[str] = []
+
+
+class _Described(_Strict):
+    """What the metadata must hold; of the config and the recipe, their own readers check the rest."""
+
+    format: int
+    progress: _DescribedProgress
+    scaler: dict[str, Any]
+    config: dict[str, Any]
+    model_name: str
+    classes: list[str]
+    environment: dict[str, str]
+    order: dict[str, int]
+    recipe: dict[str, Any] | None = None
+    teacher: str | None = None
 
 
 def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
@@ -115,7 +228,7 @@ def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
     candidates = [path / f"{name}{SUFFIX}", path / "checkpoints" / f"{name}{SUFFIX}"]
     if path.suffix == SUFFIX:
         candidates.append(path)
-    elif path.suffix in _COMPANIONS:
+    elif path.suffix in COMPANIONS:
         candidates.append(path.with_suffix(SUFFIX))
     elif path.name:  # the current folder, ".", has none
         candidates.append(path.with_name(path.name + SUFFIX))

@@ -48,13 +48,11 @@ def deployable(
         return trained
     kept = trained.source.with_name(trained.source.stem + _ENDING + SUFFIX)
     if data_path is None and kept.is_file() and kept.stat().st_mtime >= trained.source.stat().st_mtime:
-        found = open_checkpoint(kept, trained.config if trained.trusted else None)
+        found = open_checkpoint(kept, trust=trained.trust)
         return replace(found, config=trained.config)
     settings = trained.config
     recipe = fixed_recipe(trained.model, steps=_BATCHES)
-    model = build_model(
-        settings.Arch.name, len(trained.classes), trusted=trained.trusted, **settings.Arch.kwargs
-    )
+    model = build_model(settings.Arch.name, len(trained.classes), **settings.Arch.kwargs)
     prepare(model, recipe, example_images(settings.Global.image_shape))
     images = _images(trained, recipe, data_path, len(layers))
     with fast_convolutions(wanted=settings.Global.fast_convolutions):

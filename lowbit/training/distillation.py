@@ -47,9 +47,12 @@ def open_teacher(config: Config, fp32: Layer | None, classes: list[str]) -> Teac
             )
         model = fp32
     elif (path := Path(section.teacher)).is_dir() or path.suffix == SUFFIX:
-        if section.teacher_model is not None:
-            raise LowbitError(f"{path} is a checkpoint with a model of its own: leave out teacher_model")
-        trained = open_checkpoint(path)
+        trained = open_checkpoint(path, trust=section.teacher_model or config.Arch.name)
+        if section.teacher_model not in (None, trained.config.Arch.name):
+            raise LowbitError(
+                f"{path} is a checkpoint of {trained.config.Arch.name}, not of {section.teacher_model}: "
+                "leave out teacher_model"
+            )
         _check_classes(trained.classes, classes, path)
         model = trained.model
     else:

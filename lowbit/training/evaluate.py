@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import paddle
 
 from lowbit.config.schema import CrossEntropy
@@ -14,6 +16,8 @@ from lowbit.training.display import PlainDisplay
 from lowbit.training.distributed import Ranks
 from lowbit.training.loss import cross_entropy
 from lowbit.training.metrics import Meter
+
+_log = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -34,7 +38,7 @@ def evaluate(
     {'loss': 1.93, 'top1': 0.564, 'top5': 0.79}
     """
     section, display = loss or CrossEntropy(), display or PlainDisplay(silent=True)
-    meter = Meter(topk=topk)
+    meter, broken = Meter(topk=topk), 0
     display.begin("evaluate", len(loader))
     with eval_mode(model):
         for batch in loader.epoch(0):
@@ -43,6 +47,9 @@ def evaluate(
                     logits = model(paddle.to_tensor(batch.images)).astype("float32")
                 value = cross_entropy(section, logits, paddle.to_tensor(batch.labels))
                 hits = topk_hits(logits.numpy(), batch.labels, topk)
+                broken += int((~np.isfinite(logits.numpy()).all(axis=1)).sum())
                 meter.add(loss=float(value), hits=hits, samples=len(batch.labels))
             display.advance()
+    if broken:
+        _log.warning("the model answers NaN or Inf for %d of %d images", broken, meter.samples)
     return meter.result(ranks)

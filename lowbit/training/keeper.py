@@ -1,9 +1,14 @@
-"""Which checkpoints a run keeps: latest, best, and one an epoch, each written once and then linked."""
+"""Which checkpoints a run keeps: latest, best, and one an epoch, each written once and then linked.
+
+A checkpoint is written only if all weights, statistics and optimizer state are finite.
+"""
 
 from __future__ import annotations
 
+from lowbit.errors import LowbitError
 from lowbit.training.checkpoint import (
     FP32,
+    Checkpoint,
     find_checkpoint,
     link_checkpoint,
     save_checkpoint,
@@ -53,12 +58,27 @@ class Keeper:
             return "There is no checkpoint yet."
         return f"The last good checkpoint is {latest} (go on with --resume {latest})."
 
+    def stop_if_diverged(self, snapshot: Checkpoint | None = None) -> None:
+        """An error on all ranks if a weight, a statistic or the optimizer's state holds NaN or Inf."""
+        ranks, step = self._session.ranks, self._session.progress.step
+        bad = self._session.not_finite(snapshot) if ranks.is_first else []
+        if ranks.any(bool(bad)):
+            names = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+            raise LowbitError(
+                f"the training has diverged: after step {step} there is NaN or Inf in "
+                f"{names or 'the weights'}. This state was not saved; lower the learning rate. "
+                f"{self.last_good()}"
+            )
+
     def _keep(self, names: list[str]) -> None:
-        # `latest` comes last: whoever resumes from it finds the others as they were when it was written.
-        if self._session.ranks.is_first:
+        first_rank = self._session.ranks.is_first
+        snapshot = self._session.snapshot() if first_rank else None
+        self.stop_if_diverged(snapshot)
+        # `latest` comes last: a run resumed from it finds the others as they were when it was written.
+        if first_rank:
             first, *rest = (self._run.checkpoint(name) for name in names)
             save_for_ecosystem(first, self._session.model, self._session.optimizer)
-            save_checkpoint(first, self._session.snapshot())
+            save_checkpoint(first, snapshot)
             for path in rest:
                 link_checkpoint(first, path)
         self._session.ranks.wait()

@@ -67,16 +67,21 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
     wanted = session.config.Global.checkpoints
     if wanted is None:
         return None
-    path = run.latest() if wanted == "auto" else find_checkpoint(Path(wanted))
-    if path is None and wanted == "auto":
-        session.notes.append(f"no checkpoint in {run.checkpoints} yet: starting from the beginning")
-        return None
-    if path is None:
-        raise LowbitError(
-            f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
-            "weights alone are given with --pretrained"
-        )
-    session.restore(read_checkpoint(path), path)
+    if wanted == "auto":
+        found = run.newest_whole(session.notes.append)
+        if found is None:
+            session.notes.append(f"no checkpoint in {run.checkpoints} yet: starting from the beginning")
+            return None
+        path, checkpoint = found
+    else:
+        path = find_checkpoint(Path(wanted))
+        if path is None:
+            raise LowbitError(
+                f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
+                "weights alone are given with --pretrained"
+            )
+        checkpoint = read_checkpoint(path)
+    session.restore(checkpoint, path)
     at = session.progress
     session.notes.append(f"resumed from {path}: epoch {at.epoch}, batch {at.batch}, step {at.step}")
     return path
@@ -100,6 +105,7 @@ def _train_epochs(
         _set_gradients(session, display)
         health = HealthLog(session)
         trained = train_epoch(session, keeper, display, interruption, health)
+        _check_end(session, keeper)
         display.finish(trained)
         ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
         if log:
@@ -122,6 +128,20 @@ def _train_epochs(
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
+
+
+def _check_end(session: Session, keeper: Keeper) -> None:
+    """Stop where a run would end with weights, finite ones, that have answered NaN for half an epoch.
+
+    With a loss scale above 1 such steps are part of finding it.
+    """
+    progress, steps = session.progress, len(session.train_loader)
+    is_last = progress.epoch + 1 == session.config.Global.epochs
+    if is_last and progress.bad_in_a_row > steps // 2 and session.precision.loss_scale == 1:
+        raise LowbitError(
+            f"the training has diverged: its last {progress.bad_in_a_row} steps had a NaN or Inf. This state "
+            f"was not saved; lower the learning rate. {keeper.last_good()}"
+        )
 
 
 def _set_gradients(session: Session, display: PlainDisplay) -> None:
@@ -177,6 +197,7 @@ def train_epoch(
                 f"epoch {progress.epoch}, batch {progress.batch - 1}: NaN or Inf (loss {result.loss}), "
                 f"step skipped ({progress.bad_in_a_row} in a row, {progress.bad_steps} in all)"
             )
+            keeper.stop_if_diverged()  # with such weights every step would be bad
             if progress.bad_in_a_row > config.Global.max_bad_steps:
                 raise LowbitError(
                     f"{progress.bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="

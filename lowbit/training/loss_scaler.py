@@ -114,8 +114,13 @@ class LossScaler:
                 f"a saved loss scaler lacks {', '.join(missing)}: the checkpoint is of a run without fp16 "
                 "loss scaling; resume it with the precision that it was started with"
             )
+        numbers = [np.asarray(value) for word, value in state.items() if word in self.state_dict()]
+        if any(number.size != 1 or number.dtype.kind not in "fiub" or number < 0 for number in numbers):
+            raise LowbitError("a saved loss scaler holds something else than numbers: use another checkpoint")
         # GradScaler saves its scale as an array of one value.
         self.value = float(np.asarray(state["scale"]).item())
+        if not _SMALLEST <= self.value <= _LARGEST:
+            raise LowbitError(f"a saved loss scale of {self.value:g} is no use: use another checkpoint")
         for word in _SETTINGS:
             setattr(self, word, state[word])
         self._good_steps = int(state["incr_count"])

@@ -66,6 +66,14 @@ def load_optimizer_state(
             f"differ, such as {different[0]}; resume with the Optimizer section of the checkpoint's run"
         )
     for name, tensor in expected.items():
+        found, wanted = state[name], tensor.numpy()
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise LowbitError(
+                f"the checkpoint's optimizer state does not fit this run's optimizer: {name} is "
+                f"{found.dtype} {list(found.shape)}, expected {wanted.dtype} {list(wanted.shape)}; "
+                "use another checkpoint"
+            )
+    for name, tensor in expected.items():
         tensor.set_value(state[name])
 
 

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lowbit.digest import DamagedFile
 from lowbit.errors import LowbitError
-from lowbit.training.checkpoint import SUFFIX, find_checkpoint
+from lowbit.training.checkpoint import SUFFIX, Checkpoint, read_checkpoint
 from lowbit.training.files import write_atomically
 from lowbit.version import __version__
 
@@ -65,9 +67,36 @@ class RunDirectory:
         """Where the checkpoint of this name is, or will be."""
         return self.checkpoints / f"{name}{SUFFIX}"
 
-    def latest(self) -> Path | None:
-        """The newest checkpoint of the run in this folder, if there is one."""
-        return find_checkpoint(self.checkpoints)
+    def newest_whole(self, tell: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
+        """The newest checkpoint of the run that can be read; None where there is none at all.
+
+        That is `latest`. If it is damaged or gone, it is the one of `best` and `model_*` with the most steps,
+        and `tell` gets a line about it. If all of them are damaged, that is an error.
+        """
+        latest = self.checkpoint("latest")
+        others = [path for name in ("best", "model_*") for path in self.checkpoints.glob(f"{name}{SUFFIX}")]
+        if not latest.is_file() and not others:
+            return None
+        try:
+            return latest, read_checkpoint(latest)
+        except DamagedFile as error:
+            reason = str(error)
+        except LowbitError:
+            if latest.is_file():
+                raise
+            reason = f"{latest} is missing"
+        newest: tuple[Path, Checkpoint] | None = None
+        for path in sorted(others):
+            try:
+                read = read_checkpoint(path)
+            except DamagedFile:
+                continue
+            if newest is None or read.progress.step > newest[1].progress.step:
+                newest = path, read
+        if newest is None:
+            raise LowbitError(f"{reason}. No other checkpoint there is whole: start anew without --resume")
+        tell(f"going on from {newest[0]}, the newest checkpoint that is whole, because: {reason}")
+        return newest
 
     def move_aside_earlier_run(self) -> Path | None:
         """Moves what an earlier run left here into `earlier/<number>`, and returns that folder."""

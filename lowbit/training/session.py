@@ -25,7 +25,7 @@ from lowbit.layers.fast_neighbours import neighbour_library
 from lowbit.layers.fused_blocks import fuse
 from lowbit.layers.prepare import preparation_of, prepare
 from lowbit.machine import apply_amd_fix, keep_freed_memory, resolve_device
-from lowbit.models import assign_weights, build_model, read_weights, without_quantizers
+from lowbit.models import assign_weights, build_model, not_finite, read_weights, without_quantizers
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
@@ -35,6 +35,7 @@ from lowbit.training.environment import environment_record
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
 from lowbit.training.loss import PARTS
+from lowbit.training.metrics import Meter
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
 from lowbit.training.quantization import example_images, recipe_of, recipe_values
@@ -130,6 +131,11 @@ class Session:
             teacher=self.teacher.digest if self.teacher else None,
         )
 
+    def not_finite(self, snapshot: Checkpoint | None = None) -> list[str]:
+        """What holds NaN or Inf of the weights and the optimizer's state: no step can mend these."""
+        snapshot = snapshot or self.snapshot()
+        return not_finite(snapshot.model | snapshot.optimizer, self.model)
+
     def fp32_snapshot(self) -> Checkpoint:
         """The unquantized model that the run starts from, as a checkpoint of its own."""
         weights = {name: tensor.numpy() for name, tensor in self.fp32.state_dict().items()}
@@ -153,8 +159,16 @@ class Session:
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
         """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""
         different = differences(checkpoint, self, path)
+        sums = len(Meter(self.config.train_topk, parts=self.loss_parts).sums)
+        if len(checkpoint.progress.meter) not in (0, sums):
+            raise LowbitError(
+                f"{path}: the figures of its unfinished epoch are others than this run's; resume with the "
+                "Metric and Distillation sections of that run"
+            )
         assign_weights(self.model, checkpoint.model, source=path)
         load_optimizer_state(self.optimizer, self.model, checkpoint.optimizer)
+        if bad := not_finite(checkpoint.optimizer, self.model):
+            raise LowbitError(f"{path}: NaN or Inf in the optimizer's {bad[0]}; use an earlier checkpoint")
         self.precision.load_state_dict(checkpoint.scaler)
         self.progress = checkpoint.progress
         self.train_loader.bad_images[:] = checkpoint.progress.bad_images

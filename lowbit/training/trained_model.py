@@ -11,7 +11,7 @@ from lowbit.config import Config, validate
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
 from lowbit.machine import apply_amd_fix
-from lowbit.models import assign_weights, build_model, count_classes, read_weights
+from lowbit.models import assign_weights, build_model, check_trusted, count_classes, read_weights
 from lowbit.training.checkpoint import Checkpoint, find_checkpoint, find_fp32, read_checkpoint
 from lowbit.training.quantization import prepare_as_saved
 
@@ -25,7 +25,7 @@ class TrainedModel:
     classes: list[str]
     source: Path
     quantized: bool = False
-    trusted: bool = False  # the user's own config names the network, not only the file
+    trust: bool | str = False  # see `check_trusted`
 
     @property
     def preprocessing(self) -> list[TransformOp]:
@@ -40,10 +40,11 @@ class TrainedModel:
         return ops
 
 
-def open_checkpoint(path: Path, config: Config | None = None) -> TrainedModel:
+def open_checkpoint(path: Path, config: Config | None = None, *, trust: bool | str = False) -> TrainedModel:
     """The model of a checkpoint; of a run folder the best one, or the latest where none was evaluated.
 
-    `config` takes the place of the one in the checkpoint, but must be for the same model.
+    `config` takes the place of the one in the checkpoint, but must be for the same model. Code of the user's
+    own that the checkpoint names is imported only if `trust` is True or names it, or if `config` does.
 
     >>> open_checkpoint(Path("runs/digits")).classes  # doctest: +SKIP
     ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
@@ -56,21 +57,19 @@ def open_checkpoint(path: Path, config: Config | None = None) -> TrainedModel:
             "or -c CONFIG and --pretrained WEIGHTS"
         )
     checkpoint = read_checkpoint(found)
-    saved = _config_of(checkpoint, found)
+    trust = config.Arch.name if config is not None else trust
+    saved = config_of(checkpoint, found, trust=trust)
     if config is not None and config.Arch.name != saved.Arch.name:
         raise LowbitError(
             f"{found} is a model of {saved.Arch.name}, not of {config.Arch.name}; "
             "a checkpoint brings its own Arch"
         )
-    trusted = config is not None  # the user's own config names it too
-    model = build_model(
-        saved.Arch.name, len(checkpoint.classes), trusted=trusted, **(config or saved).Arch.kwargs
-    )
+    model = build_model(saved.Arch.name, len(checkpoint.classes), **(config or saved).Arch.kwargs)
     prepare_as_saved(model, checkpoint.recipe, str(found), saved.Global.image_shape)
     assign_weights(model, checkpoint.model, source=found)
     model.eval()
     quantized = checkpoint.recipe is not None
-    return TrainedModel(model, config or saved, checkpoint.classes, found, quantized, trusted)
+    return TrainedModel(model, config or saved, checkpoint.classes, found, quantized, trust)
 
 
 def open_baseline(trained: TrainedModel) -> TrainedModel | None:
@@ -81,13 +80,18 @@ def open_baseline(trained: TrainedModel) -> TrainedModel | None:
     found = find_fp32(trained.source) if trained.quantized else None
     if found is None:
         return None
-    baseline = open_checkpoint(found, trained.config if trained.trusted else None)
+    baseline = open_checkpoint(found, trust=trained.trust)
     baseline.config = trained.config
     return baseline
 
 
-def _config_of(checkpoint: Checkpoint, path: Path) -> Config:
-    return validate(checkpoint.config, {}, str(path))
+def config_of(checkpoint: Checkpoint, path: Path, *, trust: bool | str = False) -> Config:
+    """The config in a checkpoint, whose model may be built: one of lowbit's, or one that the user trusts."""
+    config = validate(checkpoint.config, {}, str(path))
+    if config.Arch.name != checkpoint.model_name:
+        raise LowbitError(f"{path} contradicts itself: its metadata names two models; use another checkpoint")
+    check_trusted(config.Arch.name, path, trust=trust)
+    return config
 
 
 def open_weights(config: Config, path: Path) -> TrainedModel:
@@ -106,14 +110,13 @@ def open_weights(config: Config, path: Path) -> TrainedModel:
     classes, quantized = [str(index) for index in range(num_classes)], False
     if beside := find_checkpoint(path):
         trained_with = read_checkpoint(beside)
-        prepare_as_saved(
-            model, trained_with.recipe, str(beside), _config_of(trained_with, beside).Global.image_shape
-        )
+        saved = validate(trained_with.config, {}, str(beside))  # its images; the model is the config's
+        prepare_as_saved(model, trained_with.recipe, str(beside), saved.Global.image_shape)
         quantized = trained_with.recipe is not None
         if len(trained_with.classes) == num_classes:
             classes = trained_with.classes
         if config.DataLoader.Eval is None:
-            config = config.model_copy(update={"DataLoader": _config_of(trained_with, beside).DataLoader})
+            config = config.model_copy(update={"DataLoader": saved.DataLoader})
     assign_weights(model, weights, source=path)
     model.eval()
-    return TrainedModel(model, config, classes, path, quantized, trusted=True)
+    return TrainedModel(model, config, classes, path, quantized, trust=config.Arch.name)

@@ -310,3 +310,77 @@ def test_batch_norm_runs_in_our_kernels_unless_the_config_says_no(tmp_path, monk
     assert bool(used) == (neighbour_library(wanted=True) == "lowbit")
     losses = [records(tmp_path / name, "eval")[0]["loss"] for name in ("paddle", "lowbit")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def _all_finite(folder):
+    for path in (folder / "checkpoints").glob("*.lowbit"):
+        read = read_checkpoint(path)
+        for array in (*read.model.values(), *read.optimizer.values()):
+            assert np.isfinite(array).all(), path
+
+
+@pytest.mark.parametrize("rate", [1e300, 1e30, 1e20])
+@pytest.mark.parametrize("settings", [{}, {"max_bad_steps": 1000}, {"save_steps": 1}])
+def test_a_diverged_run_ends_in_an_error_and_saves_nothing_of_it(tmp_path, rate, settings):
+    values = tiny_values(tmp_path / "run", epochs=1, **settings)
+    values["Optimizer"]["lr"] = {"name": "Constant", "learning_rate": rate}
+    with pytest.raises(LowbitError, match=r"the training has diverged: .*not saved; lower the learning rate"):
+        train(loop.Config.model_validate(values))
+    _all_finite(tmp_path / "run")
+
+
+def test_the_last_good_checkpoint_survives_what_comes_after_it(tmp_path):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    before = weights_hash(folder / "checkpoints/latest.lowbit")
+    values = tiny_values(folder, epochs=2, checkpoints="auto")
+    values["Optimizer"]["lr"] = {"name": "Constant", "learning_rate": 1e300}
+    with pytest.raises(LowbitError, match=r"has diverged.*The last good checkpoint is .*latest\.lowbit"):
+        train(loop.Config.model_validate(values))
+    assert weights_hash(folder / "checkpoints/latest.lowbit") == before
+    _all_finite(folder)
+
+
+def _damage(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.unlink()  # the other names of this file stay whole
+    path.write_bytes(content)
+
+
+def test_auto_takes_the_newest_whole_checkpoint_and_says_so(tmp_path, capsys):
+    expected = weights_hash(train(tiny_config(tmp_path / "calm")) / "checkpoints/latest.lowbit")
+    folder = train(tiny_config(tmp_path / "run"))
+    for name in ("latest", "best", "model_1"):
+        _damage(folder / f"checkpoints/{name}.lowbit")
+    capsys.readouterr()
+    train(tiny_config(folder, checkpoints="auto"))
+    out = capsys.readouterr().out
+    assert "model_0.lowbit, the newest checkpoint that is whole, because: " in out
+    assert "latest.lowbit is damaged" in out
+    assert weights_hash(folder / "checkpoints/latest.lowbit") == expected
+
+
+def test_auto_stops_where_no_checkpoint_is_whole(tmp_path):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    for path in (folder / "checkpoints").glob("*.lowbit"):
+        _damage(path)
+    with pytest.raises(LowbitError, match=r"latest\.lowbit is damaged.*No other checkpoint there is whole"):
+        train(tiny_config(folder, epochs=2, checkpoints="auto"))
+
+
+@pytest.mark.parametrize("forge", ["shape", "dtype", "inf", "meter"])
+def test_a_forged_state_is_one_line(tmp_path, forge):
+    folder = train(tiny_config(tmp_path / "run", epochs=1))
+    path = folder / "checkpoints/latest.lowbit"
+    checkpoint = read_checkpoint(path)
+    name = "conv.weight/velocity"
+    found = checkpoint.optimizer[name]
+    if forge == "meter":
+        checkpoint.progress.meter = [1.0]
+    else:
+        other = {"shape": found[:1], "dtype": found.astype(np.int64), "inf": found * np.float32("inf")}
+        checkpoint.optimizer[name] = other[forge]
+    save_checkpoint(path, checkpoint)
+    with pytest.raises(LowbitError) as error:
+        train(tiny_config(folder, epochs=2, checkpoints="auto"))
+    assert "\n" not in str(error.value)

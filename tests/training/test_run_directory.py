@@ -42,7 +42,7 @@ def test_only_a_runs_own_files_are_moved_aside(tmp_path, checkpoint_dir):
         assert aside == tmp_path / "earlier" / "1"
         assert {p.name for p in (aside / checkpoint_dir).iterdir()} >= {"latest.lowbit", "model_0.pdopt"}
         assert (aside / "config.yaml").read_text() == "Global: {}\n"
-        assert run.latest() is None
+        assert run.newest_whole(pytest.fail) is None
         run.record("Global: {}\n", {})
         assert run.move_aside_earlier_run() == tmp_path / "earlier" / "2"
     assert all((tmp_path / name).read_text() == "mine" for name in mine)

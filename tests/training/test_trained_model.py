@@ -77,8 +77,9 @@ def test_a_checkpoint_cannot_make_lowbit_call_a_function(run, tmp_path, name):
     crafted = read_checkpoint(run / "checkpoints" / "latest.lowbit")
     kwargs = {"command": f"touch {trace}"} if name == "os:system" else {}
     crafted.config["Arch"] |= {"name": name, "kwargs": kwargs}
+    crafted.model_name = name
     save_checkpoint(tmp_path / "evil.lowbit", crafted)
-    with pytest.raises(LowbitError, match=r"may name only classes.*give the config"):
+    with pytest.raises(LowbitError, match=r"imports no code because a file asks for it.*--trust-code"):
         open_checkpoint(tmp_path / "evil.lowbit")
     assert not trace.exists()
 
@@ -88,9 +89,26 @@ def test_a_function_that_the_users_own_config_names_may_build_the_model(tmp_path
     values["Arch"]["name"] = f"{__name__}:build_by_function"
     config = validate(values, {}, "test")
     folder = train(config)
-    with pytest.raises(LowbitError, match="may name only classes"):
+    with pytest.raises(LowbitError, match="--trust-code"):
         open_checkpoint(folder)
-    assert open_checkpoint(folder, config).classes == [str(digit) for digit in range(10)]
+    for how in ({"config": config}, {"trust": True}, {"trust": values["Arch"]["name"]}):
+        assert open_checkpoint(folder, **how).classes == [str(digit) for digit in range(10)]
+
+
+def test_a_checkpoint_that_names_two_models_is_refused(run, tmp_path):
+    crafted = read_checkpoint(run / "checkpoints" / "latest.lowbit")
+    crafted.model_name = "resnet20"
+    save_checkpoint(tmp_path / "two.lowbit", crafted)
+    with pytest.raises(LowbitError, match="names two models"):
+        open_checkpoint(tmp_path / "two.lowbit")
+
+
+def test_weights_that_are_not_finite_are_named(run, tmp_path):
+    crafted = read_checkpoint(run / "checkpoints" / "latest.lowbit")
+    crafted.model["norm._variance"] = crafted.model["norm._variance"] * np.float32("inf")
+    save_checkpoint(tmp_path / "inf.lowbit", crafted)
+    with pytest.raises(LowbitError, match=r"inf\.lowbit: NaN or Inf in norm\._variance"):
+        open_checkpoint(tmp_path / "inf.lowbit")
 
 
 def test_a_config_for_another_model_is_refused(run, tmp_path):

@@ -10,7 +10,7 @@ import typer
 from lowbit.cli.evaluate import images_of
 from lowbit.cli.evaluation_table import show_table
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides
+from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, TrustCode
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
 
@@ -30,6 +30,7 @@ def eval_qt(
     ] = None,
     bn_batches: BatchNormBatches = None,
     device: DeviceName = None,
+    trust_code: TrustCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Test a quantized model as quantized, by its weights alone, and in full precision.
@@ -48,6 +49,6 @@ def eval_qt(
         checkpoint, pretrained = pretrained, None  # training left all that is needed beside the weights
     if checkpoint is None and pretrained is None:
         raise LowbitError("give a checkpoint (or run folder), or -c CONFIG with --pretrained WEIGHTS")
-    trained = open_model(checkpoint, config, override, pretrained)
+    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
     images = images_of(trained, data_path)
     show_table(trained, images, data_path, device, bn_batches=bn_batches, as_json=as_json)

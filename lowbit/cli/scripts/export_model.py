@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from lowbit.cli.options import TrustCode
 from lowbit.config import validate
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
 from lowbit.errors import LowbitError
@@ -35,6 +36,7 @@ def export_model(
     format_: Annotated[
         Literal["paddle", "onnx"], typer.Option("--format", help="For Paddle Inference, or an ONNX file.")
     ] = "paddle",
+    trust_code: TrustCode = False,
 ) -> None:
     """Export a model for Paddle Inference, or as an ONNX file.
 
@@ -43,7 +45,7 @@ def export_model(
     from lowbit.cli.export import export_trained
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.deployable import deployable
-    from lowbit.training.trained_model import open_weights
+    from lowbit.training.trained_model import config_of, open_weights
 
     if pretrained is None:
         raise LowbitError(
@@ -51,7 +53,9 @@ def export_model(
         )
     checkpoint = find_checkpoint(pretrained)  # what training left beside the weights
     if model is None:
-        model = read_checkpoint(checkpoint).model_name if checkpoint else "mobilenet_v3_small"
+        model = "mobilenet_v3_small"
+        if checkpoint is not None:
+            model = config_of(read_checkpoint(checkpoint), checkpoint, trust=trust_code).Arch.name
     side = img_size or _IMAGENET_SIDE
     resize_and_crop = [ResizeImage(resize_short=side * 256 // 224), CropImage(size=side)]
     values = {

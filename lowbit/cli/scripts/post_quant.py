@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lowbit.cli.options import TrustCode
 from lowbit.cli.scripts.yes_no import yes_no_option
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -59,6 +60,7 @@ def post_quant(
     img_size: Annotated[
         int, typer.Option(min=1, help="Side of the images, where no checkpoint lies beside the weights.")
     ] = 224,
+    trust_code: TrustCode = False,
 ) -> None:
     """Quantize a trained model to 8 bits without training it, and export it.
 
@@ -75,7 +77,7 @@ def post_quant(
         )
     observer = _observer(algo, hist_percent)
     weights = _weights(model_path, params_filename)
-    values = _values(weights, data, model, img_size)
+    values = _values(weights, data, model, img_size, trust_code=trust_code)
     values["Global"] |= {
         "output_dir": str(output_dir / _RUN),
         "pretrained_model": str(weights),
@@ -86,7 +88,8 @@ def post_quant(
     config = calibration_config(
         validate(values, {}, "post_quant.py"), data_path=data, steps=batch_num, batch_size=batch_size
     )
-    export(calibrate_run(config, insist_on_device=use_gpu is not None), output=output_dir)
+    run = calibrate_run(config, insist_on_device=use_gpu is not None)
+    export(run, output=output_dir, trust_code=True)  # what was calibrated was trusted
 
 
 def _observer(algo: str, hist_percent: float) -> str:
@@ -120,17 +123,21 @@ def _has_program(folder: Path) -> bool:
     return any(folder.glob("*.pdmodel")) or any(folder.glob("*.pdiparams"))
 
 
-def _values(weights: Path, data: Path, model: str | None, side: int) -> dict[str, Any]:
+def _values(weights: Path, data: Path, model: str | None, side: int, *, trust_code: bool) -> dict[str, Any]:
     """The config of the run: the checkpoint's beside the weights, else ImageNet's way with images."""
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+    from lowbit.training.trained_model import config_of
 
     beside = find_checkpoint(weights)
     if beside is not None:
         checkpoint = read_checkpoint(beside)
         if checkpoint.recipe is not None:
             raise LowbitError(f"{weights} is quantized already: give the weights of an fp32 model")
-        values = checkpoint.config
+        named = checkpoint.model_name if model is not None else trust_code  # by --model, in its place
+        values = config_of(checkpoint, beside, trust=named).model_dump(mode="json")
         values["Global"] |= {"checkpoint_dir": "checkpoints", "checkpoints": None}
+        if values["DataLoader"]["Eval"] is None:
+            raise LowbitError(f"{beside} does not say how images are prepared: it has no DataLoader.Eval")
         ops = values["DataLoader"]["Eval"]["dataset"]["transform_ops"]
     else:
         values = {"Global": {"image_shape": [3, side, side]}, "Arch": {"name": "mobilenet_v3_small"}}

@@ -119,7 +119,7 @@ def train(
 
         folder = run_training(config, insist_on_device=device is not None)
         if pact_quant:
-            _export_quantized(folder)
+            _export_quantized(folder, model)
 
 
 _OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
@@ -136,14 +136,14 @@ _SOURCES: dict[KeyPath, str] = {
 }
 
 
-def _export_quantized(folder: Path) -> None:
+def _export_quantized(folder: Path, model: str) -> None:
     """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
     from lowbit.deploy import export_model
     from lowbit.training.distributed import join_ranks
     from lowbit.training.trained_model import open_checkpoint
 
     if join_ranks().is_first:
-        trained = open_checkpoint(folder / "latest.lowbit")
+        trained = open_checkpoint(folder / "latest.lowbit", trust=model)
         export_model(
             trained.model,
             folder,
@@ -176,7 +176,8 @@ def _test(config: Config, device: str | None) -> None:
         trained = open_weights(config, Path(settings.pretrained_model))
     elif settings.checkpoints is not None:
         auto = settings.checkpoints == "auto"
-        trained = open_checkpoint(Path(settings.output_dir if auto else settings.checkpoints))
+        path = Path(settings.output_dir if auto else settings.checkpoints)
+        trained = open_checkpoint(path, trust=config.Arch.name)
     else:
         raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
     print(accuracy_line(evaluate_trained(trained, config.DataLoader.Eval, device)))

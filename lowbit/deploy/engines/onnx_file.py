@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lowbit.digest import ONNX, without_digest
 from lowbit.errors import LowbitError, did_you_mean
 
 # What stands before the reason in ONNX Runtime's and OpenVINO's messages: code, source file, check.
@@ -22,7 +23,7 @@ def import_package(name: str, program: str) -> ModuleType:
 
 
 def find_onnx_file(path: str | Path) -> Path:
-    """The file itself; an error says what is there instead."""
+    """The file itself, whole; an error says what is there instead, or that its digest does not fit."""
     path = Path(path)
     if path.is_dir():
         inside = sorted(file.name for file in path.glob("*.onnx"))
@@ -30,6 +31,10 @@ def find_onnx_file(path: str | Path) -> Path:
         raise LowbitError(f"{path} is a folder, not an ONNX file; {hint}")
     if not path.is_file():
         raise LowbitError(f"no ONNX file {path}; export the model first")
+    try:
+        without_digest(path.read_bytes(), ONNX, path)
+    except OSError as error:
+        raise LowbitError(f"{path}: cannot be read ({error.strerror})") from None
     return path
 
 

@@ -23,6 +23,7 @@ from lowbit.deploy.onnx.read_program import read_program
 from lowbit.deploy.onnx.target import Target, describe_form, resolve_target
 from lowbit.deploy.onnx.trace import trace
 from lowbit.deploy.onnx.write import to_onnx
+from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, tested_as
 
@@ -83,10 +84,11 @@ def export_onnx(
     if quantized:
         fp32, _ = _build(program, deployed_layers(model, quantized=False), None, model_name)
     with drafting(path.parent, str(path)) as draft:
-        onnx.save(written, draft / path.name)
+        content = add_digest(written.SerializeToString(), ONNX)
+        (draft / path.name).write_bytes(content)
         notes.append(_compare(draft / path.name, images, expected, model_name, quantized))
         put_in_place(draft, path.parent, [path.name])
-    return OnnxModel(path, written.ByteSize(), fp32.ByteSize(), resolved, tuple(notes))
+    return OnnxModel(path, len(content), fp32.ByteSize(), resolved, tuple(notes))
 
 
 def _build(

@@ -14,7 +14,7 @@ MODEL = "--model=tests.tiny_net:TinyNet"
 
 def test_defaults():
     defaults = {name: value.default for name, value in inspect.signature(export_model).parameters.items()}
-    ours = {"format_"}
+    ours = {"format_", "trust_code"}
     assert set(defaults) == {"model", "img_size", "save_inference_dir", "pretrained", "num_classes"} | ours
     assert str(defaults["save_inference_dir"]) == "."
 
