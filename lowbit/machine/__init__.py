@@ -1,6 +1,6 @@
 """What this machine is and can do: processor, memory, device, and the settings that change last bits."""
 
-from lowbit.machine.allocator import keep_freed_memory
+from lowbit.machine.allocator import keep_freed_memory, return_freed_memory
 from lowbit.machine.cpu import CpuInfo, cpu_info
 from lowbit.machine.device import Device, PaddleBuild, paddle_build, resolve_device
 from lowbit.machine.environment import environment_differences, environment_record
@@ -20,4 +20,5 @@ __all__ = [
     "keep_freed_memory",
     "paddle_build",
     "resolve_device",
+    "return_freed_memory",
 ]
