@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 
 # In processes of their own: training in one that has run `verify` (three engines with their native libraries)
 # ended in a segmentation fault, for a reason not found yet.
-ENGINE_TESTS := tests/deploy tests/cli/test_verify.py tests/cli/test_export.py tests/cli/test_evaluate.py \
+ENGINE_TESTS := tests/api tests/deploy tests/cli/test_verify.py tests/cli/test_export.py tests/cli/test_evaluate.py \
 	tests/cli/test_quantize.py tests/cli/scripts/test_post_quant.py tests/cli/scripts/test_onnx_infer.py \
 	tests/tipc/test_model_check.py tests/tipc/test_exported_program.py
 
@@ -34,6 +34,7 @@ demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; s
 
 test: $(READY)  ## the tests that CI runs
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow" -n 2 $(addprefix --ignore=,$(ENGINE_TESTS))
 	@$(BIN)/python -m pytest -m "not slow" -n 2 $(ENGINE_TESTS)
 
@@ -46,8 +47,9 @@ test-sanitized: $(READY)  ## the C++ kernels under AddressSanitizer and UBSan: f
 test-arm: $(READY)  ## the C++ kernels on an ARM processor that qemu imitates: five minutes, needs Debian
 	@$(BIN)/python -m tests.kernels.other_processor
 
-lint: $(READY)  ## style only
+lint: $(READY)  ## style, and the types of the public API
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@$(BIN)/mypy
 
 docs: $(READY)  ## write docs/api.md anew from the docstrings
 	@$(BIN)/python docs/make_api.py
