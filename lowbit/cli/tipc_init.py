@@ -57,8 +57,7 @@ def init(
     - `lowbit tipc init my_net`
     - `lowbit tipc init my_net --chains norm,pact --train "train.py --net=my_net" --yes`
     """
-    from lowbit.tipc.chains import Scripts
-    from lowbit.tipc.init import parse_chains, write_test_tipc
+    from lowbit.tipc.init import Scripts, parse_chains, write_test_tipc
 
     if not re.fullmatch(r"[\w.+-]+", model):
         raise LowbitError(f'"{model}" becomes the name of a folder: use letters, digits and - _ . + only')

@@ -1,10 +1,13 @@
-"""A chain test's config in typed parts, the same for both layouts."""
+"""A chain test's config in typed parts, the same for both layouts, and how a layout is recognised."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from lowbit.tipc.lines import ConfigFile, Field
+from lowbit.errors import LowbitError, nearest
+from lowbit.tipc.fields import ConfigFile, Field, Line, read_lines, shorten
 
 
 @dataclass(frozen=True)
@@ -94,3 +97,224 @@ class ChainConfig:
     export: Export
     released: Released
     inference: Inference
+
+
+# Titles are written with a leading "=". Only these words are the same in every repository's configs.
+LANDMARKS_32 = {
+    1: "=train_params",
+    2: "model_name",
+    3: "python",
+    4: "gpu_list",
+    13: "trainer",
+    16: "=eval_params",
+    17: "eval",
+    19: "=infer_params",
+    27: "inference",
+}
+# Whose exported models must be quantized: PACT, training in few bits, post-training quantization.
+QUANTIZED_TRAINERS = ("pact_train", "qt_train", "ptq_train")
+# The last two are parsed by the original and not passed on.
+_ORDER_32 = ("output_dir", "epochs", "pretrained", "batch_size", "extra", "use_gpu")
+
+
+def read_32(file: ConfigFile) -> ChainConfig:
+    """The parts of a config whose landmarks are those of this layout."""
+    field = file.field
+    return ChainConfig(
+        file=file,
+        layout=32,
+        model_name=field(2),
+        python=field(3),
+        training=Training(
+            gpu_list=field(4),
+            use_gpu=_as_option(field(5)),
+            autocast=None,
+            epochs=field(6),
+            output_dir=field(7),
+            batch_size=field(8),
+            pretrained=field(9),
+            weights_name=field(10),
+            extra=field(11),
+            chosen=field(13),
+            trainers=(
+                Trainer(field(14).key, field(14), field(22), quantized=field(14).key in QUANTIZED_TRAINERS),
+            ),
+            order=_ORDER_32,
+            order_on_machines=_ORDER_32,
+        ),
+        evaluation=Evaluation(command=field(17), extra=field(11)),
+        export=Export(save=field(20), weights=field(21), subfolder=None),
+        released=Released(
+            weights=field(24), export=field(25), folder=field(20), quantized=_quantizes(field(14))
+        ),
+        inference=Inference(
+            script=field(27),
+            use_gpu=field(28),
+            batch_size=field(29),
+            model_dir=field(30),
+            image=field(31),
+            train_image=field(31),
+            benchmark=field(32),
+        ),
+    )
+
+
+def _quantizes(trainer: Field) -> Field | None:
+    """Post-training quantization also makes a quantized model of released weights."""
+    found = trainer.key == "ptq_train"
+    return Field(trainer.source, trainer.number, trainer.key, "True") if found else None
+
+
+def _as_option(field: Field) -> Field:
+    """Line 5 as something that can be passed on: `use-gpu` is no option, `--device` of train.py is."""
+    if field.key.replace("_", "-") != "use-gpu":
+        return field
+    words = {"True": "gpu", "False": "cpu"}
+    parts = (words.get(part.strip(), part.strip()) for part in field.value.split("|"))
+    return Field(field.source, field.number, "--device", "|".join(parts))
+
+
+LANDMARKS_51 = {
+    1: "=train_params",
+    2: "model_name",
+    3: "python",
+    4: "gpu_list",
+    15: "trainer",
+    23: "=eval_params",
+    24: "eval",
+    27: "=infer_params",
+    40: "inference",
+}
+_ORDER_51 = ("use_gpu", "output_dir", "epochs", "pretrained", "autocast", "batch_size", "extra")
+_ORDER_51_ON_MACHINES = ("use_gpu", "output_dir", "pretrained", "epochs", "autocast", "batch_size", "extra")
+_TRAINERS_51 = ((16, 30), (17, 31), (18, 32), (19, 33), (20, 34), (21, 35))  # lines of training and of export
+_PACT_51 = 17
+
+
+def read_51(file: ConfigFile) -> ChainConfig:
+    """The parts of a config whose landmarks are those of this layout."""
+    field = file.field
+    return ChainConfig(
+        file=file,
+        layout=51,
+        model_name=field(2),
+        python=field(3),
+        training=Training(
+            gpu_list=field(4),
+            use_gpu=field(5),
+            autocast=field(6),
+            epochs=field(7),
+            output_dir=field(8),
+            batch_size=field(9),
+            pretrained=field(10),
+            weights_name=field(11),
+            extra=field(13),
+            chosen=field(15),
+            trainers=tuple(
+                Trainer(field(train).key, field(train), field(export), quantized=train == _PACT_51)
+                for train, export in _TRAINERS_51
+            ),
+            order=_ORDER_51,
+            order_on_machines=_ORDER_51_ON_MACHINES,
+        ),
+        evaluation=Evaluation(command=field(24), extra=field(25)),
+        export=Export(save=field(28), weights=field(29), subfolder=field(36)),
+        released=Released(weights=field(37), export=field(38), folder=None, quantized=field(39)),
+        inference=Inference(
+            script=field(40),
+            use_gpu=field(41),
+            mkldnn=field(42),
+            threads=field(43),
+            batch_size=field(44),
+            tensorrt=field(45),
+            precision=field(46),
+            model_dir=field(47),
+            image=field(48),
+            train_image=field(12),
+            benchmark=field(50),
+            extra=field(51),
+        ),
+    )
+
+
+_Layout = tuple[dict[int, str], Callable[[ConfigFile], ChainConfig]]
+_LAYOUTS: tuple[_Layout, _Layout] = (
+    (LANDMARKS_32, read_32),
+    (LANDMARKS_51, read_51),
+)
+_ALWAYS = ("model_name", "python", "gpu_list", "trainer")
+
+
+def read_config(path: Path) -> ChainConfig:
+    """A chain test's config in typed parts, whichever of the two layouts it has.
+
+    >>> read_config(Path("test_tipc/configs/resnet18/train_infer_python.txt")).layout  # doctest: +SKIP
+    32
+    """
+    file = read_lines(path)
+    marks, read = _recognise(file)
+    for position, word in marks.items():
+        _check(file, position, word)
+    return read(file)
+
+
+def _recognise(file: ConfigFile) -> _Layout:
+    """The layout that more of the landmarks fit, or whose distance between two of them this file has."""
+    scores = [sum(_stands(file.line(place), word) for place, word in marks.items()) for marks, _ in _LAYOUTS]
+    if scores[0] != scores[1]:
+        return _LAYOUTS[scores.index(max(scores))]
+    # A line too few near the top moves all landmarks, but not one against the other.
+    trainer, title = _places(file, "trainer"), _places(file, "=eval_params")
+    if trainer and title:
+        return _LAYOUTS[0 if title[0] - trainer[0] <= 5 else 1]
+    raise _unrecognised(file)
+
+
+def _places(file: ConfigFile, word: str) -> list[int]:
+    return [place for place, line in enumerate(file.lines, 1) if _stands(line, word)]
+
+
+def _stands(line: Line | None, word: str) -> bool:
+    if line is None:
+        return False
+    return line.title == word[1:] if word.startswith("=") else line.key == word and ":" in line.text
+
+
+def _check(file: ConfigFile, position: int, word: str) -> None:
+    line = file.line(position)
+    if line is None and word not in _ALWAYS:  # what is cut off at the end is absent
+        return
+    if _stands(line, word):
+        return
+    if line is not None and line.says_nothing and word[0] != "=" and not _places(file, word):
+        return
+    expected = f"the title {word[1:]}" if word.startswith("=") else f"{word}:..."
+    found = f'"{shorten(line.text)}"' if line else "the end of the file"
+    raise file.error(position, f"expected {expected}, found {found}{_hint(file, line, position, word)}")
+
+
+def _hint(file: ConfigFile, line: Line | None, position: int, word: str) -> str:
+    """What to do: the word is misspelt here, or stands on another line."""
+    elsewhere = _places(file, word)
+    if elsewhere:
+        place = elsewhere[0]
+        trouble = "is missing" if place < position else "is too much"
+        return f"; it is on line {file.number_of(place)}, so a line above it {trouble}"
+    here = "" if line is None else line.title or line.key
+    return f'; did you mean "{word.lstrip("=")}"?' if nearest(here, [word.lstrip("=")]) else ""
+
+
+def _unrecognised(file: ConfigFile) -> LowbitError:
+    first, found = file.lines[0], _places(file, "trainer")
+    if first.title not in (None, "train_params") and not found:
+        return file.error(
+            1,
+            f"expected the title train_params, found {shorten(first.title)}: this is the config of another "
+            "test; lowbit knows those of train_infer_python.txt's kind",
+        )
+    position = found[0] if found else 13
+    return file.error(
+        position,
+        "expected trainer:... on line 13 (layout of 32 lines) or on line 15 (layout of 51 lines), "
+        + (f"found it on line {file.number_of(position)}" if found else "found it nowhere"),
+    )

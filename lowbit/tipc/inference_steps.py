@@ -6,12 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from lowbit.tipc.builder import Builder
 from lowbit.tipc.config import ChainConfig, Inference
-from lowbit.tipc.lines import Field, is_absent, present
-from lowbit.tipc.step import Step, StepKind
-from lowbit.tipc.values import DeviceChoice, alternatives, cpu_word, is_gpu_word, is_true
-from lowbit.tipc.words import Words, option, option_with, split_words
+from lowbit.tipc.fields import (
+    DeviceChoice,
+    Field,
+    Words,
+    alternatives,
+    cpu_word,
+    is_absent,
+    is_gpu_word,
+    is_true,
+    option,
+    option_with,
+    present,
+    split_words,
+)
+from lowbit.tipc.steps import Builder, Step, StepKind
 
 _CPU, _FIRST_CARD = DeviceChoice(()), DeviceChoice((0,))
 

@@ -1,19 +1,176 @@
-"""Whether a step has done its work: beyond the exit code, what it left and what it printed."""
+"""Judges a step by its files and its log, beyond its exit code."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lowbit.tipc.finding import Finding
-from lowbit.tipc.judge_export import CheckProgram, check_export
-from lowbit.tipc.judge_infer import check_answers
-from lowbit.tipc.left_files import Snapshot, check_checkpoint, check_weights, take_snapshot
-from lowbit.tipc.log_lines import last_accuracy, last_loss
+from lowbit.tipc.process import Outcome
 from lowbit.tipc.result import Check
-from lowbit.tipc.step import ChainPlan, Step, StepKind
+from lowbit.tipc.step_outputs import (
+    Answer,
+    Snapshot,
+    answers,
+    changed_files,
+    check_checkpoint,
+    check_weights,
+    find_weights,
+    last_accuracy,
+    last_loss,
+    take_snapshot,
+)
+from lowbit.tipc.steps import ChainPlan, Step, StepKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The exported files, the checkpoint that they are of, and images to compare on."""
+
+    program: str | None  # inference.json or .pdmodel, with its .pdiparams beside it
+    onnx: str | None
+    weights: str | None
+    images: str | None
+    quantized: bool
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the trained model answers to an image."""
+
+    image: str
+    probabilities: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The checks, and what inference has to print for the first of the images."""
+
+    checks: list[Check]
+    expected: list[Expected] = field(default_factory=list)
+    image_count: int = 0
+
+
+def read_finding(path: Path) -> Finding | None:
+    """What the process has written; None where it did not get that far."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Finding(
+        checks=[Check(**check) for check in values["checks"]],
+        expected=[Expected(**answer) for answer in values["expected"]],
+        image_count=values["image_count"],
+    )
+
+
+CheckProgram = Callable[[Step, Sequence[str]], Outcome]  # runs it; what it prints goes beside the step's log
+
+
+def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) -> Finding:
+    """Looks for the files that the step has written, and lets another process open them."""
+    folder = root / (step.leaves or step.folder)
+    written = changed_files(before, folder)
+    program, onnx = _program(written), _first(path for path in written if path.suffix == ".onnx")
+    if program is None and onnx is None:
+        old = " (one of an earlier run is there)" if _program(list(before)) else ""
+        expected = "inference.json or .pdmodel with its .pdiparams, or an .onnx file"
+        return Finding(checks=[Check("exported model", False, f"none written to {folder}{old}: {expected}")])
+    weights = _source(root, step, written)
+    request = Request(
+        program=program and str(program),
+        onnx=onnx and str(onnx),
+        weights=weights and str(weights),
+        images=step.image,
+        quantized=step.quantized,
+    )
+    with tempfile.TemporaryDirectory(prefix="lowbit-tipc-") as name:
+        question, answer = Path(name) / "request.json", Path(name) / "finding.json"
+        question.write_text(json.dumps(asdict(request)), "utf-8")
+        outcome = run(step, (sys.executable, "-m", "lowbit.tipc.model_check", str(question), str(answer)))
+        found = read_finding(answer)
+    if outcome.exit_code == 0 and found is not None:
+        return found
+    how = outcome.ended or f"ended with exit code {outcome.exit_code}"
+    return Finding(checks=[Check("loads", False, f"the process that opened {program or onnx} {how}")])
+
+
+def _program(written: Sequence[Path]) -> Path | None:
+    """The program that has its parameters beside it; the ecosystem calls it `inference`, if not `model`."""
+    names = {path for path in written if path.suffix == ".pdiparams"}
+    found = [
+        path
+        for path in written
+        if path.suffix in (".json", ".pdmodel") and path.with_suffix(".pdiparams") in names
+    ]
+    return _first(sorted(found, key=lambda path: (path.stem != "inference", len(path.parts), path)))
+
+
+def _source(root: Path, step: Step, written: Sequence[Path]) -> Path | None:
+    """The checkpoint that the exported model is of: one of the step's own, where it quantized, too."""
+    own = _first(path for path in written if path.name == "latest.lowbit")
+    return own or (find_weights(root / step.weights) if step.weights else None)
+
+
+def _first(paths: Iterable[Path]) -> Path | None:
+    return next(iter(paths), None)
+
+
+_TOLERANCE = 0.01  # of a probability: faster kernels and three printed digits
+
+
+def check_answers(log: Path, finding: Finding | None, *, must_classify: bool) -> list[Check]:
+    """The checks of an inference step's log; `finding` is about the model that it ran."""
+    found = answers(log)
+    if not found:
+        wanted = "no line like `class_id: 8, prob: 0.909` in its log"
+        return [Check("class and probability", False if must_classify else None, wanted)]
+    strange = next((answer for answer in found if not _is_probability(answer)), None)
+    if strange:
+        return [Check("class and probability", False, f"it printed prob: {strange.probability}")]
+    first = found[0]
+    printed = f"{len(found)} lines, the first: class {first.class_id} with {first.probability:.3f}"
+    checks = [Check("class and probability", True, printed)]
+    if finding is None or not finding.expected:
+        why = "what the trained model answers is not known"
+        return [*checks, Check("the trained model's class", None, why)]
+    return [*checks, _compare(found, finding)]
+
+
+def _is_probability(answer: Answer) -> bool:
+    return math.isfinite(answer.probability) and 0 <= answer.probability <= 1 + 1e-6
+
+
+def _compare(found: list[Answer], finding: Finding) -> Check:
+    name = "the trained model's class"
+    if len(found) != finding.image_count:
+        return Check(name, False, f"{finding.image_count} images, but {len(found)} lines")
+    for printed, expected in zip(found, finding.expected, strict=False):  # only the first are expected
+        if printed.image is not None and Path(printed.image).name != Path(expected.image).name:
+            return Check(name, False, f"expected {expected.image}, it printed {printed.image}")
+        if not _agree(printed, expected):
+            best = max(range(len(expected.probabilities)), key=expected.probabilities.__getitem__)
+            return Check(
+                name,
+                False,
+                f"{expected.image}: trained, class {best} with {expected.probabilities[best]:.3f}; printed, "
+                f"class {printed.class_id} with {printed.probability:.3f}",
+            )
+    looked_at = min(len(finding.expected), finding.image_count)
+    return Check(name, True, f"the same for all {looked_at} images that were looked at")
+
+
+def _agree(printed: Answer, expected: Expected) -> bool:
+    """The same class, or one that is as probable: of equals, rounding may choose another."""
+    best = max(expected.probabilities)
+    if printed.class_id >= len(expected.probabilities):
+        return False
+    own = expected.probabilities[printed.class_id]
+    return best - own <= _TOLERANCE and abs(printed.probability - own) <= _TOLERANCE
 
 
 @dataclass

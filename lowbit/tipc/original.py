@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from lowbit.tipc.config import ChainConfig
-from lowbit.tipc.lines import ConfigFile
+from lowbit.tipc.fields import ConfigFile
 from lowbit.tipc.plan import check_mode
 
 _SHORTEST_ADDRESSES = len("0.0.0.0,0.0.0.0")

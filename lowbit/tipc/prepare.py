@@ -7,7 +7,7 @@ from pathlib import Path
 from lowbit.data.lite import lite_files, write_lite_data
 from lowbit.errors import LowbitError
 from lowbit.tipc.config import ChainConfig
-from lowbit.tipc.lines import Field, shorten
+from lowbit.tipc.fields import Field, shorten
 from lowbit.tipc.plan import find_root
 
 _DEMO = "val/circle/circle_0.jpg"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from lowbit.tipc.step import Environment
+from lowbit.tipc.steps import Environment
 
 _MARK = "LOWBIT_TIPC_STEP"  # in the environment: also found in a process that left its session and parent
 _GRACE = 5.0  # seconds between asking and forcing

@@ -16,12 +16,19 @@ import lowbit
 from lowbit.errors import LowbitError
 from lowbit.tipc.display import Display
 from lowbit.tipc.judge import Judge
-from lowbit.tipc.junit import log_tail
-from lowbit.tipc.left_files import find_weights
 from lowbit.tipc.process import Outcome, run_program
-from lowbit.tipc.result import ChainResult, Check, Status, StepResult
-from lowbit.tipc.result_files import append_status, status_line, write_result
-from lowbit.tipc.step import ChainPlan, Environment, Step, StepKind
+from lowbit.tipc.result import (
+    ChainResult,
+    Check,
+    Status,
+    StepResult,
+    append_status,
+    log_tail,
+    status_line,
+    write_result,
+)
+from lowbit.tipc.step_outputs import find_weights
+from lowbit.tipc.steps import ChainPlan, Environment, Step, StepKind
 from lowbit.training.interruption import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it

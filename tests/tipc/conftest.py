@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lowbit.tipc import ChainConfig, Check, Step, read_config
-from lowbit.tipc.finding import Expected, Finding
-from lowbit.tipc.left_files import Snapshot, changed_files
+from lowbit.tipc.judge import Expected, Finding
+from lowbit.tipc.step_outputs import Snapshot, changed_files
 
 CONFIGS = Path(__file__).parent / "configs"
 NAMES = ("norm", "pact", "amp", "fleet", "generic")

@@ -1,19 +1,119 @@
-"""Exported models of a tiny network, right and wrong ones."""
-
 from __future__ import annotations
 
 import json
+import pickle
+import struct
 import subprocess
 import sys
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 
 from lowbit.data import write_lite_data
-from lowbit.tipc.finding import Finding, Request, read_finding
-from lowbit.tipc.model_check import check_model, main
+from lowbit.deploy import ModelFiles
+from lowbit.errors import LowbitError
+from lowbit.tipc.judge import Finding, Request, read_finding
+from lowbit.tipc.model_check import (
+    OnnxProgram,
+    PaddleProgram,
+    Signs,
+    check_model,
+    check_quantized,
+    check_same_weights,
+    main,
+    paddle_signs,
+)
 from tests.tipc.tiny_models import export_tiny, save_tiny
 from tests.training.conftest import ROOT
+
+_KINDS = {"float32": 5, "float64": 6, "int8": 21}  # Paddle's numbers
+
+
+def _stored(array: np.ndarray) -> bytes:
+    """An array as `.pdiparams` holds it; sizes below 128 are one byte each in protobuf."""
+    description = bytes(
+        [1 << 3, _KINDS[array.dtype.name], *(b for size in array.shape for b in (2 << 3, size))]
+    )
+    return struct.pack("<IQIi", 0, 0, 0, len(description)) + description + array.tobytes()
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(program: bytes, *arrays: np.ndarray, suffix: str = ".json") -> ModelFiles:
+        model, params = tmp_path / f"m{suffix}", tmp_path / "m.pdiparams"
+        model.write_bytes(program)
+        params.write_bytes(b"".join(map(_stored, arrays)))
+        return ModelFiles(model, params, None)
+
+    return write
+
+
+WEIGHTS = np.arange(32, dtype=np.float32)
+
+
+def test_signs_of_quantization(files):
+    program = b'{"#":"1.round"} {"#":"1.round_"} {"#":"1.fake_channel_wise_quantize_abs_max"} "1.relu"'
+    assert paddle_signs(files(program, WEIGHTS, WEIGHTS.astype(np.int8))) == Signs(3, 1)
+    old = (
+        b"\x0a\x0fquantize_linear\x0a\x11dequantize_linear\x0afake_quantize_dequantize_moving_average_abs_max"
+    )
+    assert paddle_signs(files(old, WEIGHTS, suffix=".pdmodel")) == Signs(2, 0)
+    assert not paddle_signs(files(b"conv2d", WEIGHTS, suffix=".pdmodel")).is_quantized
+
+
+def test_as_many_as_layers():
+    assert check_quantized(Signs(54, 54), 54).passed is True
+    assert check_quantized(Signs(54, 0), None).passed is True
+    assert check_quantized(Signs(53, 54), 54).passed is True  # two layers share an input
+    assert check_quantized(Signs(53, 53), 54).passed is False
+    assert check_quantized(Signs(0, 0), None).passed is False
+
+
+@pytest.mark.parametrize(("quantized", "verdict"), [(False, False), (True, None)])
+def test_arrays_of_a_checkpoint(files, tmp_path, quantized, verdict):
+    path = tmp_path / "w.pdparams"
+    path.write_bytes(pickle.dumps({"w": WEIGHTS, "zeros": np.zeros(64), "few": np.arange(3.0)}))
+    same = check_same_weights(path, files(b"", WEIGHTS), quantized=quantized)
+    assert (same.passed, same.detail) == (True, "1 of the 1 arrays of w.pdparams are in m.pdiparams")
+    other = check_same_weights(path, files(b"", WEIGHTS + 1, np.zeros(64)), quantized=quantized)
+    assert other.passed is verdict
+
+
+def test_nothing_to_compare(files, tmp_path):
+    path = tmp_path / "w.pdparams"
+    path.write_bytes(pickle.dumps({"zeros": np.zeros(64)}))
+    assert check_same_weights(path, files(b"", WEIGHTS), quantized=False).passed is None
+    assert check_same_weights(tmp_path / "w.pt", files(b"", WEIGHTS), quantized=False).passed is None
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    data = write_lite_data(folder / "lite_data", tar=False)
+    export_tiny(save_tiny(folder, data, quantized=True), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "where"),
+    [
+        (PaddleProgram, "inference.json", "inference.json in Paddle Inference"),
+        (OnnxProgram, "inference.onnx", "inference.onnx in ONNX Runtime"),
+    ],
+)
+def test_both_formats(exported, kind, name, where):
+    program = kind(exported / name)
+    assert program.load() == where
+    assert program.yml.Global.model_name == "tiny"
+    assert program.signs().roundings >= 2  # one for each layer
+    assert 0 < program.tolerance(False) <= program.tolerance(True)
+
+
+def test_parameters_that_are_missing(exported, tmp_path):
+    (tmp_path / "inference.json").write_bytes((exported / "inference.json").read_bytes())
+    with pytest.raises(LowbitError, match="the parameters are missing"):
+        PaddleProgram(tmp_path / "inference.json")
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.tipc.builder import Builder, Machine
-from lowbit.tipc.lines import Field
-from lowbit.tipc.step import Step, StepKind
-from lowbit.tipc.values import DeviceChoice
+from lowbit.tipc.fields import DeviceChoice, Field
+from lowbit.tipc.steps import Builder, Machine, Step, StepKind
 
 CPU, ONE, TWO = DeviceChoice(()), DeviceChoice((0,)), DeviceChoice((0, 1))
 MACHINES = DeviceChoice((0, 1), ("10.0.0.1", "10.0.0.2"))
