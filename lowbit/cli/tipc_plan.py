@@ -30,6 +30,13 @@ DeviceOption = Annotated[
         "config asks for."
     ),
 ]
+DialectOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="`generic` or `paddleclas`: whose runner the config is for. Left out: recognised from its keys.",
+    ),
+]
 PythonOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The interpreter, instead of the config's.")
 ]
@@ -41,6 +48,7 @@ def plan(
     original: Annotated[
         bool, typer.Option("--original", help="Show what the original scripts would have run instead.")
     ] = False,
+    dialect: DialectOption = None,
     device: DeviceOption = None,
     python: PythonOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -62,17 +70,19 @@ def plan(
             raise LowbitError(
                 "--original shows what the original runs: it knows neither --device nor --python"
             )
-        commands = original_commands(read_config(config), mode)
+        commands = original_commands(read_config(config, dialect), mode)
         print(json.dumps(commands, indent=2, ensure_ascii=False) if as_json else "\n".join(commands))
         return
-    planned = plan_for_this_machine(config, mode, device, python)
+    planned = plan_for_this_machine(config, mode, device, python, dialect)
     if as_json:
         print(json.dumps(plan_values(planned), indent=2, ensure_ascii=False))
     else:
         print_plan(planned)
 
 
-def plan_for_this_machine(config: Path, mode: str, device: str | None, python: str | None) -> ChainPlan:
+def plan_for_this_machine(
+    config: Path, mode: str, device: str | None, python: str | None, dialect: str | None
+) -> ChainPlan:
     """The plan with what this machine has; without a `device`, what the config asks for."""
     from lowbit.machine import paddle_build
     from lowbit.tipc import Machine, check_mode, make_plan, read_config
@@ -83,7 +93,7 @@ def plan_for_this_machine(config: Path, mode: str, device: str | None, python: s
             f'--device is cpu or auto, or left out for what the config asks for, not "{device}"; '
             + did_you_mean(device, ["cpu", "auto"])
         )
-    read = read_config(config)
+    read = read_config(config, dialect)
     cards = 0 if device == "cpu" else paddle_build().cards
     machine = Machine(cards=cards, on_cpu=device == "cpu" or (device == "auto" and cards == 0))
     return make_plan(read, mode, machine=machine, python=python)

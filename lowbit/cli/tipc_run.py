@@ -1,4 +1,4 @@
-"""`lowbit tipc prepare`, `run` and `report`: the data of a chain, the chain, and what came of it."""
+"""`lowbit tipc prepare`, `run` and `report`: the data of a chain, the chain, and its results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from lowbit.cli.tipc_plan import (
     ConfigArgument,
     DeviceOption,
+    DialectOption,
     ModeArgument,
     PythonOption,
     plan_for_this_machine,
@@ -20,7 +21,7 @@ from lowbit.errors import LowbitError
 _HOUR = 3600.0
 
 
-def prepare(config: ConfigArgument, mode: ModeArgument) -> None:
+def prepare(config: ConfigArgument, mode: ModeArgument, dialect: DialectOption = None) -> None:
     """Make or check what a chain needs: data, images, weights. Nothing is downloaded.
 
     Lite data and a demo image are drawn where the config names files that are not there. Data and weights of
@@ -31,13 +32,14 @@ def prepare(config: ConfigArgument, mode: ModeArgument) -> None:
     from lowbit.tipc import check_mode, prepare_chain, read_config
 
     check_mode(mode)
-    for line in prepare_chain(read_config(config), mode):
+    for line in prepare_chain(read_config(config, dialect), mode):
         print(line)
 
 
 def run(
     config: ConfigArgument,
     mode: ModeArgument,
+    dialect: DialectOption = None,
     device: DeviceOption = None,
     python: PythonOption = None,
     step_timeout: Annotated[
@@ -63,7 +65,7 @@ def run(
     """
     from lowbit.tipc import Limits, open_display, print_result, results_folder, run_plan
 
-    planned = plan_for_this_machine(config, mode, device, python)
+    planned = plan_for_this_machine(config, mode, device, python, dialect)
     if not planned.steps:
         raise LowbitError(f"{config} has no command for {mode}: all of them are null")
     if device == "auto" and any(step.note for step in planned.steps):
@@ -84,7 +86,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Also copy the JUnit XML to this file.")
     ] = None,
 ) -> None:
-    """Show what came of the last run of a config and mode. Exit code as for `run`.
+    """Show the results of the last run of a config and mode. Exit code as for `run`.
 
     **Example**: `lowbit tipc report test_tipc/configs/resnet18/train_infer_python.txt lite_train_lite_infer`
     """

@@ -3,7 +3,7 @@
 from lowbit.tipc.config import ChainConfig, read_config
 from lowbit.tipc.display import Display, open_display, plan_values, print_plan, print_result
 from lowbit.tipc.fields import MODES, TRAIN_MODES
-from lowbit.tipc.original import original_commands
+from lowbit.tipc.original import OriginalCommand, original_commands, original_steps
 from lowbit.tipc.plan import check_mode, find_root, make_plan, output_folder
 from lowbit.tipc.prepare import prepare_chain
 from lowbit.tipc.result import ChainResult, Check, Status, StepResult, junit_xml, read_result, results_folder
@@ -20,6 +20,7 @@ __all__ = [
     "Display",
     "Limits",
     "Machine",
+    "OriginalCommand",
     "Status",
     "Step",
     "StepKind",
@@ -30,6 +31,7 @@ __all__ = [
     "make_plan",
     "open_display",
     "original_commands",
+    "original_steps",
     "output_folder",
     "plan_values",
     "prepare_chain",

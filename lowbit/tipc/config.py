@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowbit.errors import LowbitError, nearest
+from lowbit.tipc.dialects import Dialect, find_dialect
 from lowbit.tipc.fields import ConfigFile, Field, Line, read_lines, shorten
 
 
@@ -58,12 +59,16 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The model that `whole_infer` starts from; where `folder` is None, the weights' place is the folder."""
+    """The model that `whole_infer` starts from; where `folder` is None, the weights' place is the folder.
+
+    `post_quantize` is PaddleClas's command that quantizes an exported model without training.
+    """
 
     weights: Field
     export: Field
     folder: Field | None
     quantized: Field | None
+    post_quantize: Field | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,7 @@ class ChainConfig:
 
     file: ConfigFile
     layout: int
+    dialect: Dialect
     model_name: Field
     python: Field
     training: Training
@@ -117,12 +123,13 @@ QUANTIZED_TRAINERS = ("pact_train", "qt_train", "ptq_train")
 _ORDER_32 = ("output_dir", "epochs", "pretrained", "batch_size", "extra", "use_gpu")
 
 
-def read_32(file: ConfigFile) -> ChainConfig:
+def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
     """The parts of a config whose landmarks are those of this layout."""
     field = file.field
     return ChainConfig(
         file=file,
         layout=32,
+        dialect=dialect,
         model_name=field(2),
         python=field(3),
         training=Training(
@@ -188,15 +195,16 @@ LANDMARKS_51 = {
 _ORDER_51 = ("use_gpu", "output_dir", "epochs", "pretrained", "autocast", "batch_size", "extra")
 _ORDER_51_ON_MACHINES = ("use_gpu", "output_dir", "pretrained", "epochs", "autocast", "batch_size", "extra")
 _TRAINERS_51 = ((16, 30), (17, 31), (18, 32), (19, 33), (20, 34), (21, 35))  # lines of training and of export
-_PACT_51 = 17
+_PACT_51, _TO_STATIC_51 = 17, 20
 
 
-def read_51(file: ConfigFile) -> ChainConfig:
+def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
     """The parts of a config whose landmarks are those of this layout."""
     field = file.field
     return ChainConfig(
         file=file,
         layout=51,
+        dialect=dialect,
         model_name=field(2),
         python=field(3),
         training=Training(
@@ -210,16 +218,15 @@ def read_51(file: ConfigFile) -> ChainConfig:
             weights_name=field(11),
             extra=field(13),
             chosen=field(15),
-            trainers=tuple(
-                Trainer(field(train).key, field(train), field(export), quantized=train == _PACT_51)
-                for train, export in _TRAINERS_51
-            ),
+            trainers=_trainers_51(file, dialect),
             order=_ORDER_51,
             order_on_machines=_ORDER_51_ON_MACHINES,
         ),
         evaluation=Evaluation(command=field(24), extra=field(25)),
-        export=Export(save=field(28), weights=field(29), subfolder=field(36)),
-        released=Released(weights=field(37), export=field(38), folder=None, quantized=field(39)),
+        export=Export(
+            save=field(28), weights=field(29), subfolder=None if dialect.is_paddleclas else field(36)
+        ),
+        released=_released_51(file, dialect),
         inference=Inference(
             script=field(40),
             use_gpu=field(41),
@@ -230,14 +237,44 @@ def read_51(file: ConfigFile) -> ChainConfig:
             precision=field(46),
             model_dir=field(47),
             image=field(48),
-            train_image=field(12),
+            train_image=field(48 if dialect.is_paddleclas else 12),
             benchmark=field(50),
             extra=field(51),
         ),
     )
 
 
-_Layout = tuple[dict[int, str], Callable[[ConfigFile], ChainConfig]]
+def _trainers_51(file: ConfigFile, dialect: Dialect) -> tuple[Trainer, ...]:
+    found = []
+    for train, export in _TRAINERS_51:
+        command = file.field(train)
+        if train == _TO_STATIC_51 and dialect.is_paddleclas:  # norm_train with options; line 34 quantizes
+            norm, export = file.field(16), 30
+            if not command.is_absent and not norm.is_absent:
+                text = f"{norm.value} {command.value}"
+                command = Field(command.source, command.number, command.key, text)
+        found.append(Trainer(command.key, command, file.field(export), quantized=train == _PACT_51))
+    return tuple(found)
+
+
+def _released_51(file: ConfigFile, dialect: Dialect) -> Released:
+    field = file.field
+    if not dialect.is_paddleclas:
+        return Released(weights=field(37), export=field(38), folder=None, quantized=field(39))
+    export = field(30)
+    if not _asks_for_export(field(38)):
+        export = Field(export.source, export.number, export.key, "null")
+    return Released(
+        weights=field(36), export=export, folder=field(37), quantized=field(39), post_quantize=field(34)
+    )
+
+
+def _asks_for_export(flag: Field) -> bool:
+    """Line 38 is a command in other repositories, and True or False in PaddleClas's."""
+    return not flag.is_absent and flag.value != "False"
+
+
+_Layout = tuple[dict[int, str], Callable[[ConfigFile, Dialect], ChainConfig]]
 _LAYOUTS: tuple[_Layout, _Layout] = (
     (LANDMARKS_32, read_32),
     (LANDMARKS_51, read_51),
@@ -245,8 +282,10 @@ _LAYOUTS: tuple[_Layout, _Layout] = (
 _ALWAYS = ("model_name", "python", "gpu_list", "trainer")
 
 
-def read_config(path: Path) -> ChainConfig:
+def read_config(path: Path, dialect: str | None = None) -> ChainConfig:
     """A chain test's config in typed parts, whichever of the two layouts it has.
+
+    `dialect` is `generic` or `paddleclas`; None recognises it from the keys.
 
     >>> read_config(Path("test_tipc/configs/resnet18/train_infer_python.txt")).layout  # doctest: +SKIP
     32
@@ -255,7 +294,7 @@ def read_config(path: Path) -> ChainConfig:
     marks, read = _recognise(file)
     for position, word in marks.items():
         _check(file, position, word)
-    return read(file)
+    return read(file, find_dialect(dialect, file, 32 if marks is LANDMARKS_32 else 51))
 
 
 def _recognise(file: ConfigFile) -> _Layout:
@@ -304,17 +343,38 @@ def _hint(file: ConfigFile, line: Line | None, position: int, word: str) -> str:
     return f'; did you mean "{word.lstrip("=")}"?' if nearest(here, [word.lstrip("=")]) else ""
 
 
+# Words of a title or a file's name, the test that they stand for, and what lowbit has instead.
+_OTHER_TESTS = (
+    ("lite_arm", "Paddle Lite on ARM", "lowbit export writes an ONNX file"),
+    ("lite", "Paddle Lite", "lowbit export writes an ONNX file"),
+    ("serving", "Paddle Serving", "lowbit export writes a model that a server can load"),
+    ("cpp", "inference in C++", "lowbit verify runs the exported model in three engines"),
+    ("paddle2onnx", "Paddle2ONNX", "lowbit export --format onnx, or lowbit tipc init --chains onnx"),
+    ("dy2static", "training in static graphs", "add to_static_train to the trainer line of train_infer"),
+    ("to_static", "training in static graphs", "add to_static_train to the trainer line of train_infer"),
+)
+
+
+def _other_test(file: ConfigFile) -> str | None:
+    """What to say about a config of another of the ecosystem's tests."""
+    names = (file.lines[0].title or "", Path(file.source).name)
+    for name in names:
+        for word, test, instead in _OTHER_TESTS:
+            if word in name.lower():
+                return f"this is a config of the test of {test}, which lowbit does not run; {instead}"
+    return None
+
+
 def _unrecognised(file: ConfigFile) -> LowbitError:
     first, found = file.lines[0], _places(file, "trainer")
+    other = None if found else _other_test(file)
     if first.title not in (None, "train_params") and not found:
-        return file.error(
-            1,
-            f"expected the title train_params, found {shorten(first.title)}: this is the config of another "
-            "test; lowbit knows those of train_infer_python.txt's kind",
-        )
+        other = other or "this is a config of another test; lowbit runs those like train_infer_python.txt"
+        return file.error(1, f"expected the title train_params, found {shorten(first.title)}: {other}")
     position = found[0] if found else 13
     return file.error(
         position,
         "expected trainer:... on line 13 (layout of 32 lines) or on line 15 (layout of 51 lines), "
-        + (f"found it on line {file.number_of(position)}" if found else "found it nowhere"),
+        + (f"found it on line {file.number_of(position)}" if found else "found it nowhere")
+        + (f": {other}" if other else ""),
     )

@@ -14,14 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.tipc.result import ChainResult, Status, StepResult
-from lowbit.tipc.steps import ChainPlan, Step
+from lowbit.tipc.steps import ChainPlan, Step, in_directory
 
 
 def print_plan(plan: ChainPlan) -> None:
     """The steps as a table, then what is to be said about them, then a sum."""
     # As wide as it must be where nobody watches: a folded table is no use to grep or to a file.
     console = Console(width=None if sys.stdout.isatty() else 100_000)
-    console.print(Text(f"{plan.config} ({plan.layout}-line layout), {plan.mode}, in {plan.root}"))
+    dialect = f", {plan.dialect}" if plan.dialect != "generic" else ""
+    console.print(Text(f"{plan.config} ({plan.layout}-line layout{dialect}), {plan.mode}, in {plan.root}"))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("#", justify="right")
     table.add_column("step")
@@ -39,21 +40,13 @@ def print_plan(plan: ChainPlan) -> None:
 
 
 def command_text(step: Step) -> str:
-    """A step as one could type it: what it adds to the environment, its quoted arguments, its log."""
+    """A step as one could type it in the root: its folder, environment, quoted arguments and log."""
     taken_out = [f"-u {name}" for name, value in step.environment.items() if value is None]
     settings = [
         f"{name}={shlex.quote(value)}" for name, value in step.environment.items() if value is not None
     ]
-    return " ".join(
-        (
-            *(["env", *taken_out] if taken_out else []),
-            *settings,
-            shlex.join(step.arguments),
-            ">",
-            shlex.quote(step.log),
-            "2>&1",
-        )
-    )
+    words = (*(["env", *taken_out] if taken_out else []), *settings, shlex.join(step.arguments))
+    return f"{in_directory(step, ' '.join(words))} > {shlex.quote(step.log)} 2>&1"
 
 
 def plan_values(plan: ChainPlan) -> dict[str, Any]:
@@ -61,6 +54,7 @@ def plan_values(plan: ChainPlan) -> dict[str, Any]:
     return {
         "config": plan.config,
         "layout": plan.layout,
+        "dialect": plan.dialect,
         "model_name": plan.model_name,
         "mode": plan.mode,
         "root": str(plan.root),
@@ -82,6 +76,8 @@ def plan_values(plan: ChainPlan) -> dict[str, Any]:
                 "skipped": step.skipped,
                 "note": step.note,
                 "quantized": step.quantized,
+                "directory": step.directory,
+                "links": dict(step.links),
             }
             for step in plan.steps
         ],
@@ -116,7 +112,7 @@ def _remark(step: StepResult) -> str:
         return step.reason or ""
     done = list(dict.fromkeys(check.name for check in step.checks if check.passed))
     parts = ([f"checked: {', '.join(done)}"] if done else []) + [
-        f"not checked: {check.name}" for check in step.checks if check.passed is None
+        f"not confirmed: {check.name}" for check in step.checks if check.passed is None
     ]
     return "; ".join(parts)
 
@@ -217,7 +213,7 @@ class TerminalDisplay(Display):
 
 def _remarks(result: StepResult) -> list[str]:
     failed = [f"failed: {result.reason}", f"its log: {result.log}"] if result.status is Status.FAILED else []
-    return [*failed, *result.notes, *(f"not checked: {text}" for text in result.unchecked)]
+    return [*failed, *result.notes, *(f"not confirmed: {text}" for text in result.unconfirmed)]
 
 
 def open_display() -> Display:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lowbit.errors import LowbitError, did_you_mean, nearest
 
@@ -79,6 +81,7 @@ class ConfigFile:
 
     source: str
     lines: tuple[Line, ...]
+    raw: tuple[str, ...] = ()  # as the file has them, with blanks at their ends; empty ones left out
 
     def line(self, position: int) -> Line | None:
         """The line at a position from 1; None behind the end, where missing lines mean absent ones."""
@@ -141,7 +144,7 @@ def read_lines(path: Path) -> ConfigFile:
             lines.append(Line(number, line))
     if not lines:
         raise LowbitError(f"{path}, line 1: expected the title train_params, found an empty file")
-    return ConfigFile(str(path), tuple(lines))
+    return ConfigFile(str(path), tuple(lines), tuple(line for line in text.split("\n") if line))
 
 
 def _read(path: Path) -> bytes:
@@ -253,11 +256,35 @@ def cpu_word(word: str) -> str:
 
 
 def is_true(field: Field, word: str) -> bool:
-    """Whether a flag such as `infer_quant` says True; nothing says False."""
-    if word not in ("True", "False") and not is_absent(word):
+    """Whether a flag such as `infer_quant` says True; nothing says False, and so does a misspelt False.
+
+    Hundreds of PaddleClas's configs have `Fasle`, which its runner takes as False; see `is_misspelt`.
+    """
+    if word not in ("True", "False") and not is_absent(word) and not is_misspelt(word):
         hint = did_you_mean(word, ("True", "False"))
         raise field.error(f'expected True or False, found "{shorten(word)}"; {hint}')
     return word == "True"
+
+
+def is_misspelt(word: str) -> bool:
+    """Whether a word is a misspelt `False`: harmless, other than a misspelt `True`.
+
+    >>> is_misspelt("Fasle"), is_misspelt("Ture"), is_misspelt("False")
+    (True, False, False)
+    """
+    return word != "False" and nearest(word, ("True", "False")) == "False"
+
+
+def file_behind(url: str) -> str | None:
+    """The file that a download of an address leaves in the current folder; None where it is no address.
+
+    >>> file_behind("https://host/dygraph/ResNet50_pretrained.pdparams?x=1")
+    './ResNet50_pretrained.pdparams'
+    """
+    if "://" not in url:
+        return None
+    name = posixpath.basename(urlsplit(url).path)
+    return f"./{name}" if name else None
 
 
 def per_mode(field: Field) -> dict[str, str]:

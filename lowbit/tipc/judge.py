@@ -19,12 +19,16 @@ from lowbit.tipc.step_outputs import (
     changed_files,
     check_checkpoint,
     check_weights,
+    class_count,
+    epoch_losses,
     find_weights,
     last_accuracy,
     last_loss,
     take_snapshot,
 )
 from lowbit.tipc.steps import ChainPlan, Step, StepKind
+
+ENOUGH_EPOCHS = 5  # with fewer, the loss of small batches need not fall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +177,24 @@ def _agree(printed: Answer, expected: Expected) -> bool:
     return best - own <= _TOLERANCE and abs(printed.probability - own) <= _TOLERANCE
 
 
+def check_learning(losses: Sequence[float], classes: int | None) -> Check:
+    """Whether the loss falls: its mean over the last half of the epochs is below that over the first half.
+
+    >>> check_learning([1.4, 1.3, 1.1, 0.9, 0.7], 4).passed
+    True
+    """
+    if len(losses) < ENOUGH_EPOCHS:
+        short = f"{len(losses)} epochs in its log; {ENOUGH_EPOCHS} are needed to see whether the loss falls"
+        return Check("learning", None, short)
+    half = len(losses) // 2
+    before, after = sum(losses[:half]) / half, sum(losses[-half:]) / half
+    detail = f"mean loss {before:.4g} in the first {half} epochs, {after:.4g} in the last {half}"
+    chance = math.log(classes) if classes and classes > 1 else None
+    if chance is not None and after >= chance:
+        detail += f": no better than guessing among {classes} classes ({chance:.4g})"
+    return Check("learning", after < before, detail)
+
+
 @dataclass
 class Judge:
     """Judges the steps of a plan in their order: what the trained model answers, inference has to print."""
@@ -213,13 +235,20 @@ class Judge:
         loss = last_loss(self._log(step))
         if loss is None:
             return [*checks, Check("loss", None, "its log has no line with `loss: NUMBER`")]
-        return [*checks, Check("loss", math.isfinite(loss), f"the last one is {loss:g}")]
+        checks.append(Check("loss", math.isfinite(loss), f"the last one is {loss:g}"))
+        classes = class_count(self.plan.root, step.arguments)
+        return [*checks, check_learning(epoch_losses(self._log(step)), classes)]
 
     def _eval(self, step: Step, before: Snapshot) -> list[Check]:
         accuracy = last_accuracy(self._log(step))
         if accuracy is None:
             return [Check("accuracy", None, "its log has no line like ` * Acc@1 0.564`")]
-        return [Check("accuracy", 0 <= accuracy <= 100, f"Acc@1 {accuracy:g}")]
+        checks = [Check("accuracy", 0 <= accuracy <= 100, f"Acc@1 {accuracy:g}")]
+        classes = class_count(self.plan.root, step.arguments)
+        if classes and accuracy <= 1 / classes:
+            guessing = f"Acc@1 {accuracy:g} is no better than guessing among {classes} classes"
+            checks.append(Check("better than chance", None, guessing))
+        return checks
 
     def _export(self, step: Step, before: Snapshot) -> list[Check]:
         finding = check_export(self.plan.root, step, before, self.run_check)

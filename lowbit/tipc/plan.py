@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.tipc.config import ChainConfig, Trainer
+from lowbit.tipc.dialects import amp_words
 from lowbit.tipc.fields import (
     MODES,
     DeviceChoice,
@@ -17,14 +18,14 @@ from lowbit.tipc.fields import (
     device_choices,
     is_absent,
     is_gpu_word,
+    is_misspelt,
     option,
     option_with,
     per_mode,
-    present,
     shorten,
     split_words,
 )
-from lowbit.tipc.inference_steps import Model, add_inference, add_whole_infer
+from lowbit.tipc.inference_steps import Model, add_inference, add_whole_infer, image_from_root, local_path
 from lowbit.tipc.steps import CPU_PROCESSES, Builder, ChainPlan, Machine, Step, StepKind
 
 
@@ -47,6 +48,10 @@ def make_plan(
         interpreter = Field("--python", 1, "python", python)
     interpreter.require("an interpreter, as in python:python3")
     build = Builder(machine or Machine(), split_words(interpreter, interpreter.value), output)
+    flag = config.released.quantized
+    if flag is not None:
+        for word in filter(is_misspelt, alternatives(flag.value)):
+            build.note(flag, f'"{shorten(word)}" is read as False')
     if mode == "whole_infer":
         add_whole_infer(build, config)
     else:
@@ -54,6 +59,7 @@ def make_plan(
     return ChainPlan(
         config=config.file.source,
         layout=config.layout,
+        dialect=config.dialect.name,
         model_name=config.model_name.value,
         mode=mode,
         root=find_root(Path(config.file.source)),
@@ -110,9 +116,9 @@ def add_training(build: Builder, config: ChainConfig, mode: str) -> None:
     """All runs of a train mode."""
     training = config.training
     settings = {
-        "epochs": epochs(training.epochs, mode),
+        "epochs": epochs(build, training.epochs, mode, borrow=config.dialect.is_paddleclas),
         "batch_size": batch_size(build, training.batch_size, mode),
-        "pretrained": option(training.pretrained),
+        "pretrained": option(training.pretrained, local_path(build, training.pretrained)),
         "extra": option(training.extra),
     }
     trainers = chosen_trainers(build, config)
@@ -135,11 +141,13 @@ def _run(
     shown = autocast or str(trainer.name == "amp_train")
     name = f"{trainer.name}_gpus_{device.text}_autocast_{shown}_nodes_{device.nodes}"
     name = build.unique(name, longest=150)
-    if not is_absent(use_gpu) and (build.machine.on_cpu or (config.layout == 32 and device.is_cpu)):
+    on_cpu = device.is_cpu and (config.layout == 32 or config.dialect.is_paddleclas)
+    if not is_absent(use_gpu) and (build.machine.on_cpu or on_cpu):
         use_gpu = cpu_word(use_gpu)
     folder = f"{build.output}/{name}"
     weights = config.training.weights_name.require("what training leaves, as in train_model_name:latest")
-    return _Run(name, folder, f"{folder}/{weights}", device, trainer, autocast or "", use_gpu)
+    weights = f"{config.dialect.weights_folder(folder, config.model_name.value)}/{weights}"
+    return _Run(name, folder, weights, device, trainer, autocast or "", use_gpu)
 
 
 def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str, Words]) -> None:
@@ -148,8 +156,9 @@ def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str,
     arguments = settings | {
         "use_gpu": use_gpu,
         "output_dir": option_with(training.output_dir, run.folder),
-        "autocast": option(training.autocast, run.autocast) if training.autocast else (),
+        "autocast": _autocast(build, config, run),
     }
+    dialect = config.dialect
     order = training.order_on_machines if device.addresses else training.order
     command = split_words(run.trainer.train, run.trainer.train.value)
     train = build.add(
@@ -158,9 +167,11 @@ def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str,
             kind=StepKind.TRAIN,
             arguments=(
                 *build.python,
-                *machine.launcher(device),
+                *machine.launcher(device, dialect.cards_option),
                 *command,
                 *(word for key in order for word in arguments[key]),
+                *dialect.train_words,
+                *(dialect.launched_words if device.is_launched else ()),
             ),
             environment=machine.while_training(device),
             log=f"{run.folder}_train.log",
@@ -174,6 +185,19 @@ def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str,
     )
     _add_eval(build, config, run, train, use_gpu)
     _add_export(build, config, run, train)
+
+
+def _autocast(build: Builder, config: ChainConfig, run: _Run) -> Words:
+    """The words for mixed precision. PaddleClas's runner turns it off even for amp_train, unless line 6 says
+    amp: then its own test of mixed precision trains in fp32."""
+    field = config.training.autocast
+    if not config.dialect.is_paddleclas:
+        return option(field, run.autocast) if field else ()
+    if run.trainer.name == "amp_train" and run.autocast != "amp":
+        if field is not None:
+            build.note(field, "amp_train trains in mixed precision; the original switches it off")
+        return ("-o", "AMP.use_amp=True")
+    return amp_words(run.autocast)
 
 
 def _add_eval(build: Builder, config: ChainConfig, run: _Run, train: Step, use_gpu: Words) -> None:
@@ -221,7 +245,7 @@ def _add_export(build: Builder, config: ChainConfig, run: _Run, train: Step) -> 
             log=f"{run.folder}_export.log",
             folder=run.folder,
             weights=run.weights,
-            image=present(config.inference.train_image.value),
+            image=image_from_root(config, config.inference.train_image),
             leaves=_model_folder(config, run),
             needs=(train.name,),
             quantized=run.trainer.quantized,
@@ -231,12 +255,14 @@ def _add_export(build: Builder, config: ChainConfig, run: _Run, train: Step) -> 
     model = Model(
         _model_folder(config, run), config.inference.train_image.value, run.trainer.quantized, run.device
     )
-    add_inference(build, config.inference, model, run.name, (export.name,))
+    add_inference(build, config, model, run.name, (export.name,))
 
 
 def _model_folder(config: ChainConfig, run: _Run) -> str:
     below = config.export.subfolder
-    return run.folder if below is None or below.is_absent else f"{run.folder}/{below.value}"
+    if below is None or below.is_absent or "://" in below.value:
+        return run.folder
+    return f"{run.folder}/{below.value}"
 
 
 def _train_note(device: DeviceChoice, on_cpu: bool) -> str | None:
@@ -298,12 +324,17 @@ def use_gpu_words(field: Field, devices: tuple[DeviceChoice, ...]) -> tuple[str,
     return words[: len(devices)]
 
 
-def epochs(field: Field, mode: str) -> Words:
+def epochs(build: Builder, field: Field, mode: str, *, borrow: bool = False) -> Words:
+    """The epochs of a mode. With `borrow`, lite data is trained as often for either kind of inference."""
     entries = per_mode(field)
     if is_absent(field.key) or not entries:
         return ()
     if mode in entries:
         return option(field, entries[mode])
+    lite = "lite_train_lite_infer"
+    if borrow and mode == "lite_train_whole_infer" and lite in entries:
+        build.note(field, f"no entry for {mode}: the {entries[lite]} epochs of {lite} are trained")
+        return option(field, entries[lite])
     nearby, value = next(iter(entries.items()))
     for other, candidate in entries.items():  # a mode that trains on as much data has as many epochs
         if other.split("_")[0] == mode.split("_")[0]:

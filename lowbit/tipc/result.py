@@ -27,7 +27,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """Something that a step must have done; `passed` is None where it could not be checked."""
+    """Something that a step must have done; `passed` is None where that could not be confirmed."""
 
     name: str
     passed: bool | None
@@ -50,8 +50,8 @@ class StepResult:
     notes: tuple[str, ...] = ()
 
     @property
-    def unchecked(self) -> tuple[str, ...]:
-        """What could not be checked, and why."""
+    def unconfirmed(self) -> tuple[str, ...]:
+        """The checks that could neither pass nor fail, and why."""
         return tuple(f"{check.name}: {check.detail}" for check in self.checks if check.passed is None)
 
 
@@ -153,7 +153,7 @@ def junit_xml(result: ChainResult) -> str:
 
 
 def _checks(step: StepResult) -> str:
-    words = {True: "ok", False: "failed", None: "not checked"}
+    words = {True: "ok", False: "failed", None: "not confirmed"}
     return "\n".join(f"{words[check.passed]}: {check.name}: {check.detail}" for check in step.checks)
 
 

@@ -28,7 +28,7 @@ from lowbit.tipc.result import (
     write_result,
 )
 from lowbit.tipc.step_outputs import find_weights
-from lowbit.tipc.steps import ChainPlan, Environment, Step, StepKind
+from lowbit.tipc.steps import ChainPlan, Environment, Step, StepKind, in_directory
 from lowbit.training.interruption import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it
@@ -136,10 +136,11 @@ class _Runner:
             # What an earlier run on lite data left is worth nothing, and of some models takes gigabytes.
             shutil.rmtree(self._plan.root / step.folder, ignore_errors=True)
         before = self._judge.look(step)
-        outcome = self._program(step.arguments, step.log, step.environment, self._timeout())
+        outcome = self._program(step.arguments, step.log, step.environment, self._timeout(), step.directory)
         checks: list[Check] = []
         reason = self._trouble(step, outcome)
         if reason is None:
+            self._make_links(step)
             checks = self._judge.judge(step, before)
             failed = next((check for check in checks if check.passed is False), None)
             reason = failed and f"{failed.name}: {failed.detail}"
@@ -155,6 +156,13 @@ class _Runner:
             notes=tuple(notes),
         )
 
+    def _make_links(self, step: Step) -> None:
+        """Give the step's files the names that later steps expect."""
+        folder = self._plan.root / (step.leaves or step.folder)
+        for name, target in step.links.items():
+            if (folder / target).is_file() and not (folder / name).exists():
+                (folder / name).symlink_to(target)
+
     def _run_check(self, step: Step, arguments: Sequence[str]) -> Outcome:
         self._display.line("comparing the exported model with the trained one")
         log = f"{step.log.removesuffix('.log')}_check.log"
@@ -166,11 +174,19 @@ class _Runner:
         return self._program(arguments, log, variables, timeout)
 
     def _program(
-        self, arguments: Sequence[str], log: str, environment: Environment, timeout: float | None
+        self,
+        arguments: Sequence[str],
+        log: str,
+        environment: Environment,
+        timeout: float | None,
+        directory: str = ".",
     ) -> Outcome:
+        program, *rest = arguments
+        if "/" in program:  # an interpreter in the repository, from whichever folder
+            program = os.path.abspath(self._plan.root / program)
         return run_program(
-            arguments,
-            folder=self._plan.root,
+            (program, *rest),
+            folder=self._plan.root / directory,
             log=self._plan.root / log,
             environment=environment,
             timeout=timeout,
@@ -209,7 +225,7 @@ def _not_run(step: Step, reason: str | None) -> StepResult:
     return StepResult(
         name=step.name,
         kind=step.kind.value,
-        command=f"{shlex.join(step.arguments)} > {shlex.quote(step.log)} 2>&1 ",
+        command=f"{in_directory(step, shlex.join(step.arguments))} > {shlex.quote(step.log)} 2>&1 ",
         log=step.log,
         reason=reason,
     )

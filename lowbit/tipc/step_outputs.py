@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from lowbit.errors import LowbitError
 from lowbit.safe_pickle import RefusedPickle, load_arrays
@@ -93,6 +95,9 @@ def _broken(value: Any, name: str = "") -> tuple[list[str], int]:
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf(?:inity)?)"
 _LOSS = re.compile(rf"\bloss\b\s*[:=]\s*({_NUMBER})", re.IGNORECASE)
+_EPOCH = re.compile(r"\bepoch\b\W{0,3}(\d+)", re.IGNORECASE)
+_EVALUATION = re.compile(r"\[Eval\]", re.IGNORECASE)
+_TOP1 = re.compile(rf"\btop1\b\s*[:=]\s*({_NUMBER})", re.IGNORECASE)
 _ACCURACY = re.compile(rf"\*\s+Acc@1\s+({_NUMBER})", re.IGNORECASE)
 _CLASS = re.compile(rf"(?:image_name:\s*(.*?),\s*)?class_id:\s*(\d+),\s*prob:\s*({_NUMBER})", re.IGNORECASE)
 # PaddleClas: `demo.jpg: class id(s): [8, 7], score(s): [0.91, 0.05]`, best first.
@@ -115,20 +120,67 @@ def last_loss(log: Path) -> float | None:
 
     A line may have several, such as PaddleClas's `CELoss: 2.3, loss: 2.3`: its last one is the sum.
     """
-    found = None
+    last = None
+    for _, loss in _losses(log):
+        last = loss
+    return last
+
+
+def epoch_losses(log: Path) -> list[float]:
+    """The mean of the losses that training printed in each epoch, in the order of the epochs.
+
+    Lines such as `[Epoch 0, iter: 4] … loss: 1.3` and `[Train][Epoch 1/2][Iter: 0/4]… loss: 1.3` count.
+    """
+    found: dict[int, list[float]] = {}
+    for epoch, loss in _losses(log):
+        if epoch is not None:
+            found.setdefault(epoch, []).append(loss)
+    return [sum(losses) / len(losses) for _, losses in sorted(found.items())]
+
+
+def _losses(log: Path) -> Iterator[tuple[int | None, float]]:
+    """The losses of training in the order of the log, each with its epoch where its line names one."""
     for line in _lines(log):
-        if values := _LOSS.findall(line):
-            found = float(values[-1])
-    return found
+        if (values := _LOSS.findall(line)) and not _EVALUATION.search(line):
+            epoch = _EPOCH.search(line)
+            yield (int(epoch[1]) if epoch else None), float(values[-1])
 
 
 def last_accuracy(log: Path) -> float | None:
-    """The last top-1 accuracy in the form ` * Acc@1 0.564 Acc@5 0.790`."""
+    """The last top-1 accuracy: ` * Acc@1 0.564 Acc@5 0.790`, or PaddleClas's `[Eval]… top1: 0.564`."""
     found = None
     for line in _lines(log):
-        if match := _ACCURACY.search(line):
+        match = _ACCURACY.search(line) or (_EVALUATION.search(line) and _TOP1.search(line))
+        if match:
             found = float(match[1])
     return found
+
+
+def class_count(root: Path, arguments: Sequence[str]) -> int | None:
+    """How many classes a command trains on; None where neither its data nor its config says so.
+
+    The data is an option's folder with `train/CLASS/`; the config is the file behind `-c`, whose
+    `Arch.class_num` an `-o Arch.class_num=…` overrides.
+    """
+    for word in reversed(arguments):
+        value = word.partition("=")[2]
+        if word.startswith("Arch.class_num=") and value.isdigit():
+            return int(value)
+        if value and (root / value / "train").is_dir():
+            folders = sum(path.is_dir() for path in (root / value / "train").iterdir())
+            return folders or None
+    for option, value in pairwise(arguments):
+        if option == "-c":
+            return _configured_classes(root / value)
+    return None
+
+
+def _configured_classes(config: Path) -> int | None:
+    try:
+        arch = (yaml.safe_load(config.read_text("utf-8")) or {}).get("Arch") or {}
+        return arch["class_num"] if isinstance(arch["class_num"], int) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return None  # a config of a kind that we do not know says nothing
 
 
 def answers(log: Path) -> list[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,12 +25,13 @@ class StepKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One program to run. Paths are relative to the plan's root, where it runs.
+    """One program to run. It runs in `directory`; that and the other paths are relative to the plan's root.
 
     `environment` is added to that of the caller. `folder` is the run's folder, or the model's. `weights` is
     the checkpoint that it reads, `image` what inference is given. `leaves` is the file or folder that must be
     there afterwards. `needs` names the steps that must have succeeded. `skipped` says why the step will not
     run; `note` says in what it departs from the config. `quantized`: what its run exports must be quantized.
+    `links` are made in `leaves` afterwards: the name that later steps expect, and the file that has another.
     """
 
     name: str
@@ -45,14 +47,22 @@ class Step:
     skipped: str | None = None
     note: str | None = None
     quantized: bool = False
+    directory: str = "."
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
+def in_directory(step: Step, command: str) -> str:
+    """A step's command for a shell in the root."""
+    return command if step.directory == "." else f"(cd {shlex.quote(step.directory)} && {command})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
-    """What a config's mode comes to. `notes` say what was left out, and why."""
+    """The steps of a config's mode. `notes` say what was left out, and why."""
 
     config: str
     layout: int
+    dialect: str
     model_name: str
     mode: str
     root: Path
@@ -100,15 +110,15 @@ class Machine:
             return self.visible(choice)
         return {"CUDA_VISIBLE_DEVICES": None} if self.on_cpu else {}
 
-    def launcher(self, choice: DeviceChoice) -> Words:
-        """What stands between the interpreter and the training script."""
+    def launcher(self, choice: DeviceChoice, cards_option: str = "--gpus") -> Words:
+        """The words between the interpreter and the training script."""
         if not choice.is_launched:
             return ()
         launch = ("-m", "paddle.distributed.launch")
         if self.on_cpu:  # on a CPU build of Paddle, --gpus ends in an error of the launcher
             return (*launch, f"--nproc_per_node={CPU_PROCESSES}")
         addresses = (f"--ips={','.join(choice.addresses)}",) if choice.addresses else ()
-        return (*launch, *addresses, f"--gpus={choice.text}")
+        return (*launch, *addresses, f"{cards_option}={choice.text}")
 
 
 @dataclass

@@ -37,6 +37,20 @@ def test_what_the_original_would_have_run(run):
     assert json.loads(run("lowbit", "tipc", "plan", NORM, "whole_infer", "--original", "--json").out) == lines
 
 
+def test_the_dialect_of_paddleclas(run):
+    config = CONFIGS / "paddleclas.txt"
+    planned = json.loads(run("lowbit", "tipc", "plan", config, LITE, "--device", "cpu", "--json").out)
+    assert planned["dialect"] == "paddleclas"
+    assert {step["directory"] for step in planned["steps"]} == {".", "deploy"}
+    shown = run("lowbit", "tipc", "plan", config, LITE, "--device", "cpu").out
+    assert "(51-line layout, paddleclas)" in shown and "(cd deploy && CUDA_VISIBLE_DEVICES=''" in shown
+    original = run("lowbit", "tipc", "plan", config, LITE, "--original").out
+    forced = run("lowbit", "tipc", "plan", config, LITE, "--original", "--dialect", "generic").out
+    assert "--devices=0,1" in original and "--gpus=0,1" in forced
+    wrong = run("lowbit", "tipc", "plan", config, LITE, "--dialect", "clas")
+    assert wrong.code == 2 and 'unknown dialect "clas"' in wrong.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

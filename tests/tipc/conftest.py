@@ -14,7 +14,7 @@ from lowbit.tipc.judge import Expected, Finding
 from lowbit.tipc.step_outputs import Snapshot, changed_files
 
 CONFIGS = Path(__file__).parent / "configs"
-NAMES = ("norm", "pact", "amp", "fleet", "generic")
+NAMES = ("norm", "pact", "amp", "fleet", "generic", "paddleclas")
 
 Change = Callable[..., ChainConfig]
 

@@ -9,7 +9,7 @@ from tests.tipc.conftest import CONFIGS, NAMES, changed_text, config_lines
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layout_is_recognised_by_content(name, tmp_path):
-    expected = 51 if name == "generic" else 32
+    expected = 51 if name in ("generic", "paddleclas") else 32
     assert read_config(CONFIGS / f"{name}.txt").layout == expected
     other = tmp_path / "train_infer_python.txt"
     other.write_text("\n".join((*config_lines(name), "====train_benchmark_params====", "batch_size:8")))

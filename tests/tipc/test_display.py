@@ -48,7 +48,7 @@ def test_every_step_has_its_row(capsys):
         ["2", "b", "failed"],
         ["3", "c", "skipped"],
     ]
-    assert lines[1].endswith("checked: loss; not checked: weights")
+    assert lines[1].endswith("checked: loss; not confirmed: weights")
     assert lines[3].endswith("needs card 0")
     assert lines[-1] == "Failed. resnet18, whole_infer: 1 passed, 1 failed, 1 skipped, 1 not run, in 12 s."
 
@@ -77,7 +77,7 @@ def test_plain_lines(capsys, monkeypatch):
         "[1/4] train a",
         " status of a!  ",
         "    on the CPU",
-        "    not checked: weights: no .pdparams",
+        "    not confirmed: weights: no .pdparams",
     ]
     assert "    its log: b.log" in lines
     assert not any("Epoch" in line for line in lines)

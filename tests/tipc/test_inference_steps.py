@@ -107,7 +107,7 @@ def test_an_absent_setting_is_one_case_without_its_argument(change):
         ("norm", {28: "--use-gpu:True|Flase"}, 'line 28: .*found "Flase"; did you mean "False"'),
         ("norm", {24: "train_model:null"}, "line 24: expected the model that whole_infer starts from"),
         ("norm", {20: "--save-inference-dir:"}, "line 20: expected the folder of the exported model"),
-        ("generic", {39: "infer_quant:Fasle"}, 'line 39: .*found "Fasle"; did you mean "False"'),
+        ("generic", {39: "infer_quant:Ture"}, 'line 39: .*found "Ture"; did you mean "True"'),
         ("norm", {25: "infer_export:a.py && b.py"}, "line 25: .*needs a shell"),
     ],
 )

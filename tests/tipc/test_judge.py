@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from lowbit.tipc import Check, make_plan, read_config
-from lowbit.tipc.judge import Expected, Finding, Judge, Request, check_answers, check_export, read_finding
+from lowbit.tipc.judge import (
+    Expected,
+    Finding,
+    Judge,
+    Request,
+    check_answers,
+    check_export,
+    check_learning,
+    read_finding,
+)
 from lowbit.tipc.process import Outcome
 from lowbit.tipc.step_outputs import take_snapshot
 from lowbit.tipc.steps import Step, StepKind
@@ -206,6 +215,40 @@ def test_a_log_without_a_loss_or_an_accuracy_is_not_judged(judge):
     _log(judge, evaluation, "done")
     assert [check.passed for check in judge.judge(train, {})] == [False, None]
     assert [check.passed for check in judge.judge(evaluation, {})] == [None]
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ([1.3, 1.4, 1.2, 1.0, 0.8], True),
+        ([1.4, 1.4, 1.4, 1.4, 1.4], False),
+        ([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], False),
+        ([1.0, 1.1, 1.2, float("nan"), float("nan")], False),
+        ([1.4, 1.0, 0.8, 0.6], None),
+        ([], None),
+    ],
+)
+def test_the_loss_must_fall(losses, verdict):
+    assert check_learning(losses, None).passed is verdict
+
+
+def test_a_loss_at_chance_is_said_to_be_so():
+    check = check_learning([1.45, 1.44, 1.42, 1.41, 1.40], 4)
+    assert check.passed is True
+    assert check.detail.endswith("no better than guessing among 4 classes (1.386)")
+    assert "guessing" not in check_learning([1.45, 1.44, 1.42, 1.1, 1.0], 4).detail
+
+
+def test_an_accuracy_at_chance_is_said_to_be_so(judge):
+    step = _step(judge, StepKind.EVAL)
+    for name in ("circle", "cross", "square", "triangle"):
+        (judge.plan.root / "lite_data/train" / name).mkdir(parents=True)
+    _log(judge, step, " * Acc@1 0.250 Acc@5 1.0")
+    [accuracy, chance] = judge.judge(step, {})
+    assert (accuracy.passed, chance.passed) == (True, None)
+    assert chance.detail == "Acc@1 0.25 is no better than guessing among 4 classes"
+    _log(judge, step, " * Acc@1 0.313 Acc@5 1.0")
+    assert len(judge.judge(step, {})) == 1
 
 
 @pytest.mark.parametrize(("word", "verdict"), [("0.5", True), ("71.3", True), ("nan", False), ("-1", False)])

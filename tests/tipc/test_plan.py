@@ -100,10 +100,10 @@ def test_a_mutated_config_gives_a_plan_or_an_error_with_a_line_number(tmp_path, 
     try:
         config = read_config(file)
         plan = make_plan(config, mode, machine=Machine(cards=1, on_cpu=on_cpu))
+        original_commands(config, mode)
     except LowbitError as error:
         assert re.search(r"c\.txt, line \d+: expected ", str(error)), error
         return
-    original_commands(config, mode)
     values = plan_values(plan)
     assert len({step["log"] for step in values["steps"]}) == len(values["steps"])
     assert all(step["arguments"] and "\0" not in "".join(step["arguments"]) for step in values["steps"])
@@ -262,21 +262,21 @@ def build() -> Builder:
     return Builder(Machine(), ("python",), "./out")
 
 
-def test_epochs_of_a_mode():
-    assert epochs(EPOCHS, "whole_train_whole_infer") == ("--epochs=90",)
-    assert epochs(Field("c.txt", 6, "--epochs", "3"), "lite_train_whole_infer") == ("--epochs=3",)
-    assert epochs(Field("c.txt", 6, "--epochs", "null"), "lite_train_whole_infer") == ()
-    assert epochs(Field("c.txt", 6, "null", "null"), "lite_train_whole_infer") == ()
+def test_epochs_of_a_mode(build):
+    assert epochs(build, EPOCHS, "whole_train_whole_infer") == ("--epochs=90",)
+    assert epochs(build, Field("c.txt", 6, "--epochs", "3"), "lite_train_whole_infer") == ("--epochs=3",)
+    assert epochs(build, Field("c.txt", 6, "--epochs", "null"), "lite_train_whole_infer") == ()
+    assert epochs(build, Field("c.txt", 6, "null", "null"), "lite_train_whole_infer") == ()
 
 
-def test_a_mode_without_epochs_is_an_error_with_a_suggestion():
+def test_a_mode_without_epochs_is_an_error_with_a_suggestion(build):
     with pytest.raises(LowbitError, match=r"c\.txt, line 6: .*Add \|lite_train_whole_infer=5 \(as"):
-        epochs(EPOCHS, "lite_train_whole_infer")
+        epochs(build, EPOCHS, "lite_train_whole_infer")
     misspelt = Field("c.txt", 6, "--epochs", "lite_train_lite_infr=5")
     with pytest.raises(
         LowbitError, match=r"line 6: expected an entry for mode lite_train_lite_infer, found lite_t"
     ):
-        epochs(misspelt, "lite_train_lite_infer")
+        epochs(build, misspelt, "lite_train_lite_infer")
 
 
 def test_a_mode_without_a_batch_size_is_noted(build):

@@ -46,7 +46,7 @@ def test_other_values(damage):
 
 
 def test_what_could_not_be_checked():
-    assert FULL.steps[0].unchecked == ("weights: no .pdparams",)
+    assert FULL.steps[0].unconfirmed == ("weights: no .pdparams",)
 
 
 def test_every_step_is_a_case(tmp_path):
@@ -56,7 +56,7 @@ def test_every_step_is_a_case(tmp_path):
     assert counts == {"tests": "4", "failures": "1", "errors": "0", "skipped": "2", "time": "12.300"}
     assert suite.get("name") == "resnet18.c.whole_infer"
     passed, failed, skipped, not_run = suite
-    assert passed.find("system-out").text == "ok: loss: 0.5\nnot checked: weights: no .pdparams"
+    assert passed.find("system-out").text == "ok: loss: 0.5\nnot confirmed: weights: no .pdparams"
     assert failed.get("time") == "1.250"
     assert failed.find("failure").get("message") == "exit code 1: \ufffd[31mboom\ufffd <&>"
     assert failed.find("failure").text == "python b.py \nfirst\nlast \ufffd\ufffd line"
@@ -91,7 +91,7 @@ def test_each_config_has_its_own_results(tmp_path):
 
 
 def test_status_lines_are_appended(tmp_path):
-    head = {"config": "c", "layout": 32, "model_name": "m", "mode": "whole_infer"}
+    head = {"config": "c", "layout": 32, "dialect": "generic", "model_name": "m", "mode": "whole_infer"}
     plan = ChainPlan(**head, root=tmp_path, output="./out", steps=())
     for line in ("one", "two"):
         append_status(plan, line)
@@ -110,6 +110,6 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "out").write_text("a file", "utf-8")
     with pytest.raises(LowbitError, match="cannot create"):
         write_result(chain(step("a"), root=str(tmp_path)))
-    head = {"config": "c", "layout": 32, "model_name": "m", "mode": "whole_infer"}
+    head = {"config": "c", "layout": 32, "dialect": "generic", "model_name": "m", "mode": "whole_infer"}
     with pytest.raises(LowbitError, match="cannot write"):
         append_status(ChainPlan(**head, root=Path(tmp_path), output="./out", steps=()), "x")

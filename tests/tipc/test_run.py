@@ -39,7 +39,7 @@ def test_a_chain_that_does_its_work(repo, stand_in_model, capsys):
     assert [step.kind for step in result.steps] == ["train", "eval", "export", "infer"]
     assert _statuses(result) == ["passed"] * 4
     assert [check.name for step in result.steps for check in step.checks] == [
-        *("checkpoint", "weights", "loss", "accuracy", "loads"),
+        *("checkpoint", "weights", "loss", "learning", "accuracy", "loads"),
         *("class and probability", "the trained model's class"),
     ]
     folder = _folder(repo)

@@ -17,6 +17,8 @@ from lowbit.tipc.step_outputs import (
     changed_files,
     check_checkpoint,
     check_weights,
+    class_count,
+    epoch_losses,
     find_weights,
     last_accuracy,
     last_loss,
@@ -153,3 +155,35 @@ def test_any_bytes(tmp_path, content):
     file = tmp_path / "any.log"
     file.write_bytes(content)
     last_loss(file), last_accuracy(file), answers(file)
+
+
+def test_losses_of_epochs(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text(
+        "[Epoch 0, iter: 10] top1: 0.5, loss: 2.0, avg_ips: 1\n[Epoch 0, iter: 20] top1: 0.5, loss: 1.0\n"
+        "[Epoch 1, iter: 10] top1: 0.5, loss: 0.5\nloss: 9.0 of no epoch\n",
+        "utf-8",
+    )
+    assert epoch_losses(log) == [1.5, 0.5]
+    log.write_text(
+        "ppcls INFO: [Train][Epoch 1/2][Iter: 0/4]lr: 0.1, CELoss: 7.0, loss: 6.0, ips: 1\n"
+        "ppcls INFO: [Eval][Epoch 1][Iter: 0/1]CELoss: 1.0, loss: 1.0, top1: 0.25\n"
+        "ppcls INFO: [Train][Epoch 2/2][Iter: 0/4]lr: 0.1, CELoss: 4.0, loss: 3.0, ips: 1\n"
+        "ppcls INFO: [Eval][Epoch 2][Avg]CELoss: 1.0, loss: 1.0, top1: 0.75000, top5: 1.0\n",
+        "utf-8",
+    )
+    assert epoch_losses(log) == [6.0, 3.0]
+    assert last_loss(log) == 3.0
+    assert last_accuracy(log) == 0.75
+
+
+def test_the_number_of_classes(tmp_path):
+    (tmp_path / "lite/train/a").mkdir(parents=True)
+    (tmp_path / "lite/train/b").mkdir()
+    (tmp_path / "net.yaml").write_text("Arch: {name: Net, class_num: 7}", "utf-8")
+    (tmp_path / "other.yaml").write_text("Arch: [1", "utf-8")
+    assert class_count(tmp_path, ["train.py", "--data-path=./lite"]) == 2
+    assert class_count(tmp_path, ["train.py", "-c", "net.yaml"]) == 7
+    assert class_count(tmp_path, ["train.py", "-c", "net.yaml", "-o", "Arch.class_num=3"]) == 3
+    assert class_count(tmp_path, ["train.py", "-c", "other.yaml", "--data-path=./nowhere"]) is None
+    assert class_count(tmp_path, ["train.py", "-c", "nowhere.yaml"]) is None
