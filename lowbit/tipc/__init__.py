@@ -1,4 +1,9 @@
-"""The chain test (TIPC): reads a config, plans its commands, runs them and judges what they did."""
+"""The chain test (TIPC): training, evaluation, export and inference of a repository, tested as one chain.
+
+Start with `plan.py`, which turns a config into steps; `run.py` runs them, `judge.py` checks them. A config is
+read by `fields.py` (lines and values), `config.py` (the two layouts) and `dialects.py` (generic, PaddleClas).
+`original.py` gives the original runners' commands. `init.py` writes a `test_tipc` folder.
+"""
 
 from lowbit.tipc.config import ChainConfig, read_config
 from lowbit.tipc.display import Display, open_display, plan_values, print_plan, print_result

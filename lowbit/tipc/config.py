@@ -1,4 +1,4 @@
-"""A chain test's config in typed parts, the same for both layouts, and how a layout is recognised."""
+"""Typed sections of a chain test's config. The layout, 32 or 51 lines, is recognised from its content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowbit.tipc.fields import ConfigFile, Field, Line, read_lines, shorten
 
 @dataclass(frozen=True)
 class Trainer:
-    """A way to train, and how what it leaves is exported."""
+    """A training command, and the command that exports its checkpoint."""
 
     name: str
     train: Field
@@ -23,7 +23,7 @@ class Trainer:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The train_params section. `order` and `order_on_machines` say how the layout orders the arguments."""
+    """The train_params section. `order` and `order_on_machines` are the layout's order of arguments."""
 
     gpu_list: Field
     use_gpu: Field
@@ -42,7 +42,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The eval_params section: the command, and what it gets beside the weights."""
+    """The eval_params section: the command, and its arguments besides the weights."""
 
     command: Field
     extra: Field
@@ -50,7 +50,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """The keys of the export command; `subfolder` says where below its folder the model ends up."""
+    """The keys of the export command; `subfolder` is where in its folder it writes the model."""
 
     save: Field
     weights: Field
@@ -59,7 +59,7 @@ class Export:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """The model that `whole_infer` starts from; where `folder` is None, the weights' place is the folder.
+    """The model that `whole_infer` starts from. Without a `folder`, `weights` is the folder.
 
     `post_quantize` is PaddleClas's command that quantizes an exported model without training.
     """
@@ -73,7 +73,7 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """The inference script and its settings, each with alternatives; None: the layout has no such line."""
+    """The inference script and its settings, each with alternatives. None: not in this layout."""
 
     script: Field
     use_gpu: Field
@@ -91,7 +91,7 @@ class Inference:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainConfig:
-    """What a config says, with the line of every value. `layout` is 32 or 51."""
+    """A config, with the line number of every value. `layout` is 32 or 51."""
 
     file: ConfigFile
     layout: int
@@ -124,7 +124,7 @@ _ORDER_32 = ("output_dir", "epochs", "pretrained", "batch_size", "extra", "use_g
 
 
 def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
-    """The parts of a config whose landmarks are those of this layout."""
+    """Read a config of this layout; its landmarks are checked already."""
     field = file.field
     return ChainConfig(
         file=file,
@@ -167,13 +167,13 @@ def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
 
 
 def _quantizes(trainer: Field) -> Field | None:
-    """Post-training quantization also makes a quantized model of released weights."""
+    """Post-training quantization also quantizes released weights."""
     found = trainer.key == "ptq_train"
     return Field(trainer.source, trainer.number, trainer.key, "True") if found else None
 
 
 def _as_option(field: Field) -> Field:
-    """Line 5 as something that can be passed on: `use-gpu` is no option, `--device` of train.py is."""
+    """Line 5 as an option of train.py: `use-gpu:True` becomes `--device=gpu`."""
     if field.key.replace("_", "-") != "use-gpu":
         return field
     words = {"True": "gpu", "False": "cpu"}
@@ -199,7 +199,7 @@ _PACT_51, _TO_STATIC_51 = 17, 20
 
 
 def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
-    """The parts of a config whose landmarks are those of this layout."""
+    """Read a config of this layout; its landmarks are checked already."""
     field = file.field
     return ChainConfig(
         file=file,
@@ -283,7 +283,7 @@ _ALWAYS = ("model_name", "python", "gpu_list", "trainer")
 
 
 def read_config(path: Path, dialect: str | None = None) -> ChainConfig:
-    """A chain test's config in typed parts, whichever of the two layouts it has.
+    """Read a chain test's config in either layout.
 
     `dialect` is `generic` or `paddleclas`; None recognises it from the keys.
 
@@ -298,8 +298,8 @@ def read_config(path: Path, dialect: str | None = None) -> ChainConfig:
 
 
 def _recognise(file: ConfigFile) -> _Layout:
-    """The layout that more of the landmarks fit, or whose distance between two of them this file has."""
-    scores = [sum(_stands(file.line(place), word) for place, word in marks.items()) for marks, _ in _LAYOUTS]
+    """The layout with more matching landmarks; on a tie, the distance between two landmarks decides."""
+    scores = [sum(_matches(file.line(place), word) for place, word in marks.items()) for marks, _ in _LAYOUTS]
     if scores[0] != scores[1]:
         return _LAYOUTS[scores.index(max(scores))]
     # A line too few near the top moves all landmarks, but not one against the other.
@@ -310,10 +310,10 @@ def _recognise(file: ConfigFile) -> _Layout:
 
 
 def _places(file: ConfigFile, word: str) -> list[int]:
-    return [place for place, line in enumerate(file.lines, 1) if _stands(line, word)]
+    return [place for place, line in enumerate(file.lines, 1) if _matches(line, word)]
 
 
-def _stands(line: Line | None, word: str) -> bool:
+def _matches(line: Line | None, word: str) -> bool:
     if line is None:
         return False
     return line.title == word[1:] if word.startswith("=") else line.key == word and ":" in line.text
@@ -323,9 +323,9 @@ def _check(file: ConfigFile, position: int, word: str) -> None:
     line = file.line(position)
     if line is None and word not in _ALWAYS:  # what is cut off at the end is absent
         return
-    if _stands(line, word):
+    if _matches(line, word):
         return
-    if line is not None and line.says_nothing and word[0] != "=" and not _places(file, word):
+    if line is not None and line.is_unused and word[0] != "=" and not _places(file, word):
         return
     expected = f"the title {word[1:]}" if word.startswith("=") else f"{word}:..."
     found = f'"{shorten(line.text)}"' if line else "the end of the file"
@@ -333,7 +333,7 @@ def _check(file: ConfigFile, position: int, word: str) -> None:
 
 
 def _hint(file: ConfigFile, line: Line | None, position: int, word: str) -> str:
-    """What to do: the word is misspelt here, or stands on another line."""
+    """How to correct it: the word is misspelt here, or is on another line."""
     elsewhere = _places(file, word)
     if elsewhere:
         place = elsewhere[0]
@@ -356,7 +356,7 @@ _OTHER_TESTS = (
 
 
 def _other_test(file: ConfigFile) -> str | None:
-    """What to say about a config of another of the ecosystem's tests."""
+    """The message for a config of another test of Paddle's ecosystem."""
     names = (file.lines[0].title or "", Path(file.source).name)
     for name in names:
         for word, test, instead in _OTHER_TESTS:

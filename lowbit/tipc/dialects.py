@@ -20,10 +20,10 @@ _AMP_WORDS = ("-o", "AMP.scale_loss=128", "-o", "AMP.use_dynamic_loss_scaling=Tr
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """The habits of a runner. `inference_folder` is where inference runs, from the root ("." is the root).
+    """The conventions of a runner. Inference runs in `inference_folder`, relative to the root.
 
     `cards_option` is the launcher's option for cards. `train_words` and `launched_words` are appended to the
-    training command; the second ones only with several cards.
+    training command; `launched_words` only with several cards.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Dialect:
         return self.name == "paddleclas"
 
     def weights_folder(self, run: str, model_name: str) -> str:
-        """The folder below a run's folder that training writes its checkpoints to.
+        """The folder in a run's folder in which training writes its checkpoints.
 
         >>> PADDLECLAS.weights_folder("./out/run", "ResNet50")
         './out/run/ResNet50'
@@ -45,7 +45,7 @@ class Dialect:
         return f"{run}/{trained_name(model_name)}" if self.is_paddleclas else run
 
     def from_inference(self, path: str) -> str:
-        """A path from the root, as a program that runs in the inference folder has to be given it.
+        """A path relative to the root, made relative to the inference folder.
 
         >>> PADDLECLAS.from_inference("./test_tipc/output")
         '../test_tipc/output'
@@ -55,7 +55,7 @@ class Dialect:
         return posixpath.relpath(path, self.inference_folder)
 
     def from_root(self, path: str) -> str:
-        """A path that inference is given, seen from the root.
+        """A path relative to the inference folder, made relative to the root.
 
         >>> PADDLECLAS.from_root("../dataset/val")
         'dataset/val'
@@ -77,7 +77,7 @@ DIALECTS = {dialect.name: dialect for dialect in (GENERIC, PADDLECLAS)}
 
 
 def find_dialect(name: str | None, file: ConfigFile, layout: int) -> Dialect:
-    """The dialect of that name; without a name, the one that the config's keys are of."""
+    """The dialect of that name; without a name, recognised from the config's keys."""
     if name is not None:
         if name not in DIALECTS:
             raise LowbitError(f'unknown dialect "{name}", {did_you_mean(name, DIALECTS)}')
@@ -90,7 +90,7 @@ def find_dialect(name: str | None, file: ConfigFile, layout: int) -> Dialect:
 
 
 def trained_name(model_name: str) -> str:
-    """The folder that PaddleClas's training is known to use for a model's checkpoints.
+    """The folder in which PaddleClas's training writes a model's checkpoints.
 
     >>> trained_name("GeneralRecognition_PPLCNet_x2_5")
     'RecModel'
@@ -99,7 +99,7 @@ def trained_name(model_name: str) -> str:
 
 
 def amp_words(autocast: str) -> Words:
-    """What PaddleClas's runner makes of a value of `auto_cast`: mixed precision for `amp`, else none."""
+    """PaddleClas's options for a value of `auto_cast`: mixed precision for `amp`, else fp32."""
     if autocast == "amp":
         return ("-o", "AMP.use_amp=True", *_AMP_WORDS)
     return ("-o", "AMP.use_amp=False")

@@ -18,8 +18,8 @@ from lowbit.tipc.steps import ChainPlan, Step, in_directory
 
 
 def print_plan(plan: ChainPlan) -> None:
-    """The steps as a table, then what is to be said about them, then a sum."""
-    # As wide as it must be where nobody watches: a folded table is no use to grep or to a file.
+    """Print the steps as a table, the plan's notes, and the number of commands."""
+    # Outside a terminal nothing is folded, so that grep finds whole lines.
     console = Console(width=None if sys.stdout.isatty() else 100_000)
     dialect = f", {plan.dialect}" if plan.dialect != "generic" else ""
     console.print(Text(f"{plan.config} ({plan.layout}-line layout{dialect}), {plan.mode}, in {plan.root}"))
@@ -40,7 +40,7 @@ def print_plan(plan: ChainPlan) -> None:
 
 
 def command_text(step: Step) -> str:
-    """A step as one could type it in the root: its folder, environment, quoted arguments and log."""
+    """A step as a shell command for the root: directory, environment, arguments and log."""
     taken_out = [f"-u {name}" for name, value in step.environment.items() if value is None]
     settings = [
         f"{name}={shlex.quote(value)}" for name, value in step.environment.items() if value is not None
@@ -88,8 +88,8 @@ _STYLES = {Status.PASSED: "green", Status.FAILED: "red", Status.SKIPPED: "yellow
 
 
 def print_result(result: ChainResult) -> None:
-    """The table, what could not be checked, and the verdict."""
-    # As wide as it must be where nobody watches: a folded table is no use to grep or to a file.
+    """Print the steps as a table, the notes, and the verdict."""
+    # Outside a terminal nothing is folded, so that grep finds whole lines.
     console = Console(width=None if sys.stdout.isatty() else 100_000, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("#", justify="right")
@@ -118,7 +118,7 @@ def _remark(step: StepResult) -> str:
 
 
 def verdict(result: ChainResult) -> str:
-    """One sentence that ends the table."""
+    """The last line of the table."""
     counts = ", ".join(f"{number} {word}" for word, number in result.counts.items() if number)
     parts = f"{result.model_name}, {result.mode}: {counts}, in {result.seconds:.0f} s."
     if result.unwritten:
@@ -138,7 +138,7 @@ _QUIET = 30.0  # seconds between two signs of life in a log
 
 
 class Display:
-    """Lines, for logs and pipes."""
+    """Plain lines, for logs and pipes."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -157,17 +157,17 @@ class Display:
         print(f"[{number}/{total}] {kind} {name}", flush=True)
 
     def line(self, text: str) -> None:
-        """What the step prints; now and then one of its lines is shown."""
+        """A line of the step's output; one is shown every 30 seconds."""
         if time.monotonic() - self._last > _QUIET:
             self._last = time.monotonic()
             print(f"    {text}", flush=True)
 
     def warn(self, text: str) -> None:
-        """Something that is not about a step."""
+        """A warning that belongs to no step."""
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def end(self, result: StepResult, status_line: str) -> None:
-        """The step is over: the line that tools look for, and why it did not pass."""
+        """A step ends: its status line, and the reason if it did not pass."""
         print(status_line, flush=True)
         for text in _remarks(result):
             print(f"    {text}", flush=True)
@@ -217,5 +217,5 @@ def _remarks(result: StepResult) -> list[str]:
 
 
 def open_display() -> Display:
-    """The display that fits where the output goes."""
+    """A TerminalDisplay in a terminal, else plain lines."""
     return TerminalDisplay() if sys.stdout.isatty() else Display()

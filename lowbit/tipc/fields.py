@@ -18,7 +18,7 @@ _LONGEST = 1_000_000  # bytes; the largest known config has three thousand
 
 @dataclass(frozen=True)
 class Line:
-    """One line that is not blank: its number in the file, and its text without blanks at its ends."""
+    """A line that is not blank: its number in the file, and its text, stripped."""
 
     number: int
     text: str
@@ -43,14 +43,14 @@ class Line:
         return self.text.partition(":")[2].strip()
 
     @property
-    def says_nothing(self) -> bool:
-        """A separator, or a place that the layout has and this config does not use."""
+    def is_unused(self) -> bool:
+        """A separator, or a line that this config does not use."""
         return self.is_separator or (is_absent(self.key) and is_absent(self.value))
 
 
 @dataclass(frozen=True)
 class Field:
-    """A `key:value` with the place it was read from, so that every message can name it."""
+    """A `key:value` with its file and line number, for error messages."""
 
     source: str
     number: int
@@ -88,7 +88,7 @@ class ConfigFile:
         return self.lines[position - 1] if position <= len(self.lines) else None
 
     def number_of(self, position: int) -> int:
-        """The number that an editor shows for a position, also behind the end."""
+        """The line number of a position, also behind the end."""
         line = self.line(position)
         if line is not None:
             return line.number
@@ -117,12 +117,12 @@ def present(value: str) -> str | None:
 
 
 def shorten(text: str) -> str:
-    """A text for a message: a line of a file may be of any length."""
+    """Shorten a text for a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def read_lines(path: Path) -> ConfigFile:
-    """The lines of a file, whichever line ends, byte order mark or trailing blanks it has."""
+    """Read a file's lines. Any line ends, a byte order mark and trailing blanks are allowed."""
     content = _read(path)
     try:
         text = content.decode("utf-8-sig")
@@ -186,7 +186,7 @@ class DeviceChoice:
 
     @property
     def is_launched(self) -> bool:
-        """Training needs the launcher: there are several cards or several machines."""
+        """Whether training needs the launcher: several cards or several machines."""
         return len(self.cards) > 1 or bool(self.addresses)
 
     @property
@@ -200,7 +200,7 @@ class DeviceChoice:
 
 
 def alternatives(value: str) -> tuple[str, ...]:
-    """What `|` separates; an absent value has no alternatives.
+    """The parts between `|`; an absent value has none.
 
     >>> alternatives("True|False")
     ('True', 'False')
@@ -251,12 +251,12 @@ def is_gpu_word(field: Field, word: str) -> bool:
 
 
 def cpu_word(word: str) -> str:
-    """The CPU, in the same dialect as a word for the GPU: `False` for `True`, `cpu` for `gpu`."""
+    """The word for the CPU of the same kind: `False` for `True`, `cpu` for `gpu`."""
     return "False" if word in ("True", "False") else "cpu"
 
 
 def is_true(field: Field, word: str) -> bool:
-    """Whether a flag such as `infer_quant` says True; nothing says False, and so does a misspelt False.
+    """Whether a flag such as `infer_quant` is True. An absent value and a misspelt False are False.
 
     Hundreds of PaddleClas's configs have `Fasle`, which its runner takes as False; see `is_misspelt`.
     """
@@ -267,7 +267,7 @@ def is_true(field: Field, word: str) -> bool:
 
 
 def is_misspelt(word: str) -> bool:
-    """Whether a word is a misspelt `False`: harmless, other than a misspelt `True`.
+    """Whether a word is a misspelt `False`. A misspelt `True` is an error instead.
 
     >>> is_misspelt("Fasle"), is_misspelt("Ture"), is_misspelt("False")
     (True, False, False)
@@ -276,7 +276,7 @@ def is_misspelt(word: str) -> bool:
 
 
 def file_behind(url: str) -> str | None:
-    """The file that a download of an address leaves in the current folder; None where it is no address.
+    """The file that downloading a URL writes to the current folder; None if it is no URL.
 
     >>> file_behind("https://host/dygraph/ResNet50_pretrained.pdparams?x=1")
     './ResNet50_pretrained.pdparams'
@@ -309,7 +309,7 @@ Words = tuple[str, ...]
 # A grid of inferences has the same few options over and over.
 @lru_cache(maxsize=1024)
 def split_words(field: Field, text: str) -> Words:
-    """The words of a command as a shell would cut them; what only a shell could do is an error.
+    """Split a command as a shell does. Syntax that needs a shell is an error.
 
     >>> split_words(Field("c.txt", 14, "norm_train", ""), "train.py -o 'a b'")
     ('train.py', '-o', 'a b')
@@ -341,6 +341,6 @@ def option(field: Field, value: str | None = None) -> Words:
 
 
 def option_with(field: Field, value: str) -> Words:
-    """`key=value` with a value of ours, such as a folder, which stays one word whatever is in it."""
+    """`key=value` with a value that is not from the config, such as a folder: it stays one word."""
     keys = () if is_absent(field.key) else split_words(field, field.key)
     return (*keys[:-1], f"{keys[-1]}={value}") if keys else ()

@@ -31,7 +31,7 @@ _CPU, _FIRST_CARD = DeviceChoice(()), DeviceChoice((0,))
 
 @dataclass(frozen=True)
 class Model:
-    """What inference runs on: an exported model, and the images; `device` is that of its training."""
+    """An exported model and the images to run it on; `device` is the one it was trained on."""
 
     folder: str
     image: str
@@ -86,7 +86,7 @@ def add_inference(
                 image=present(model.image) and dialect.from_root(model.image),
                 needs=needs,
                 directory=dialect.inference_folder,
-                skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.why_not(first),
+                skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.missing(first),
                 note="on the CPU" if on_cpu else None,
                 quantized=model.quantized,
             ),
@@ -184,29 +184,29 @@ def _on_gpu_fp16_flag(inference: Inference, word: str) -> Iterator[_Variant]:
 
 
 def _each(field: Field | None) -> tuple[str, ...]:
-    """The alternatives of a setting; one that is absent is one case, without the argument."""
+    """The alternatives of a setting; an absent one is a single case without the argument."""
     return (alternatives(field.value) if field else ()) or ("null",)
 
 
 def image_from_root(config: ChainConfig, field: Field) -> str | None:
-    """The images that a line gives to inference, from the root; None where it names none."""
+    """The images of inference, relative to the root; None if the line is absent."""
     image = present(field.value)
     return image and config.dialect.from_root(image)
 
 
 def local_path(build: Builder, field: Field) -> str:
-    """A field's value, or the file that a download of its address leaves: lowbit downloads nothing."""
+    """A field's value; for a URL, the file that downloading it writes. lowbit downloads nothing."""
     found = file_behind(field.value)
     if found is None:
         if "://" in field.value:
             raise field.error(f'expected a path, or an address with a file, found "{shorten(field.value)}"')
         return field.value
-    build.note(field, f"{found} stands for {shorten(field.value)}: lowbit downloads nothing")
+    build.note(field, f"{found} is the file of {shorten(field.value)}: lowbit downloads nothing")
     return found
 
 
 def add_whole_infer(build: Builder, config: ChainConfig) -> None:
-    """Export of the released models, where there is a command for it, and inference with each."""
+    """Export the released models, where there is a command for it, and run each."""
     if config.dialect.is_paddleclas and config.layout == 51:
         _add_paddleclas_release(build, config)
         return

@@ -16,7 +16,7 @@ _MACHINES = "192.168.0.1,192.168.0.2;0,1"
 
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
-    """A repository's commands and files, as the ecosystem calls them."""
+    """A repository's commands and files."""
 
     model: str
     python: str = "python"
@@ -31,8 +31,8 @@ class Scripts:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """One test. `extra` goes behind the training command, `evaluation` behind that of evaluation; the rest
-    fills its page and the support table."""
+    """One test. `extra` is appended to the training command, `evaluation` to the evaluation command; the rest
+    is for its page and the table of models."""
 
     config: str
     page: str
@@ -140,7 +140,7 @@ CHAINS = {
 
 
 def training_command(scripts: Scripts, chain: Chain) -> str:
-    """Line 14's command: the repository's, with what the chain adds."""
+    """The command of line 14: the repository's, with the chain's options."""
     command = scripts.train
     if chain.replaces_training:
         options = command.split(" ")[1:]
@@ -233,7 +233,7 @@ _OURS = "<!-- Written by lowbit tipc init"
 
 
 def parse_chains(text: str) -> list[str]:
-    """The chains that were asked for, or all of them.
+    """Parse a comma-separated list of chains, or `all`.
 
     >>> parse_chains("norm, pact")
     ['norm', 'pact']
@@ -250,8 +250,8 @@ def write_test_tipc(
 ) -> list[Path]:
     """Write what is not there yet; returns the files written.
 
-    A file that is there with another content is an error, unless `force`. Pages and scripts that another
-    model brought are left as they are; the README is renewed, if it is one of ours.
+    A file with other content is an error, unless `force`. Existing pages and scripts are not changed; the
+    README is rewritten if lowbit wrote it.
     """
     texts = {
         folder / f"configs/{scripts.model}/{CHAINS[name].config}": config_text(scripts, name)

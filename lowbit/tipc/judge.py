@@ -13,9 +13,8 @@ from pathlib import Path
 from lowbit.tipc.process import Outcome
 from lowbit.tipc.result import Check
 from lowbit.tipc.step_outputs import (
-    Answer,
+    PrintedClass,
     Snapshot,
-    answers,
     changed_files,
     check_checkpoint,
     check_weights,
@@ -24,6 +23,7 @@ from lowbit.tipc.step_outputs import (
     find_weights,
     last_accuracy,
     last_loss,
+    printed_classes,
     take_snapshot,
 )
 from lowbit.tipc.steps import ChainPlan, Step, StepKind
@@ -44,28 +44,28 @@ class Request:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the trained model answers to an image."""
+    """The trained model's probabilities for an image."""
 
     image: str
     probabilities: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The checks, and what inference has to print for the first of the images."""
+class ModelReport:
+    """The checks, and the expected output of inference for the first images."""
 
     checks: list[Check]
     expected: list[Expected] = field(default_factory=list)
     image_count: int = 0
 
 
-def read_finding(path: Path) -> Finding | None:
-    """What the process has written; None where it did not get that far."""
+def read_report(path: Path) -> ModelReport | None:
+    """Read the report of the process; None if it wrote none."""
     try:
         values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return Finding(
+    return ModelReport(
         checks=[Check(**check) for check in values["checks"]],
         expected=[Expected(**answer) for answer in values["expected"]],
         image_count=values["image_count"],
@@ -75,15 +75,17 @@ def read_finding(path: Path) -> Finding | None:
 CheckProgram = Callable[[Step, Sequence[str]], Outcome]  # runs it; what it prints goes beside the step's log
 
 
-def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) -> Finding:
-    """Looks for the files that the step has written, and lets another process open them."""
+def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) -> ModelReport:
+    """Find the files that the step has written, and open them in another process."""
     folder = root / (step.leaves or step.folder)
     written = changed_files(before, folder)
     program, onnx = _program(written), _first(path for path in written if path.suffix == ".onnx")
     if program is None and onnx is None:
         old = " (one of an earlier run is there)" if _program(list(before)) else ""
         expected = "inference.json or .pdmodel with its .pdiparams, or an .onnx file"
-        return Finding(checks=[Check("exported model", False, f"none written to {folder}{old}: {expected}")])
+        return ModelReport(
+            checks=[Check("exported model", False, f"none written to {folder}{old}: {expected}")]
+        )
     weights = _source(root, step, written)
     request = Request(
         program=program and str(program),
@@ -93,18 +95,18 @@ def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) ->
         quantized=step.quantized,
     )
     with tempfile.TemporaryDirectory(prefix="lowbit-tipc-") as name:
-        question, answer = Path(name) / "request.json", Path(name) / "finding.json"
+        question, answer = Path(name) / "request.json", Path(name) / "report.json"
         question.write_text(json.dumps(asdict(request)), "utf-8")
         outcome = run(step, (sys.executable, "-m", "lowbit.tipc.model_check", str(question), str(answer)))
-        found = read_finding(answer)
+        found = read_report(answer)
     if outcome.exit_code == 0 and found is not None:
         return found
     how = outcome.ended or f"ended with exit code {outcome.exit_code}"
-    return Finding(checks=[Check("loads", False, f"the process that opened {program or onnx} {how}")])
+    return ModelReport(checks=[Check("loads", False, f"the process that opened {program or onnx} {how}")])
 
 
 def _program(written: Sequence[Path]) -> Path | None:
-    """The program that has its parameters beside it; the ecosystem calls it `inference`, if not `model`."""
+    """The program that has its parameters beside it, preferably one called `inference`."""
     names = {path for path in written if path.suffix == ".pdiparams"}
     found = [
         path
@@ -115,7 +117,7 @@ def _program(written: Sequence[Path]) -> Path | None:
 
 
 def _source(root: Path, step: Step, written: Sequence[Path]) -> Path | None:
-    """The checkpoint that the exported model is of: one of the step's own, where it quantized, too."""
+    """The checkpoint of the exported model; an export that quantizes writes its own."""
     own = _first(path for path in written if path.name == "latest.lowbit")
     return own or (find_weights(root / step.weights) if step.weights else None)
 
@@ -127,9 +129,9 @@ def _first(paths: Iterable[Path]) -> Path | None:
 _TOLERANCE = 0.01  # of a probability: faster kernels and three printed digits
 
 
-def check_answers(log: Path, finding: Finding | None, *, must_classify: bool) -> list[Check]:
-    """The checks of an inference step's log; `finding` is about the model that it ran."""
-    found = answers(log)
+def check_printed_classes(log: Path, report: ModelReport | None, *, must_classify: bool) -> list[Check]:
+    """The checks of an inference step's log; `report` is the report on its model."""
+    found = printed_classes(log)
     if not found:
         wanted = "no line like `class_id: 8, prob: 0.909` in its log"
         return [Check("class and probability", False if must_classify else None, wanted)]
@@ -139,21 +141,21 @@ def check_answers(log: Path, finding: Finding | None, *, must_classify: bool) ->
     first = found[0]
     printed = f"{len(found)} lines, the first: class {first.class_id} with {first.probability:.3f}"
     checks = [Check("class and probability", True, printed)]
-    if finding is None or not finding.expected:
-        why = "what the trained model answers is not known"
+    if report is None or not report.expected:
+        why = "the trained model's output is not known"
         return [*checks, Check("the trained model's class", None, why)]
-    return [*checks, _compare(found, finding)]
+    return [*checks, _compare(found, report)]
 
 
-def _is_probability(answer: Answer) -> bool:
+def _is_probability(answer: PrintedClass) -> bool:
     return math.isfinite(answer.probability) and 0 <= answer.probability <= 1 + 1e-6
 
 
-def _compare(found: list[Answer], finding: Finding) -> Check:
+def _compare(found: list[PrintedClass], report: ModelReport) -> Check:
     name = "the trained model's class"
-    if len(found) != finding.image_count:
-        return Check(name, False, f"{finding.image_count} images, but {len(found)} lines")
-    for printed, expected in zip(found, finding.expected, strict=False):  # only the first are expected
+    if len(found) != report.image_count:
+        return Check(name, False, f"{report.image_count} images, but {len(found)} lines")
+    for printed, expected in zip(found, report.expected, strict=False):  # only the first are expected
         if printed.image is not None and Path(printed.image).name != Path(expected.image).name:
             return Check(name, False, f"expected {expected.image}, it printed {printed.image}")
         if not _agree(printed, expected):
@@ -164,12 +166,12 @@ def _compare(found: list[Answer], finding: Finding) -> Check:
                 f"{expected.image}: trained, class {best} with {expected.probabilities[best]:.3f}; printed, "
                 f"class {printed.class_id} with {printed.probability:.3f}",
             )
-    looked_at = min(len(finding.expected), finding.image_count)
+    looked_at = min(len(report.expected), report.image_count)
     return Check(name, True, f"the same for all {looked_at} images that were looked at")
 
 
-def _agree(printed: Answer, expected: Expected) -> bool:
-    """The same class, or one that is as probable: of equals, rounding may choose another."""
+def _agree(printed: PrintedClass, expected: Expected) -> bool:
+    """Whether it is the same class, or one of the same probability within the tolerance."""
     best = max(expected.probabilities)
     if printed.class_id >= len(expected.probabilities):
         return False
@@ -197,14 +199,14 @@ def check_learning(losses: Sequence[float], classes: int | None) -> Check:
 
 @dataclass
 class Judge:
-    """Judges the steps of a plan in their order: what the trained model answers, inference has to print."""
+    """Judges the steps of a plan in order; inference must print the trained model's classes."""
 
     plan: ChainPlan
     run_check: CheckProgram
-    _findings: dict[str, Finding] = field(default_factory=dict)
+    _reports: dict[str, ModelReport] = field(default_factory=dict)
 
     def look(self, step: Step) -> Snapshot:
-        """The files before a step, so that its own can be told from older ones."""
+        """A snapshot of the files before a step, to tell its own from older ones."""
         folder = self._writes_to(step)
         return take_snapshot(folder) if folder else {}
 
@@ -251,11 +253,11 @@ class Judge:
         return checks
 
     def _export(self, step: Step, before: Snapshot) -> list[Check]:
-        finding = check_export(self.plan.root, step, before, self.run_check)
-        self._findings[step.name] = finding
-        return finding.checks
+        report = check_export(self.plan.root, step, before, self.run_check)
+        self._reports[step.name] = report
+        return report.checks
 
     def _infer(self, step: Step, before: Snapshot) -> list[Check]:
-        finding = next((self._findings[name] for name in step.needs if name in self._findings), None)
+        report = next((self._reports[name] for name in step.needs if name in self._reports), None)
         # The 32-line layout is that of classifiers; the other one serves detectors and readers of text, too.
-        return check_answers(self._log(step), finding, must_classify=self.plan.layout == 32)
+        return check_printed_classes(self._log(step), report, must_classify=self.plan.layout == 32)

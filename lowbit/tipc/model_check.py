@@ -38,7 +38,7 @@ from lowbit.deploy.params_file import stored_tensors
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, is_quantized
 from lowbit.safe_pickle import load_arrays
-from lowbit.tipc.judge import Expected, Finding, Request
+from lowbit.tipc.judge import Expected, ModelReport, Request
 from lowbit.tipc.result import Check
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
 from lowbit.training.trained_model import TrainedModel, open_checkpoint, open_weights
@@ -50,8 +50,8 @@ _TELLING = 16  # elements; a smaller array may be equal by chance
 
 
 @dataclass(frozen=True)
-class Signs:
-    """How often values are put on a grid in a program, and how many of its tensors are in 8 bits."""
+class QuantizationCounts:
+    """Counts of a program's quantizing operators and of its tensors of 8 bits or fewer."""
 
     roundings: int
     small_tensors: int
@@ -64,37 +64,37 @@ class Signs:
         return f"{self.roundings} operators that quantize, {self.small_tensors} tensors in 8 bits"
 
 
-def paddle_signs(files: ModelFiles) -> Signs:
-    """Of a program of Paddle's, in either format."""
+def count_paddle(files: ModelFiles) -> QuantizationCounts:
+    """The counts of a Paddle program in either format."""
     pattern = _ROUNDING if files.model.suffix == ".json" else _QUANTIZING
     small = sum(tensor.is_8_bit for tensor in stored_tensors(files.params))
-    return Signs(len(pattern.findall(files.model.read_bytes())), small)
+    return QuantizationCounts(len(pattern.findall(files.model.read_bytes())), small)
 
 
-def onnx_signs(path: Path) -> Signs:
-    """Of an ONNX file."""
+def count_onnx(path: Path) -> QuantizationCounts:
+    """The counts of an ONNX file."""
     import onnx
 
     graph = onnx.load(str(path)).graph
     small = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
-    return Signs(
+    return QuantizationCounts(
         sum(node.op_type == "QuantizeLinear" for node in graph.node),
         sum(tensor.data_type in small for tensor in graph.initializer),
     )
 
 
-def check_quantized(signs: Signs, layers: int | None) -> Check:
-    """Whether a model that must be quantized is; `layers` is how many layers of the trained one are."""
-    if not signs.is_quantized:
+def check_quantized(counts: QuantizationCounts, layers: int | None) -> Check:
+    """Whether an exported model is quantized; `layers` is the trained model's number of quantized layers."""
+    if not counts.is_quantized:
         return Check("quantized", False, "nothing in the exported model quantizes: it is the fp32 model")
     # Layers that share an input with the same scale have it quantized once; their weights are still two.
-    if layers is not None and max(signs.roundings, signs.small_tensors) < layers:
-        return Check("quantized", False, f"{layers} layers are quantized in training, exported: {signs}")
-    return Check("quantized", True, str(signs))
+    if layers is not None and max(counts.roundings, counts.small_tensors) < layers:
+        return Check("quantized", False, f"{layers} layers are quantized in training, exported: {counts}")
+    return Check("quantized", True, str(counts))
 
 
 def check_same_weights(weights: Path, files: ModelFiles, *, quantized: bool) -> Check:
-    """Whether an exported model holds the arrays of a checkpoint, for models that we cannot run ourselves.
+    """Whether an exported model holds a checkpoint's arrays, for models that lowbit cannot rebuild.
 
     An exporter that found no fitting key exports random weights: then no array of the two is equal.
     """
@@ -125,7 +125,7 @@ def _digest(array: np.ndarray) -> bytes:
 
 
 def _arrays(value: Any) -> Iterable[np.ndarray]:
-    """All arrays in dicts, lists and tuples, but those of one value: they are equal by chance, too."""
+    """All arrays in dicts, lists and tuples, except constant ones, which may be equal by chance."""
     if isinstance(value, np.ndarray):
         if value.size and (value != value.flat[0]).any():
             yield value
@@ -135,7 +135,7 @@ def _arrays(value: Any) -> Iterable[np.ndarray]:
 
 
 class ExportedProgram:
-    """What both formats have in common. `yml` describes the images where lowbit exported the model."""
+    """An exported model. `yml` describes its images if lowbit exported it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,15 +147,15 @@ class ExportedProgram:
         return read_inference_yml(beside) if beside.is_file() else None
 
     def load(self) -> str:
-        """Open it; says where. A LowbitError says why it cannot be opened."""
+        """Open it, and return in which engine. Raises LowbitError if it cannot be opened."""
         raise NotImplementedError
 
-    def signs(self) -> Signs:
-        """Of quantization."""
+    def counts(self) -> QuantizationCounts:
+        """The counts of quantizing operators and small tensors."""
         raise NotImplementedError
 
     def tolerance(self, quantized: bool) -> float:
-        """How far answers may be from the trained model's, as a fraction of the largest logit."""
+        """The allowed difference from the trained model, as a fraction of the largest logit."""
         raise NotImplementedError
 
     def run(self, images: np.ndarray) -> np.ndarray:
@@ -180,8 +180,8 @@ class PaddleProgram(ExportedProgram):
             )
         return f"{self.path.name} in Paddle Inference"
 
-    def signs(self) -> Signs:
-        return paddle_signs(self.files)
+    def counts(self) -> QuantizationCounts:
+        return count_paddle(self.files)
 
     def tolerance(self, quantized: bool) -> float:
         return 1e-4
@@ -194,8 +194,8 @@ class OnnxProgram(ExportedProgram):
         self._engine = OnnxRuntimeEngine(self.path)
         return f"{self.path.name} in ONNX Runtime"
 
-    def signs(self) -> Signs:
-        return onnx_signs(self.path)
+    def counts(self) -> QuantizationCounts:
+        return count_onnx(self.path)
 
     def tolerance(self, quantized: bool) -> float:
         # Another engine adds in another order; of a quantized model, a value may then take another step.
@@ -205,8 +205,8 @@ class OnnxProgram(ExportedProgram):
 _IMAGES = 8  # to compare on
 
 
-def check_model(request: Request) -> Finding:
-    """All that can be found out about an exported model."""
+def check_model(request: Request) -> ModelReport:
+    """Run all checks on an exported model."""
     paddle.set_device("cpu")
     trained = _open_trained(request.weights)
     programs: list[ExportedProgram] = [PaddleProgram(Path(request.program))] if request.program else []
@@ -214,18 +214,18 @@ def check_model(request: Request) -> Finding:
     checks = [check for program in programs for check in _check_files(program, request, trained)]
     yml = next((program.yml for program in programs if program.yml), None)
     if any(check.passed is False for check in checks):
-        return Finding(checks=checks)
+        return ModelReport(checks=checks)
     if trained is None or yml is None:
         why = "the trained model" if trained is None else "how images are prepared"
         why = f"{why} is not known here: it was not written by lowbit"
-        return Finding(checks=[*checks, Check("same answers as trained", None, why)])
+        return ModelReport(checks=[*checks, Check("same answers as trained", None, why)])
     images, names, count = _images(request.images, yml)
     checks += [_compare(program, trained, images) for program in programs]
-    return Finding(checks=checks, expected=_expected(trained, images, names), image_count=count)
+    return ModelReport(checks=checks, expected=_expected(trained, images, names), image_count=count)
 
 
 def _open_trained(weights: str | None) -> TrainedModel | None:
-    """The model of a checkpoint that lowbit has written; None for anybody else's."""
+    """The model of a checkpoint that lowbit has written, else None."""
     path = Path(weights) if weights else None
     checkpoint = find_checkpoint(path) if path else None
     if path is None or checkpoint is None:
@@ -245,7 +245,7 @@ def _check_files(program: ExportedProgram, request: Request, trained: TrainedMod
         if layers == 0:
             checks.append(Check("quantized", False, "no layer of the trained model is quantized"))
         else:
-            checks.append(check_quantized(program.signs(), layers))
+            checks.append(check_quantized(program.counts(), layers))
     if trained is None and request.weights and isinstance(program, PaddleProgram):
         path = Path(request.weights)
         checks.append(check_same_weights(path, program.files, quantized=request.quantized))
@@ -253,7 +253,7 @@ def _check_files(program: ExportedProgram, request: Request, trained: TrainedMod
 
 
 def _images(path: str | None, yml: InferenceYml) -> tuple[np.ndarray, list[str], int]:
-    """Prepared images, their names, and how many there are in all; random ones where none are named."""
+    """Prepared images, their names, and the number of all images; random ones without a path."""
     if path is None:
         shape = yml.Global.image_shape or (3, 224, 224)
         return np.random.default_rng(0).standard_normal((_IMAGES, *shape), dtype=np.float32), [], 0
@@ -276,11 +276,11 @@ def _expected(trained: TrainedModel, images: np.ndarray, names: list[str]) -> li
 
 
 def main(request: Path, answer: Path) -> None:
-    """Read a request, write what was found."""
+    """Read a request, write a report."""
     try:
         found = check_model(Request(**json.loads(request.read_text("utf-8"))))
     except LowbitError as error:
-        found = Finding(checks=[Check("model", False, str(error))])
+        found = ModelReport(checks=[Check("model", False, str(error))])
     answer.write_text(json.dumps(asdict(found)), "utf-8")
 
 

@@ -1,7 +1,7 @@
 """The command strings that the original runners would have run, defects included, for comparison only.
 
-Nothing here is shared with the planner, which is held against it. It follows the original's own way of
-reading: values end at a second colon, an absent argument leaves a blank, lengths tell devices apart.
+Nothing here is shared with the planner, whose tests compare the two. It reads as the original does: values
+end at a second colon, an absent argument is a blank, the length of a text tells devices apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHORTEST_ADDRESSES = len("0.0.0.0,0.0.0.0")
 
 @dataclass(frozen=True)
 class OriginalCommand:
-    """A string that the original hands to the shell's `eval`, and the folder, from the root, it does so in.
+    """A string that the original passes to the shell's `eval`, and the folder in which it does so.
 
     `log` is what PaddleClas's runner adds to its status lines; the generic one names no log there.
     """
@@ -207,7 +207,7 @@ def _commands_51(lines: _Lines, mode: str, output: str) -> Iterator[str]:
 
 
 def _trainer_51(lines: _Lines, trainer: str) -> tuple[int, int]:
-    """The lines of a trainer's commands; a name that is nowhere gets those of norm_train."""
+    """The lines of a trainer's commands; an unknown name gets those of norm_train."""
     return next(((line, line + 14) for line in (17, 18, 19, 20, 21) if trainer == lines.key(line)), (16, 30))
 
 
@@ -294,7 +294,7 @@ class _PaddleClas:
             yield from self._infer(run, device.gpu)
 
     def _trainer(self, trainer: str) -> tuple[str, str]:
-        """The commands of training and of export; a name that is nowhere gets those of norm_train."""
+        """The commands of training and of export; an unknown name gets those of norm_train."""
         lines = self._lines
         for train, export in ((17, 31), (18, 32), (19, 33)):
             if trainer == lines.key(train):
@@ -305,7 +305,7 @@ class _PaddleClas:
         return lines.value(train), lines.value(export)
 
     def _post_quantize(self) -> Iterator[OriginalCommand]:
-        """The only thing that it does in `whole_infer`."""
+        """Quantization without training, which is all that it runs in `whole_infer`."""
         lines = self._lines
         if lines.value(34) in ("", "null", "False"):
             return

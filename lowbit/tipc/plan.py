@@ -32,10 +32,10 @@ from lowbit.tipc.steps import CPU_PROCESSES, Builder, ChainPlan, Machine, Step, 
 def make_plan(
     config: ChainConfig, mode: str, *, machine: Machine | None = None, python: str | None = None
 ) -> ChainPlan:
-    """The steps of a mode, in order, as the original would run them.
+    """The steps of a mode, in the original's order.
 
-    It departs from the original in what it got wrong: data, device and image are passed on, a mode without
-    epochs is an error, every inference has its own log, and nothing needs a shell.
+    It differs from the original where that is wrong: data, device and image are passed on, a mode without
+    epochs is an error, every inference has its own log, and no command needs a shell.
 
     >>> plan = make_plan(read_config(path), "lite_train_lite_infer")  # doctest: +SKIP
     >>> plan.steps[0].arguments  # doctest: +SKIP
@@ -70,12 +70,12 @@ def make_plan(
 
 
 def output_folder(config: ChainConfig, mode: str) -> str:
-    """Where a mode's logs, folders and results go, from the repository's root."""
+    """The folder of a mode's logs, runs and results, relative to the repository's root."""
     return f"./test_tipc/output/{_model_name(config.model_name)}/{mode}"
 
 
 def check_mode(mode: str) -> None:
-    """A word that is no mode is an error that names the nearest one."""
+    """Raise an error that names the nearest mode if this is none."""
     if mode not in MODES:
         raise LowbitError(f'unknown mode "{shorten(mode)}", {did_you_mean(mode, MODES)}')
 
@@ -101,7 +101,7 @@ def _model_name(field: Field) -> str:
 
 @dataclass(frozen=True)
 class _Run:
-    """One way through the chain."""
+    """One run of the chain: a device, a trainer, a precision."""
 
     name: str
     folder: str
@@ -113,7 +113,7 @@ class _Run:
 
 
 def add_training(build: Builder, config: ChainConfig, mode: str) -> None:
-    """All runs of a train mode."""
+    """Add all runs of a train mode."""
     training = config.training
     settings = {
         "epochs": epochs(build, training.epochs, mode, borrow=config.dialect.is_paddleclas),
@@ -177,7 +177,7 @@ def _add_run(build: Builder, config: ChainConfig, run: _Run, settings: dict[str,
             log=f"{run.folder}_train.log",
             folder=run.folder,
             leaves=run.weights,
-            skipped=machine.why_not(device),
+            skipped=machine.missing(device),
             note=_train_note(device, machine.on_cpu),
             quantized=run.trainer.quantized,
         ),
@@ -303,7 +303,7 @@ def chosen_trainers(build: Builder, config: ChainConfig) -> tuple[Trainer, ...]:
 
 
 def autocasts(field: Field | None) -> tuple[str | None, ...]:
-    """The alternatives of layout 51; layout 32 has none, and says in the folder's name whether it is AMP."""
+    """The alternatives of layout 51. Layout 32 has none."""
     return (None,) if field is None else alternatives(field.value) or ("null",)
 
 

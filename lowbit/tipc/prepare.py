@@ -14,7 +14,7 @@ _DEMO = "val/circle/circle_0.jpg"
 
 
 def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
-    """Lines that say what was made and what is there; a LowbitError where something has to be brought.
+    """Lines that say what was written and what is there; a LowbitError if something is missing.
 
     >>> prepare_chain(read_config(path), "lite_train_lite_infer")  # doctest: +SKIP
     ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']

@@ -17,7 +17,7 @@ from lowbit.training.files import write_atomically
 
 
 class Status(str, Enum):
-    """What became of a step. SKIPPED: its device is not here. NOT_RUN: what it needs is not there."""
+    """The status of a step. SKIPPED: this machine lacks its device. NOT_RUN: a step that it needs failed."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """A step and what became of it; `reason` says why it did not pass."""
+    """The result of a step; `reason` says why it did not pass."""
 
     name: str
     kind: str
@@ -57,7 +57,7 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainResult:
-    """All steps of a run. `finished` is False while it runs, and where it was killed."""
+    """The results of all steps. `finished` is False while it runs, and if it was killed."""
 
     config: str
     layout: int
@@ -80,7 +80,7 @@ class ChainResult:
 
     @property
     def passed(self) -> bool:
-        """Every step that had to run did its work. Where none ran, nothing was shown."""
+        """Whether every step that had to run passed, and at least one ran."""
         counts = self.counts
         return (
             self.finished
@@ -95,7 +95,7 @@ class ChainResult:
         return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
     def values(self) -> dict[str, Any]:
-        """In JSON's types, verdict and counts included."""
+        """The result in JSON types, with the verdict and the counts."""
         return {**asdict(self), "passed": self.passed, "counts": self.counts}
 
 
@@ -122,7 +122,7 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 def junit_xml(result: ChainResult) -> str:
-    """The document. What is skipped or not run is a skipped case with its reason."""
+    """The result as JUnit XML. Steps that are skipped or not run are skipped cases."""
     name = f"{result.model_name}.{Path(result.config).stem}.{result.mode}"
     counts = result.counts
     suite = ET.Element(
@@ -158,7 +158,7 @@ def _checks(step: StepResult) -> str:
 
 
 def log_tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a log, however large it is; none where it cannot be read."""
+    """The last lines of a log of any size; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -169,7 +169,7 @@ def log_tail(path: Path, lines: int) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """XML has no way to write most control characters."""
+    """Replace control characters, which XML cannot hold."""
     return _NOT_IN_XML.sub("\ufffd", text)
 
 
@@ -226,7 +226,7 @@ def write_result(result: ChainResult) -> None:
 
 
 def read_result(folder: Path) -> ChainResult:
-    """The result of the last run, or an error that says that there is none."""
+    """Read the result of the last run."""
     path = folder / JSON_NAME
     if not path.is_file():
         raise LowbitError(f"no {path}: this config has not been run in this mode yet; use lowbit tipc run")

@@ -1,4 +1,4 @@
-"""Runs a plan: step after step, each judged, and the result on disk after each."""
+"""Runs the steps of a plan in order, judges each, and writes the result after each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ALMOST_FULL = 1 << 16  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds for a step and for all of them; None: as long as it takes."""
+    """Seconds for each step and for all of them; None: no limit."""
 
     step: float | None = None
     total: float | None = None
@@ -55,7 +55,7 @@ def run_plan(plan: ChainPlan, *, limits: Limits | None = None, display: Display 
 
 
 def check_interpreter(plan: ChainPlan) -> None:
-    """Stop before the first step where the config's interpreter is not here."""
+    """Raise an error before the first step if the config's interpreter is missing."""
     for name in {step.arguments[0] for step in plan.steps}:
         if shutil.which(name) is None and not (plan.root / name).is_file():
             raise LowbitError(
@@ -78,7 +78,7 @@ class _Runner:
             root=str(plan.root),
             output=plan.output,
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
-            steps=tuple(_not_run(step, "the run has not come to it") for step in plan.steps),
+            steps=tuple(_not_run(step, "the run has not reached it") for step in plan.steps),
             notes=plan.notes,
         )
 
@@ -108,7 +108,7 @@ class _Runner:
         self._write(lambda: write_result(self._result))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """A full disk must not keep the verdict from being shown."""
+        """Write a result; on a full disk, warn and go on, so that the verdict is shown."""
         try:
             write()
         except LowbitError as error:
@@ -138,7 +138,7 @@ class _Runner:
         before = self._judge.look(step)
         outcome = self._program(step.arguments, step.log, step.environment, self._timeout(), step.directory)
         checks: list[Check] = []
-        reason = self._trouble(step, outcome)
+        reason = self._failure_reason(step, outcome)
         if reason is None:
             self._make_links(step)
             checks = self._judge.judge(step, before)
@@ -206,8 +206,8 @@ class _Runner:
         limits = [limit for limit in (self._limits.step, self._time_left()) if limit is not None]
         return min(limits, default=None)
 
-    def _trouble(self, step: Step, outcome: Outcome) -> str | None:
-        """Why the program itself did not succeed."""
+    def _failure_reason(self, step: Step, outcome: Outcome) -> str | None:
+        """Why the program itself failed, or None."""
         if outcome.ended is not None:
             return outcome.ended
         if outcome.exit_code == 0:
@@ -234,10 +234,10 @@ def _not_run(step: Step, reason: str | None) -> StepResult:
 def _exit_words(code: int | None) -> str:
     if code is not None and code < 0:
         word = f"ended by signal {signal.Signals(-code).name}"
-        return f"{word} (out of memory, or somebody killed it)" if -code == signal.SIGKILL else word
+        return f"{word} (out of memory, or killed)" if -code == signal.SIGKILL else word
     return f"exit code {code}"
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or the nearest parent that exists."""
     return path if path.exists() else _existing(path.parent)

@@ -1,4 +1,4 @@
-"""What a step left: the files it has written, and the values in its log."""
+"""The outputs of a step: the files it has written, and the values in its log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Snapshot = dict[Path, tuple[int, int, int]]  # time, size and identity of every 
 
 
 def take_snapshot(folder: Path) -> Snapshot:
-    """The files in and below a folder; none where it is not there."""
+    """The files in a folder and its subfolders; none if it does not exist."""
     found: Snapshot = {}
     for path in folder.rglob("*") if folder.is_dir() else ():
         try:
@@ -39,7 +39,7 @@ def changed_files(before: Snapshot, folder: Path) -> list[Path]:
 
 
 def find_weights(leaves: Path) -> Path | None:
-    """The weights that a config's `train_model_name` stands for.
+    """The weights that a config's `train_model_name` refers to.
 
     A file with or without `.pdparams`, or a folder that has one such file.
     """
@@ -51,7 +51,7 @@ def find_weights(leaves: Path) -> Path | None:
 
 
 def check_checkpoint(leaves: Path, before: Snapshot, folder: Path) -> tuple[Check, Path | None]:
-    """Whether training left its checkpoint, and which file that is."""
+    """Whether training wrote its checkpoint, and the file."""
     found = find_weights(leaves)
     if found is None:
         return Check("checkpoint", False, f"no {leaves.name} in {leaves.parent}"), None
@@ -61,7 +61,7 @@ def check_checkpoint(leaves: Path, before: Snapshot, folder: Path) -> tuple[Chec
 
 
 def check_weights(path: Path) -> Check:
-    """Whether the file can be read and all its numbers are finite; nothing in it is executed."""
+    """Whether the file can be read and its numbers are finite. Nothing in it is executed."""
     if path.suffix != ".pdparams":
         return Check("weights", None, f"{path.name} is not a .pdparams file")
     try:
@@ -107,8 +107,8 @@ _CLASSES = re.compile(
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The class of an image; `image` is None where the line does not name it."""
+class PrintedClass:
+    """The class of an image; `image` is None if the line does not name it."""
 
     image: str | None
     class_id: int
@@ -157,7 +157,7 @@ def last_accuracy(log: Path) -> float | None:
 
 
 def class_count(root: Path, arguments: Sequence[str]) -> int | None:
-    """How many classes a command trains on; None where neither its data nor its config says so.
+    """The number of classes of a command's data or config; None if neither says so.
 
     The data is an option's folder with `train/CLASS/`; the config is the file behind `-c`, whose
     `Arch.class_num` an `-o Arch.class_num=…` overrides.
@@ -183,10 +183,10 @@ def _configured_classes(config: Path) -> int | None:
         return None  # a config of a kind that we do not know says nothing
 
 
-def answers(log: Path) -> list[Answer]:
+def printed_classes(log: Path) -> list[PrintedClass]:
     """Every class and probability that inference printed, in order."""
     return [
-        Answer(match[1], int(match[2]), float(match[3]))
+        PrintedClass(match[1], int(match[2]), float(match[3]))
         for line in _lines(log)
         if (match := _CLASS.search(line) or _CLASSES.search(line))
     ]

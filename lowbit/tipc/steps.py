@@ -15,7 +15,7 @@ Environment = Mapping[str, str | None]  # None: the variable is taken out
 
 
 class StepKind(str, Enum):
-    """What a step does."""
+    """The kinds of step."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -72,7 +72,7 @@ class ChainPlan:
 
     @property
     def results_log(self) -> str:
-        """Where the status lines go."""
+        """The file of the status lines."""
         return f"{self.output}/results_python.log"
 
 
@@ -82,13 +82,13 @@ _MOST_STEPS = 2000
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the plan is for: how many cards there are (None: enough), or everything on the CPU."""
+    """The machine of a plan: its number of cards (None: enough), or everything on the CPU."""
 
     cards: int | None = None
     on_cpu: bool = False
 
-    def why_not(self, choice: DeviceChoice) -> str | None:
-        """Why a device is not to be had here."""
+    def missing(self, choice: DeviceChoice) -> str | None:
+        """Why this machine lacks a device, or None."""
         if choice.is_cpu or self.on_cpu or self.cards is None or max(choice.cards) < self.cards:
             return None
         have = {0: "no card", 1: "one card, number 0"}.get(
@@ -123,7 +123,7 @@ class Machine:
 
 @dataclass
 class Builder:
-    """The plan as it grows."""
+    """Collects the steps and notes of a plan."""
 
     machine: Machine
     python: Words
@@ -134,7 +134,7 @@ class Builder:
     _skipped: set[str] = field(default_factory=set)
 
     def unique(self, name: str, *, longest: int = 230) -> str:
-        """A name that fits in a path and was not given before: two runs never share a folder or a log.
+        """A unique name that is valid in a path, so that no two runs share a folder or a log.
 
         >>> builder = Builder(Machine(), ("python",), "./output")
         >>> builder.unique("a/b"), builder.unique("a/b")
@@ -154,7 +154,7 @@ class Builder:
             self.notes.append(text)
 
     def add(self, step: Step, cause: Field) -> Step:
-        """Adds a step. What needs a skipped step is skipped; too many steps are blamed on `cause`."""
+        """Add a step. A step that needs a skipped one is skipped. Too many steps are an error at `cause`."""
         if len(self.steps) == _MOST_STEPS:
             raise cause.error(f"expected alternatives that come to at most {_MOST_STEPS} commands")
         without = [name for name in step.needs if name in self._skipped]

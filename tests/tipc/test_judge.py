@@ -9,13 +9,13 @@ import pytest
 from lowbit.tipc import Check, make_plan, read_config
 from lowbit.tipc.judge import (
     Expected,
-    Finding,
     Judge,
+    ModelReport,
     Request,
-    check_answers,
     check_export,
     check_learning,
-    read_finding,
+    check_printed_classes,
+    read_report,
 )
 from lowbit.tipc.process import Outcome
 from lowbit.tipc.step_outputs import take_snapshot
@@ -24,15 +24,17 @@ from tests.tipc.conftest import CONFIGS
 
 
 def test_what_was_written_comes_back(tmp_path):
-    found = Finding(checks=[Check("a", None, "b")], expected=[Expected("i.jpg", [0.5, 0.5])], image_count=3)
+    found = ModelReport(
+        checks=[Check("a", None, "b")], expected=[Expected("i.jpg", [0.5, 0.5])], image_count=3
+    )
     (tmp_path / "f.json").write_text(json.dumps(asdict(found)), "utf-8")
-    assert read_finding(tmp_path / "f.json") == found
+    assert read_report(tmp_path / "f.json") == found
 
 
 def test_half_a_file_or_none(tmp_path):
-    assert read_finding(tmp_path / "f.json") is None
+    assert read_report(tmp_path / "f.json") is None
     (tmp_path / "f.json").write_text('{"checks": [', "utf-8")
-    assert read_finding(tmp_path / "f.json") is None
+    assert read_report(tmp_path / "f.json") is None
 
 
 @pytest.fixture
@@ -137,8 +139,10 @@ def check_log(tmp_path):
         log = tmp_path / "x.log"
         log.write_text(text, "utf-8")
         images = [Expected(f"images/{name}.jpg", row) for name, row in zip("abc", expected, strict=False)]
-        finding = Finding(checks=[], expected=images, image_count=count or len(images)) if expected else None
-        return check_answers(log, finding, must_classify=must_classify)
+        finding = (
+            ModelReport(checks=[], expected=images, image_count=count or len(images)) if expected else None
+        )
+        return check_printed_classes(log, finding, must_classify=must_classify)
 
     return call
 
@@ -269,7 +273,7 @@ def test_export_looks_only_at_its_own_folder(judge, monkeypatch):
 
     def find(root, step, before, run):
         asked.append((root, step.name, before))
-        return Finding(checks=[Check("x", True, "")])
+        return ModelReport(checks=[Check("x", True, "")])
 
     monkeypatch.setattr("lowbit.tipc.judge.check_export", find)
     assert judge.judge(step, {}) == [Check("x", True, "")]

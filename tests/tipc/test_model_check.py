@@ -13,16 +13,16 @@ import pytest
 from lowbit.data import write_lite_data
 from lowbit.deploy import ModelFiles
 from lowbit.errors import LowbitError
-from lowbit.tipc.judge import Finding, Request, read_finding
+from lowbit.tipc.judge import ModelReport, Request, read_report
 from lowbit.tipc.model_check import (
     OnnxProgram,
     PaddleProgram,
-    Signs,
+    QuantizationCounts,
     check_model,
     check_quantized,
     check_same_weights,
+    count_paddle,
     main,
-    paddle_signs,
 )
 from tests.tipc.tiny_models import export_tiny, save_tiny
 from tests.training.conftest import ROOT
@@ -54,20 +54,20 @@ WEIGHTS = np.arange(32, dtype=np.float32)
 
 def test_signs_of_quantization(files):
     program = b'{"#":"1.round"} {"#":"1.round_"} {"#":"1.fake_channel_wise_quantize_abs_max"} "1.relu"'
-    assert paddle_signs(files(program, WEIGHTS, WEIGHTS.astype(np.int8))) == Signs(3, 1)
+    assert count_paddle(files(program, WEIGHTS, WEIGHTS.astype(np.int8))) == QuantizationCounts(3, 1)
     old = (
         b"\x0a\x0fquantize_linear\x0a\x11dequantize_linear\x0afake_quantize_dequantize_moving_average_abs_max"
     )
-    assert paddle_signs(files(old, WEIGHTS, suffix=".pdmodel")) == Signs(2, 0)
-    assert not paddle_signs(files(b"conv2d", WEIGHTS, suffix=".pdmodel")).is_quantized
+    assert count_paddle(files(old, WEIGHTS, suffix=".pdmodel")) == QuantizationCounts(2, 0)
+    assert not count_paddle(files(b"conv2d", WEIGHTS, suffix=".pdmodel")).is_quantized
 
 
 def test_as_many_as_layers():
-    assert check_quantized(Signs(54, 54), 54).passed is True
-    assert check_quantized(Signs(54, 0), None).passed is True
-    assert check_quantized(Signs(53, 54), 54).passed is True  # two layers share an input
-    assert check_quantized(Signs(53, 53), 54).passed is False
-    assert check_quantized(Signs(0, 0), None).passed is False
+    assert check_quantized(QuantizationCounts(54, 54), 54).passed is True
+    assert check_quantized(QuantizationCounts(54, 0), None).passed is True
+    assert check_quantized(QuantizationCounts(53, 54), 54).passed is True  # two layers share an input
+    assert check_quantized(QuantizationCounts(53, 53), 54).passed is False
+    assert check_quantized(QuantizationCounts(0, 0), None).passed is False
 
 
 @pytest.mark.parametrize(("quantized", "verdict"), [(False, False), (True, None)])
@@ -106,7 +106,7 @@ def test_both_formats(exported, kind, name, where):
     program = kind(exported / name)
     assert program.load() == where
     assert program.yml.Global.model_name == "tiny"
-    assert program.signs().roundings >= 2  # one for each layer
+    assert program.counts().roundings >= 2  # one for each layer
     assert 0 < program.tolerance(False) <= program.tolerance(True)
 
 
@@ -137,7 +137,7 @@ def _request(made, exported: str, trained: str, **more) -> Request:
     return Request(**values | more)
 
 
-def _by_name(finding: Finding) -> dict[str, list[bool | None]]:
+def _by_name(finding: ModelReport) -> dict[str, list[bool | None]]:
     found: dict[str, list[bool | None]] = {}
     for check in finding.checks:
         found.setdefault(check.name, []).append(check.passed)
@@ -191,7 +191,7 @@ def test_a_checkpoint_by_its_own_name(made):
     assert _by_name(check_model(request))["same answers as trained"] == [True]
 
 
-def _foreign(made, tmp_path, exported: str, trained: str, **more) -> Finding:
+def _foreign(made, tmp_path, exported: str, trained: str, **more) -> ModelReport:
     """Without what lowbit writes beside its files: somebody else's."""
     for name in ("inference.json", "inference.pdiparams"):
         (tmp_path / name).write_bytes((made / exported / name).read_bytes())
@@ -238,7 +238,7 @@ def test_trouble_is_a_failed_check(made, tmp_path):
     request = _request(made, "fp32", "fp32", images=str(tmp_path / "nothing"))
     (tmp_path / "in.json").write_text(json.dumps(asdict(request)), "utf-8")
     main(tmp_path / "in.json", tmp_path / "out.json")
-    assert [check.detail for check in read_finding(tmp_path / "out.json").checks] == [
+    assert [check.detail for check in read_report(tmp_path / "out.json").checks] == [
         f"no image or folder {tmp_path / 'nothing'}"
     ]
 
@@ -247,4 +247,4 @@ def test_as_a_program(made, tmp_path):
     (tmp_path / "in.json").write_text(json.dumps(asdict(_request(made, "fp32", "fp32"))), "utf-8")
     words = ["-m", "lowbit.tipc.model_check", str(tmp_path / "in.json"), str(tmp_path / "out.json")]
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT, capture_output=True)
-    assert all(check.passed for check in read_finding(tmp_path / "out.json").checks)
+    assert all(check.passed for check in read_report(tmp_path / "out.json").checks)

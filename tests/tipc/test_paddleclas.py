@@ -271,7 +271,7 @@ def test_whole_infer_exports_the_downloaded_weights(change):
     )
     assert export.leaves == "inference"
     assert all("Global.inference_model_dir=../inference" in step.arguments for step in infers)
-    assert any("./TinyNet_pretrained.pdparams stands for https://" in note for note in plan.notes)
+    assert any("./TinyNet_pretrained.pdparams is the file of https://" in note for note in plan.notes)
 
 
 def test_whole_infer_of_a_downloaded_model(change):

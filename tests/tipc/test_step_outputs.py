@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from lowbit.deploy.infer import Prediction
 from lowbit.tipc.step_outputs import (
-    Answer,
-    answers,
+    PrintedClass,
     changed_files,
     check_checkpoint,
     check_weights,
@@ -22,6 +21,7 @@ from lowbit.tipc.step_outputs import (
     find_weights,
     last_accuracy,
     last_loss,
+    printed_classes,
     take_snapshot,
 )
 from lowbit.training.display import StepReport, accuracy_line
@@ -127,13 +127,13 @@ def test_losses_that_are_no_numbers(log, word):
 
 
 @given(loss=st.floats(0, 1e6), top1=st.floats(0, 1))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_lines_that_lowbit_prints(log, loss, top1):
     report = StepReport(0, 10, {"top1": top1, "loss": loss}, 0.1, 0.1, 0.1, 4.0)
     assert last_loss(log(report.log_line())) == pytest.approx(loss, abs=1e-5)
     assert last_accuracy(log(accuracy_line({"top1": top1}))) == pytest.approx(top1, abs=1e-3)
     prediction = Prediction("./a, b/c.jpg", (8,), (top1,), ("x",))
-    [found] = answers(log(prediction.line()))
+    [found] = printed_classes(log(prediction.line()))
     assert (found.image, found.class_id) == ("./a, b/c.jpg", 8)
     assert found.probability == pytest.approx(top1, abs=1e-3)
 
@@ -143,18 +143,18 @@ def test_the_last_accuracy_of_the_model_itself(log):
     assert last_accuracy(log("Acc@1 0.3")) is None
 
 
-def test_answers_of_other_scripts(log):
+def test_classes_printed_by_other_scripts(log):
     text = "ONNXRuntime predict: \nclass_id: 8, prob: 9.09e-1\n"
     text += "demo.jpg:\tclass id(s): [8, 7], score(s): [0.91, 0.05]"
-    assert answers(log(text)) == [Answer(None, 8, 0.909), Answer("demo.jpg", 8, 0.91)]
+    assert printed_classes(log(text)) == [PrintedClass(None, 8, 0.909), PrintedClass("demo.jpg", 8, 0.91)]
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes(tmp_path, content):
     file = tmp_path / "any.log"
     file.write_bytes(content)
-    last_loss(file), last_accuracy(file), answers(file)
+    last_loss(file), last_accuracy(file), printed_classes(file)
 
 
 def test_losses_of_epochs(tmp_path):

@@ -26,7 +26,7 @@ LAUNCH = ("-m", "paddle.distributed.launch")
 )
 def test_why_a_device_is_not_to_be_had(machine, choice, reason):
     advice = ". --device cpu runs it on the CPU"
-    assert machine.why_not(choice) == (reason and reason + advice)
+    assert machine.missing(choice) == (reason and reason + advice)
 
 
 def test_launcher_and_environment():
