@@ -1,7 +1,8 @@
 """What PaddleClas's programs do with folders, in milliseconds. STAND_IN=flat trains without learning.
 
-It is copied to `tools/train.py`, `tools/eval.py`, `tools/export_model.py` and `deploy/python/predict_cls.py`,
-and does what the program of its name does. Options are `-c FILE` and `-o key=value`.
+It is copied to `tools/train.py`, `tools/eval.py`, `tools/export_model.py`, `deploy/python/predict_cls.py`
+and `deploy/slim/quant_post_static.py`, and does what the program of its
+name does. Options are `-c FILE` and `-o key=value`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,15 @@ def export(options: dict[str, str]) -> None:
         (folder / f"inference{suffix}").write_text("a stand-in", "utf-8")
 
 
+def quantize(options: dict[str, str]) -> None:
+    """Of the exported model in a folder, under names that inference does not look for."""
+    source = Path(options["Global.save_inference_dir"])
+    folder = source / "quant_post_static_model"
+    folder.mkdir()
+    for suffix in (".pdmodel", ".pdiparams"):
+        (folder / f"model{suffix}").write_bytes((source / f"inference{suffix}").read_bytes())
+
+
 def infer(options: dict[str, str]) -> None:
     """Its config, the model and the image are found only from `deploy/`."""
     Path(options["-c"]).read_text("utf-8")
@@ -63,5 +73,11 @@ def _options() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    programs = {"train": train, "eval": evaluate, "export_model": export, "predict_cls": infer}
+    programs = {
+        "train": train,
+        "eval": evaluate,
+        "export_model": export,
+        "predict_cls": infer,
+        "quant_post_static": quantize,
+    }
     programs[Path(__file__).stem](_options())

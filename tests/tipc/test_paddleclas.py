@@ -328,7 +328,8 @@ def repository(tmp_path) -> Path:
     """The config of a repository whose programs are stand-ins, and work only where PaddleClas's do."""
     root = tmp_path / "PaddleClas"
     source = Path(__file__).parent / "paddleclas_stand_in.py"
-    for name in ("tools/train.py", "tools/eval.py", "tools/export_model.py", "deploy/python/predict_cls.py"):
+    programs = ("tools/train.py", "tools/eval.py", "tools/export_model.py", "deploy/python/predict_cls.py")
+    for name in (*programs, "deploy/slim/quant_post_static.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, root / name)
     for name, text in {
@@ -372,6 +373,28 @@ def test_a_model_that_does_not_learn_fails(repository, stand_in_model, monkeypat
         "learning: mean loss 2 in the first 2 epochs, 2 in the last 2: no better than guessing among 4 "
         "classes (1.386)"
     )
+
+
+def test_released_weights_are_exported_and_run(repository, stand_in_model):
+    (repository.parents[3] / "TinyNet_pretrained.pdparams").write_bytes(b"")
+    result = run_plan(make_plan(read_config(repository), "whole_infer", machine=CPU))
+    assert result.passed, [(step.name, step.reason) for step in result.steps]
+    assert [step.kind for step in result.steps] == ["export", "infer", "infer"]
+
+
+def test_a_model_is_quantized_without_training_and_run(repository, stand_in_model):
+    command = (
+        "deploy/slim/quant_post_static.py -c configs/TinyNet.yaml -o Global.save_inference_dir=./tiny_infer"
+    )
+    text = repository.read_text("utf-8").replace("kl_quant:null", f"kl_quant:{command}")
+    repository.write_text(text, "utf-8")
+    folder = repository.parents[3] / "tiny_infer"
+    folder.mkdir()
+    for suffix in (".pdmodel", ".pdiparams"):
+        (folder / f"inference{suffix}").write_text("a stand-in", "utf-8")
+    result = run_plan(make_plan(read_config(repository), "whole_infer", machine=CPU))
+    assert result.passed, [(step.name, step.reason) for step in result.steps]
+    assert (folder / "quant_post_static_model/inference.pdmodel").is_symlink()
 
 
 def test_weights_in_another_folder_fail(repository, stand_in_model):
