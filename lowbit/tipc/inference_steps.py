@@ -194,14 +194,15 @@ def image_from_root(config: ChainConfig, field: Field) -> str | None:
     return image and config.dialect.from_root(image)
 
 
-def local_path(build: Builder, field: Field) -> str:
+def local_path(build: Builder, field: Field, value: str | None = None) -> str:
     """A field's value; for a URL, the file that downloading it writes. lowbit downloads nothing."""
-    found = file_behind(field.value)
+    value = field.value if value is None else value
+    found = file_behind(value)
     if found is None:
-        if "://" in field.value:
-            raise field.error(f'expected a path, or an address with a file, found "{shorten(field.value)}"')
-        return field.value
-    build.note(field, f"{found} is the file of {shorten(field.value)}: lowbit downloads nothing")
+        if "://" in value:
+            raise field.error(f'expected a path, or a URL of a file, found "{shorten(value)}"')
+        return value
+    build.note(field, f"{found} is the file of {shorten(value)}: lowbit downloads nothing")
     return found
 
 
@@ -211,14 +212,13 @@ def add_whole_infer(build: Builder, config: ChainConfig) -> None:
         _add_paddleclas_release(build, config)
         return
     released, image = config.released, config.inference.image.value
-    released.weights.require("the model that whole_infer starts from")
-    weights = local_path(build, released.weights)
+    weights = released.weights.require("the model that whole_infer starts from")
     # Layout 32 has one model; in layout 51 each alternative has its own export command and flag.
     models = alternatives(weights) if released.folder is None else (weights,)
     exports = released.export.value.split("|") if released.folder is None else [released.export.value]
     flags = [] if released.quantized is None else alternatives(released.quantized.value)
-    for index, model in enumerate(models):
-        folder = model
+    for index, value in enumerate(models):
+        folder = model = local_path(build, released.weights, value)
         if released.folder is not None:
             folder = released.folder.require("the folder of the exported model")
         quantized = index < len(flags) and is_true(released.quantized, flags[index])

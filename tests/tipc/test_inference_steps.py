@@ -114,3 +114,12 @@ def test_an_absent_setting_is_one_case_without_its_argument(change):
 def test_mistakes(change, name, line, message):
     with pytest.raises(LowbitError, match=message):
         make_plan(change(name, line), "whole_infer")
+
+
+def test_a_url_is_never_a_path(change):
+    lines = {36: "inference_dir:https://host/a.tar", 37: "infer_model:https://host/a_infer|./b"}
+    plan = make_plan(change("generic", lines), "whole_infer")
+    assert {step.folder for step in plan.steps} == {"./a_infer", "./b"}
+    assert any("./a_infer is the file of https://host/a_infer" in note for note in plan.notes)
+    trained = make_plan(change("generic", lines), "lite_train_lite_infer")
+    assert not any("://" in word for step in trained.steps for word in step.arguments)

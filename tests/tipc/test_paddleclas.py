@@ -294,7 +294,7 @@ def test_whole_infer_quantizes_without_training(change):
     [
         ({36: "inference_dir:null"}, "line 36: expected what whole_infer starts from"),
         ({38: "infer_export:False"}, "line 36: .* no command that exports them"),
-        ({36: "pretrained_model_url:https://models.example/"}, "line 36: expected a path, or an address"),
+        ({36: "pretrained_model_url:https://models.example/"}, "line 36: expected a path, or a URL"),
     ],
 )
 def test_whole_infer_needs_a_model(change, lines, message):
