@@ -51,12 +51,12 @@ def test_training_commands():
 
 
 SHIPPED = ROOT / "test_tipc"
-MODELS = ("mobilenet_v3_small", "resnet18")
+RATES = {"mobilenet_v3_small": 0.01, "resnet18": 0.002}  # with 0.01 and batches of 4, ResNet18 diverges
 
 
 def _scripts(model: str, **more: str) -> Scripts:
     commands = {
-        "train": f"train.py --model={model} --lr=0.01",
+        "train": f"train.py --model={model} --lr={RATES.get(model, 0.01)}",
         "evaluate": f"train.py --test-only --model={model}",
         "export": f"tools/export_model.py --model={model}",
         "infer": "deploy/inference_python/infer.py",
@@ -73,7 +73,7 @@ def _files(folder):
 
 
 def test_what_is_shipped_is_what_init_writes(tmp_path):
-    for model in MODELS:
+    for model in RATES:
         write_test_tipc(tmp_path, _scripts(model), list(CHAINS))
     assert _files(tmp_path) == _files(SHIPPED)
 
