@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from lowbit.cli.demo_steps import Step
 from lowbit.errors import LowbitError
-from lowbit.tipc.junit import log_tail
 from lowbit.tipc.process import run_program
+from lowbit.tipc.result import log_tail
 from lowbit.training.interruption import Interruption
 
 _LAST_LINES = 12  # of a failed step's log

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from lowbit.errors import LowbitError
-from lowbit.tipc.log_lines import last_accuracy
+from lowbit.tipc.step_outputs import last_accuracy
 
 _CONFIG = "digits.yaml"
 # What starts from trained weights needs small steps, and no warm-up.

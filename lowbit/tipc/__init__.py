@@ -1,20 +1,19 @@
-"""The chain test (TIPC): reads a config, plans its commands, runs them and judges what they did."""
+"""The chain test (TIPC): training, evaluation, export and inference of a repository, tested as one chain.
 
-from lowbit.tipc.builder import Machine
-from lowbit.tipc.config import ChainConfig
-from lowbit.tipc.display import Display, open_display
-from lowbit.tipc.junit import junit_xml
-from lowbit.tipc.layout import read_config
-from lowbit.tipc.original import original_commands
+Start with `plan.py`, which turns a config into steps; `run.py` runs them, `judge.py` checks them. A config is
+read by `fields.py` (lines and values), `config.py` (the two layouts) and `dialects.py` (generic, PaddleClas).
+`original.py` gives the original runners' commands. `init.py` writes a `test_tipc` folder.
+"""
+
+from lowbit.tipc.config import ChainConfig, read_config
+from lowbit.tipc.display import Display, open_display, plan_values, print_plan, print_result
+from lowbit.tipc.fields import MODES, TRAIN_MODES
+from lowbit.tipc.original import OriginalCommand, original_commands, original_steps
 from lowbit.tipc.plan import check_mode, find_root, make_plan, output_folder
 from lowbit.tipc.prepare import prepare_chain
-from lowbit.tipc.result import ChainResult, Check, Status, StepResult
-from lowbit.tipc.result_files import read_result, results_folder
+from lowbit.tipc.result import ChainResult, Check, Status, StepResult, junit_xml, read_result, results_folder
 from lowbit.tipc.run import Limits, run_plan
-from lowbit.tipc.show import plan_values, print_plan
-from lowbit.tipc.step import ChainPlan, Step, StepKind
-from lowbit.tipc.table import print_result
-from lowbit.tipc.values import MODES, TRAIN_MODES
+from lowbit.tipc.steps import ChainPlan, Machine, Step, StepKind
 
 __all__ = [
     "MODES",
@@ -26,6 +25,7 @@ __all__ = [
     "Display",
     "Limits",
     "Machine",
+    "OriginalCommand",
     "Status",
     "Step",
     "StepKind",
@@ -36,6 +36,7 @@ __all__ = [
     "make_plan",
     "open_display",
     "original_commands",
+    "original_steps",
     "output_folder",
     "plan_values",
     "prepare_chain",

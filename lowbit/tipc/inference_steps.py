@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from lowbit.tipc.builder import Builder
 from lowbit.tipc.config import ChainConfig, Inference
-from lowbit.tipc.lines import Field, is_absent, present
-from lowbit.tipc.step import Step, StepKind
-from lowbit.tipc.values import DeviceChoice, alternatives, cpu_word, is_gpu_word, is_true
-from lowbit.tipc.words import Words, option, option_with, split_words
+from lowbit.tipc.fields import (
+    DeviceChoice,
+    Field,
+    Words,
+    alternatives,
+    cpu_word,
+    file_behind,
+    is_absent,
+    is_gpu_word,
+    is_true,
+    option,
+    option_with,
+    present,
+    shorten,
+    split_words,
+)
+from lowbit.tipc.steps import Builder, Step, StepKind
 
 _CPU, _FIRST_CARD = DeviceChoice(()), DeviceChoice((0,))
 
 
 @dataclass(frozen=True)
 class Model:
-    """What inference runs on: an exported model, and the images; `device` is that of its training."""
+    """An exported model and the images to run it on; `device` is the one it was trained on."""
 
     folder: str
     image: str
@@ -40,14 +53,15 @@ class _Variant:
 
 
 def add_inference(
-    build: Builder, inference: Inference, model: Model, prefix: str, needs: tuple[str, ...]
+    build: Builder, config: ChainConfig, model: Model, prefix: str, needs: tuple[str, ...]
 ) -> None:
     """A step for every point of the grid that can run, each with its own log."""
+    inference, dialect = config.inference, config.dialect
     if inference.script.is_absent:
         return
     script = split_words(inference.script, inference.script.value)
     machine = build.machine
-    for variant in _variants(inference, model.quantized):
+    for variant in _variants(config, model.quantized):
         device = (model.device if not model.device.is_cpu else _FIRST_CARD) if variant.gpu else _CPU
         first = DeviceChoice(device.cards[:1])
         on_cpu = machine.on_cpu and variant.gpu
@@ -61,7 +75,7 @@ def add_inference(
                     *script,
                     *option(inference.use_gpu, cpu_word(variant.word) if on_cpu else variant.word),
                     *variant.before_model,
-                    *option_with(inference.model_dir, model.folder),
+                    *option_with(inference.model_dir, dialect.from_inference(model.folder)),
                     *option(inference.batch_size, variant.batch_size),
                     *option(inference.image, model.image),
                     *variant.behind_images,
@@ -69,9 +83,10 @@ def add_inference(
                 environment=machine.visible(first),
                 log=f"{build.output}/{name}.log",
                 folder=model.folder,
-                image=present(model.image),
+                image=present(model.image) and dialect.from_root(model.image),
                 needs=needs,
-                skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.why_not(first),
+                directory=dialect.inference_folder,
+                skipped="TensorRT needs a card" if on_cpu and variant.tensorrt else machine.missing(first),
                 note="on the CPU" if on_cpu else None,
                 quantized=model.quantized,
             ),
@@ -79,11 +94,14 @@ def add_inference(
         )
 
 
-def _variants(inference: Inference, quantized: bool) -> Iterator[_Variant]:
+def _variants(config: ChainConfig, quantized: bool) -> Iterator[_Variant]:
+    inference = config.inference
     for word in alternatives(inference.use_gpu.value) or ("",):
         gpu = bool(word) and is_gpu_word(inference.use_gpu, word)
         if inference.precision is None:
             yield from _batches(inference, word, gpu)
+        elif config.dialect.is_paddleclas:
+            yield from (_on_gpu_fp16_flag if gpu else _on_cpu_fp32)(inference, word)
         else:
             yield from (_on_gpu if gpu else _on_cpu)(inference, word, quantized)
 
@@ -133,21 +151,74 @@ def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         )
 
 
+def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
+    """PaddleClas on a CPU. Its runner repeats each command for each value of `use_fp16`, which it does not
+    pass on there: here it runs once."""
+    lists = (inference.mkldnn, inference.threads, inference.batch_size)
+    for mkldnn, threads, size in product(*map(_each, lists)):
+        yield _Variant(
+            word,
+            False,
+            (*option(inference.mkldnn, mkldnn), *option(inference.threads, threads)),
+            (*option(inference.benchmark), *option(inference.extra)),
+            size,
+            f"python_infer_cpu_usemkldnn_{mkldnn}_threads_{threads}_batchsize_{size}",
+        )
+
+
+def _on_gpu_fp16_flag(inference: Inference, word: str) -> Iterator[_Variant]:
+    """PaddleClas on a card: line 46 is a flag, and fp16 needs TensorRT."""
+    lists = (inference.tensorrt, inference.precision, inference.batch_size)
+    for tensorrt, fp16, size in product(*map(_each, lists)):
+        if fp16 == "True" and tensorrt == "False":
+            continue
+        yield _Variant(
+            word,
+            True,
+            (*option(inference.tensorrt, tensorrt), *option(inference.precision, fp16)),
+            (*option(inference.benchmark), *option(inference.extra)),
+            size,
+            f"python_infer_gpu_usetrt_{tensorrt}_precision_{fp16}_batchsize_{size}",
+            tensorrt=tensorrt not in ("False", "null"),
+        )
+
+
 def _each(field: Field | None) -> tuple[str, ...]:
-    """The alternatives of a setting; one that is absent is one case, without the argument."""
+    """The alternatives of a setting; an absent one is a single case without the argument."""
     return (alternatives(field.value) if field else ()) or ("null",)
 
 
+def image_from_root(config: ChainConfig, field: Field) -> str | None:
+    """The images of inference, relative to the root; None if the line is absent."""
+    image = present(field.value)
+    return image and config.dialect.from_root(image)
+
+
+def local_path(build: Builder, field: Field, value: str | None = None) -> str:
+    """A field's value; for a URL, the file that downloading it writes. lowbit downloads nothing."""
+    value = field.value if value is None else value
+    found = file_behind(value)
+    if found is None:
+        if "://" in value:
+            raise field.error(f'expected a path, or a URL of a file, found "{shorten(value)}"')
+        return value
+    build.note(field, f"{found} is the file of {shorten(value)}: lowbit downloads nothing")
+    return found
+
+
 def add_whole_infer(build: Builder, config: ChainConfig) -> None:
-    """Export of the released models, where there is a command for it, and inference with each."""
+    """Export the released models, where there is a command for it, and run each."""
+    if config.dialect.is_paddleclas and config.layout == 51:
+        _add_paddleclas_release(build, config)
+        return
     released, image = config.released, config.inference.image.value
     weights = released.weights.require("the model that whole_infer starts from")
     # Layout 32 has one model; in layout 51 each alternative has its own export command and flag.
     models = alternatives(weights) if released.folder is None else (weights,)
     exports = released.export.value.split("|") if released.folder is None else [released.export.value]
     flags = [] if released.quantized is None else alternatives(released.quantized.value)
-    for index, model in enumerate(models):
-        folder = model
+    for index, value in enumerate(models):
+        folder = model = local_path(build, released.weights, value)
         if released.folder is not None:
             folder = released.folder.require("the folder of the exported model")
         quantized = index < len(flags) and is_true(released.quantized, flags[index])
@@ -155,7 +226,64 @@ def add_whole_infer(build: Builder, config: ChainConfig) -> None:
         if not is_absent(command):
             needs = (_add_export(build, config, index, command, model, folder, quantized).name,)
         prefix = f"model_{index}" if len(models) > 1 else ""
-        add_inference(build, config.inference, Model(folder, image, quantized), prefix, needs)
+        add_inference(build, config, Model(folder, image, quantized), prefix, needs)
+
+
+def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
+    """Quantization without training where line 34 has a command for it, as in the original; else the export
+    of the downloaded weights, which its runner leaves out; else the downloaded model."""
+    released, image = config.released, config.inference.image.value
+    quantized = is_true(released.quantized, released.quantized.value)
+    quantize = released.post_quantize
+    if not quantize.is_absent and quantize.value != "False":
+        export = _add_post_quantization(build, config)
+        add_inference(build, config, Model(export.leaves, image, True), "", (export.name,))
+        return
+    expected = (
+        "what whole_infer starts from, as in pretrained_model_url:https://host/MODEL_pretrained.pdparams"
+    )
+    released.weights.require(expected)
+    weights = local_path(build, released.weights)
+    released.folder.require("the folder of the exported model, as in infer_model:../inference")
+    folder, needs = config.dialect.from_root(released.folder.value), ()
+    if weights.endswith(".pdparams") and not released.export.is_absent:
+        # PaddleClas adds the suffix itself.
+        stem = weights.removesuffix(".pdparams")
+        step = _add_export(build, config, 0, released.export.value, stem, folder, quantized)
+        needs = (step.name,)
+    elif weights.endswith(".pdparams"):
+        raise released.weights.error(
+            f"expected an exported model, found the weights {shorten(weights)} and no command that exports "
+            f"them: whole_infer needs norm_export on line {released.export.number} and infer_export:True"
+        )
+    add_inference(build, config, Model(folder, image, quantized), "", needs)
+
+
+def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
+    """The step that writes `quant_post_static_model` beside the model it quantizes."""
+    field = config.released.post_quantize
+    words = split_words(field, field.value)
+    option_name = "Global.save_inference_dir="
+    given = [word.removeprefix(option_name) for word in words if word.startswith(option_name)]
+    folder = given[-1] if given else config.released.folder.require("the folder of the model to quantize")
+    folder = posixpath.normpath(folder)
+    name = build.unique("post_quantize")
+    return build.add(
+        Step(
+            name=name,
+            kind=StepKind.EXPORT,
+            arguments=(*build.python, *words),
+            environment=build.machine.visible(_CPU) if build.machine.on_cpu else {},
+            log=f"{build.output}/{name}.log",
+            folder=folder,
+            image=present(config.inference.image.value)
+            and config.dialect.from_root(config.inference.image.value),
+            leaves=f"{folder}/quant_post_static_model",
+            quantized=True,
+            links={f"inference{suffix}": f"model{suffix}" for suffix in (".pdmodel", ".pdiparams", ".json")},
+        ),
+        field,
+    )
 
 
 def _add_export(
@@ -182,7 +310,8 @@ def _add_export(
             log=f"{build.output}/{name}.log",
             folder=folder,
             weights=weights,
-            image=present(config.inference.image.value),
+            image=present(config.inference.image.value)
+            and config.dialect.from_root(config.inference.image.value),
             leaves=folder,
             quantized=quantized,
         ),

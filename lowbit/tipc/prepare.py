@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from lowbit.data.lite import TAR_NAME, lite_files, write_lite_data
 from lowbit.errors import LowbitError
 from lowbit.tipc.config import ChainConfig
-from lowbit.tipc.lines import Field, shorten
+from lowbit.tipc.fields import Field, file_behind, shorten
 from lowbit.tipc.plan import find_root
 
 _DEMO = "val/circle/circle_0.jpg"
@@ -20,7 +20,7 @@ _ARCHIVES = (TAR_NAME, f"test_images/{TAR_NAME}")  # lite data of the user's own
 
 
 def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
-    """Lines that say what was made and what is there; a LowbitError where something has to be brought.
+    """Lines that say what was written and what is there; a LowbitError if something is missing.
 
     >>> prepare_chain(read_config(path), "lite_train_lite_infer")  # doctest: +SKIP
     ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']
@@ -133,8 +133,8 @@ def _image(root: Path, field: Field) -> str:
     return f"{field.value}: an image, drawn"
 
 
-def _need(root: Path, field: Field, what: str) -> str:
-    value = field.require(what)
+def _need(root: Path, field: Field, what: str, path: str | None = None) -> str:
+    value = field.require(what) if path is None else path
     if not (root / value).exists():
         raise field.error(
             f"expected {what} at {shorten(value)}, found nothing; put them there: lowbit downloads nothing"
@@ -146,6 +146,17 @@ def _look(root: Path, config: ChainConfig, mode: str) -> list[str]:
     """The 51-line layout leaves the data to the repository's own configs, and its own prepare.sh."""
     image = config.inference.image if mode == "whole_infer" else config.inference.train_image
     lines = ["the data is named in the repository's own configs: its test_tipc/prepare.sh makes it"]
+    if mode == "whole_infer" and config.dialect.is_paddleclas:
+        lines += _released(root, config)
     if not image.is_absent:
-        lines.append(_need(root, image, "images for inference"))
+        lines.append(_need(root, image, "images for inference", config.dialect.from_root(image.value)))
     return lines
+
+
+def _released(root: Path, config: ChainConfig) -> list[str]:
+    """What a download of PaddleClas's `pretrained_model_url` leaves: weights, or an exported model."""
+    weights = config.released.weights
+    path = file_behind(weights.value)
+    if path is None:
+        return []
+    return [_need(root, weights, f"what {shorten(weights.value)} has", path.removesuffix(".tar"))]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from lowbit.tipc.step import Environment
+from lowbit.tipc.steps import Environment
 
 _MARK = "LOWBIT_TIPC_STEP"  # in the environment: also found in a process that left its session and parent
 _GRACE = 5.0  # seconds between asking and forcing
@@ -43,7 +43,7 @@ def run_program(
     on_line: Callable[[str], None] = lambda line: None,
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run to the end, or until the time is up or somebody asks to stop. No process of it is left alive.
+    """Run a program until it ends, the time is over, or an interruption. It leaves no process alive.
 
     What the program prints goes to `log`; `on_line` sees each line as it comes.
 
@@ -93,7 +93,7 @@ def run_program(
 
 
 class _Tail:
-    """Hands on the lines that a log has grown by."""
+    """Reads the lines that were added to a log."""
 
     def __init__(self, path: Path, on_line: Callable[[str], None]) -> None:
         self._path, self._on_line = path, on_line
@@ -117,13 +117,13 @@ def _marked(token: str) -> list[psutil.Process]:
         try:
             if process.environ().get(_MARK) == token:
                 found.append(process)
-        except (psutil.Error, OSError):  # gone meanwhile, a zombie, or somebody else's
+        except (psutil.Error, OSError):  # ended meanwhile, a zombie, or another user's
             continue
     return found
 
 
 def _end_all(token: str, process: subprocess.Popen[bytes]) -> None:
-    """Ask all to end, and wait a little."""
+    """Ask all processes to end, and wait for some seconds."""
     deadline = time.monotonic() + _GRACE
     alive = _marked(token)
     _send(alive, signal.SIGTERM)
@@ -134,7 +134,7 @@ def _end_all(token: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill_all(token: str, process: subprocess.Popen[bytes]) -> None:
-    """Force all to end; looks again, because a process may just have started another."""
+    """Kill all processes, repeatedly, because one may just have started another."""
     deadline = time.monotonic() + _GRACE
     while (alive := _marked(token)) and time.monotonic() < deadline:
         _send(alive, signal.SIGKILL)

@@ -1,17 +1,23 @@
-"""What came of a chain: each step's status, the checks that led to it, and the verdict over all."""
+"""The result of a chain: its steps, its checks, and the files it is stored in."""
 
 from __future__ import annotations
 
+import json
+import re
+import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from lowbit.errors import LowbitError
+from lowbit.tipc.steps import ChainPlan
+from lowbit.training.files import write_atomically
 
 
 class Status(str, Enum):
-    """What became of a step. SKIPPED: its device is not here. NOT_RUN: what it needs is not there."""
+    """The status of a step. SKIPPED: this machine lacks its device. NOT_RUN: a step that it needs failed."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -21,7 +27,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """Something that a step must have done; `passed` is None where it could not be checked."""
+    """Something that a step must have done; `passed` is None where that could not be confirmed."""
 
     name: str
     passed: bool | None
@@ -30,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """A step and what became of it; `reason` says why it did not pass."""
+    """The result of a step; `reason` says why it did not pass."""
 
     name: str
     kind: str
@@ -44,14 +50,14 @@ class StepResult:
     notes: tuple[str, ...] = ()
 
     @property
-    def unchecked(self) -> tuple[str, ...]:
-        """What could not be checked, and why."""
+    def unconfirmed(self) -> tuple[str, ...]:
+        """The checks that could neither pass nor fail, and why."""
         return tuple(f"{check.name}: {check.detail}" for check in self.checks if check.passed is None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainResult:
-    """All steps of a run. `finished` is False while it runs, and where it was killed."""
+    """The results of all steps. `finished` is False while it runs, and if it was killed."""
 
     config: str
     layout: int
@@ -74,7 +80,7 @@ class ChainResult:
 
     @property
     def passed(self) -> bool:
-        """Every step that had to run did its work. Where none ran, nothing was shown."""
+        """Whether every step that had to run passed, and at least one ran."""
         counts = self.counts
         return (
             self.finished
@@ -89,7 +95,7 @@ class ChainResult:
         return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
     def values(self) -> dict[str, Any]:
-        """In JSON's types, verdict and counts included."""
+        """The result in JSON types, with the verdict and the counts."""
         return {**asdict(self), "passed": self.passed, "counts": self.counts}
 
 
@@ -109,3 +115,123 @@ def _read_step(values: dict[str, Any]) -> StepResult:
     checks = tuple(Check(**check) for check in values["checks"])
     status = Status(values["status"])
     return StepResult(**{**values, "status": status, "checks": checks, "notes": tuple(values["notes"])})
+
+
+_TAIL = 40  # lines of a failed step's log
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(result: ChainResult) -> str:
+    """The result as JUnit XML. Steps that are skipped or not run are skipped cases."""
+    name = f"{result.model_name}.{Path(result.config).stem}.{result.mode}"
+    counts = result.counts
+    suite = ET.Element(
+        "testsuite",
+        name=_clean(name),
+        tests=str(len(result.steps)),
+        failures=str(counts["failed"]),
+        errors="0",
+        skipped=str(counts["skipped"] + counts["not run"]),
+        time=f"{result.seconds:.3f}",
+        timestamp=result.started,
+    )
+    for step in result.steps:
+        case = ET.SubElement(
+            suite, "testcase", name=_clean(step.name), classname=_clean(name), time=f"{step.seconds:.3f}"
+        )
+        if step.status is Status.FAILED:
+            failure = ET.SubElement(case, "failure", message=_clean(step.reason or ""))
+            failure.text = _clean("\n".join((step.command, *log_tail(Path(result.root) / step.log, _TAIL))))
+        elif step.status is not Status.PASSED:
+            ET.SubElement(case, "skipped", message=_clean(f"{step.status.value}: {step.reason}"))
+        elif step.checks:
+            ET.SubElement(case, "system-out").text = _clean(_checks(step))
+    root = ET.Element("testsuites")
+    root.append(suite)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _checks(step: StepResult) -> str:
+    words = {True: "ok", False: "failed", None: "not confirmed"}
+    return "\n".join(f"{words[check.passed]}: {check.name}: {check.detail}" for check in step.checks)
+
+
+def log_tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a log of any size; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 400 * lines))
+            return file.read().decode("utf-8", "replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def _clean(text: str) -> str:
+    """Replace control characters, which XML cannot hold."""
+    return _NOT_IN_XML.sub("\ufffd", text)
+
+
+JSON_NAME, XML_NAME = "results.json", "results.xml"
+
+
+def results_folder(root: Path, output: str, config: str) -> Path:
+    """A folder of its own for each config: several of them have the same model and mode."""
+    return root / output / Path(config).stem
+
+
+def status_line(result: StepResult, model_name: str) -> str:
+    """The line that tools look for in `results_python.log`.
+
+    >>> step = StepResult(name="t", kind="train", command="python train.py", log="t.log")
+    >>> status_line(dataclasses.replace(step, status=Status.PASSED), "resnet18")
+    ' Run successfully with command - resnet18 - python train.py!  '
+    """
+    words = {
+        Status.PASSED: "Run successfully with command",
+        Status.FAILED: "Run failed with command",
+        Status.SKIPPED: f"Skipped ({_flat(result.reason)}) command",
+        Status.NOT_RUN: f"Not run ({_flat(result.reason)}) command",
+    }
+    return f" {words[result.status]} - {model_name} - {result.command}!  "
+
+
+def _flat(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def append_status(plan: ChainPlan, line: str) -> None:
+    """Adds a status line, as the original does: runs and configs follow each other in one file."""
+    path = plan.root / plan.results_log
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        raise LowbitError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_result(result: ChainResult) -> None:
+    """Write results.json and results.xml, each as a whole or not at all."""
+    folder = results_folder(Path(result.root), result.output, result.config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LowbitError(f"cannot create {folder}: {error.strerror}") from None
+    text = json.dumps(result.values(), indent=2, ensure_ascii=False)
+    write_atomically(folder / JSON_NAME, lambda file: file.write_text(text + "\n", "utf-8"))
+    xml = junit_xml(result)
+    write_atomically(folder / XML_NAME, lambda file: file.write_text(xml, "utf-8"))
+
+
+def read_result(folder: Path) -> ChainResult:
+    """Read the result of the last run."""
+    path = folder / JSON_NAME
+    if not path.is_file():
+        raise LowbitError(f"no {path}: this config has not been run in this mode yet; use lowbit tipc run")
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise LowbitError(f"{path} cannot be read ({error}); run the chain again") from None
+    return read_values(values, str(path))

@@ -1,4 +1,4 @@
-"""Runs a plan: step after step, each judged, and the result on disk after each."""
+"""Runs the steps of a plan in order, judges each, and writes the result after each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ import lowbit
 from lowbit.errors import LowbitError
 from lowbit.tipc.display import Display
 from lowbit.tipc.judge import Judge
-from lowbit.tipc.junit import log_tail
-from lowbit.tipc.left_files import find_weights
 from lowbit.tipc.process import Outcome, run_program
-from lowbit.tipc.result import ChainResult, Check, Status, StepResult
-from lowbit.tipc.result_files import append_status, status_line, write_result
-from lowbit.tipc.step import ChainPlan, Environment, Step, StepKind
+from lowbit.tipc.result import (
+    ChainResult,
+    Check,
+    Status,
+    StepResult,
+    append_status,
+    log_tail,
+    status_line,
+    write_result,
+)
+from lowbit.tipc.step_outputs import find_weights
+from lowbit.tipc.steps import ChainPlan, Environment, Step, StepKind, in_directory
 from lowbit.training.interruption import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it
@@ -30,7 +37,7 @@ _ALMOST_FULL = 1 << 16  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds for a step and for all of them; None: as long as it takes."""
+    """Seconds for each step and for all of them; None: no limit."""
 
     step: float | None = None
     total: float | None = None
@@ -48,7 +55,7 @@ def run_plan(plan: ChainPlan, *, limits: Limits | None = None, display: Display 
 
 
 def check_interpreter(plan: ChainPlan) -> None:
-    """Stop before the first step where the config's interpreter is not here."""
+    """Raise an error before the first step if the config's interpreter is missing."""
     for name in {step.arguments[0] for step in plan.steps}:
         if shutil.which(name) is None and not (plan.root / name).is_file():
             raise LowbitError(
@@ -71,7 +78,7 @@ class _Runner:
             root=str(plan.root),
             output=plan.output,
             started=datetime.now().astimezone().isoformat(timespec="seconds"),
-            steps=tuple(_not_run(step, "the run has not come to it") for step in plan.steps),
+            steps=tuple(_not_run(step, "the run has not reached it") for step in plan.steps),
             notes=plan.notes,
         )
 
@@ -101,7 +108,7 @@ class _Runner:
         self._write(lambda: write_result(self._result))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """A full disk must not keep the verdict from being shown."""
+        """Write a result; on a full disk, warn and go on, so that the verdict is shown."""
         try:
             write()
         except LowbitError as error:
@@ -129,10 +136,11 @@ class _Runner:
             # What an earlier run on lite data left is worth nothing, and of some models takes gigabytes.
             shutil.rmtree(self._plan.root / step.folder, ignore_errors=True)
         before = self._judge.look(step)
-        outcome = self._program(step.arguments, step.log, step.environment, self._timeout())
+        outcome = self._program(step.arguments, step.log, step.environment, self._timeout(), step.directory)
         checks: list[Check] = []
-        reason = self._trouble(step, outcome)
+        reason = self._failure_reason(step, outcome)
         if reason is None:
+            self._make_links(step)
             checks = self._judge.judge(step, before)
             failed = next((check for check in checks if check.passed is False), None)
             reason = failed and f"{failed.name}: {failed.detail}"
@@ -148,6 +156,13 @@ class _Runner:
             notes=tuple(notes),
         )
 
+    def _make_links(self, step: Step) -> None:
+        """Give the step's files the names that later steps expect."""
+        folder = self._plan.root / (step.leaves or step.folder)
+        for name, target in step.links.items():
+            if (folder / target).is_file() and not (folder / name).exists():
+                (folder / name).symlink_to(target)
+
     def _run_check(self, step: Step, arguments: Sequence[str]) -> Outcome:
         self._display.line("comparing the exported model with the trained one")
         log = f"{step.log.removesuffix('.log')}_check.log"
@@ -159,11 +174,19 @@ class _Runner:
         return self._program(arguments, log, variables, timeout)
 
     def _program(
-        self, arguments: Sequence[str], log: str, environment: Environment, timeout: float | None
+        self,
+        arguments: Sequence[str],
+        log: str,
+        environment: Environment,
+        timeout: float | None,
+        directory: str = ".",
     ) -> Outcome:
+        program, *rest = arguments
+        if "/" in program:  # an interpreter in the repository, from whichever folder
+            program = os.path.abspath(self._plan.root / program)
         return run_program(
-            arguments,
-            folder=self._plan.root,
+            (program, *rest),
+            folder=self._plan.root / directory,
             log=self._plan.root / log,
             environment=environment,
             timeout=timeout,
@@ -183,8 +206,8 @@ class _Runner:
         limits = [limit for limit in (self._limits.step, self._time_left()) if limit is not None]
         return min(limits, default=None)
 
-    def _trouble(self, step: Step, outcome: Outcome) -> str | None:
-        """Why the program itself did not succeed."""
+    def _failure_reason(self, step: Step, outcome: Outcome) -> str | None:
+        """Why the program itself failed, or None."""
         if outcome.ended is not None:
             return outcome.ended
         if outcome.exit_code == 0:
@@ -202,7 +225,7 @@ def _not_run(step: Step, reason: str | None) -> StepResult:
     return StepResult(
         name=step.name,
         kind=step.kind.value,
-        command=f"{shlex.join(step.arguments)} > {shlex.quote(step.log)} 2>&1 ",
+        command=f"{in_directory(step, shlex.join(step.arguments))} > {shlex.quote(step.log)} 2>&1 ",
         log=step.log,
         reason=reason,
     )
@@ -211,10 +234,10 @@ def _not_run(step: Step, reason: str | None) -> StepResult:
 def _exit_words(code: int | None) -> str:
     if code is not None and code < 0:
         word = f"ended by signal {signal.Signals(-code).name}"
-        return f"{word} (out of memory, or somebody killed it)" if -code == signal.SIGKILL else word
+        return f"{word} (out of memory, or killed)" if -code == signal.SIGKILL else word
     return f"exit code {code}"
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or the nearest parent that exists."""
     return path if path.exists() else _existing(path.parent)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from lowbit.tipc import ChainConfig, Check, Step, read_config
-from lowbit.tipc.finding import Expected, Finding
-from lowbit.tipc.left_files import Snapshot, changed_files
+from lowbit.tipc.judge import Expected, ModelReport
+from lowbit.tipc.step_outputs import Snapshot, changed_files
 
 CONFIGS = Path(__file__).parent / "configs"
-NAMES = ("norm", "pact", "amp", "fleet", "generic")
+NAMES = ("norm", "pact", "amp", "fleet", "generic", "paddleclas")
 
 Change = Callable[..., ChainConfig]
 
@@ -74,10 +74,10 @@ def stand_in_model(monkeypatch) -> list[Check]:
     """Exported models are not opened: these are the checks, and class 1 with 0.7 is what was trained."""
     checks = [Check("loads", True, "a stand-in")]
 
-    def find(root: Path, step: Step, before: Snapshot, run: object) -> Finding:
+    def find(root: Path, step: Step, before: Snapshot, run: object) -> ModelReport:
         if not changed_files(before, root / step.leaves):
-            return Finding(checks=[Check("exported model", False, "none written")])
-        return Finding(checks=checks, expected=[Expected("./demo.jpg", [0.2, 0.7, 0.1])], image_count=1)
+            return ModelReport(checks=[Check("exported model", False, "none written")])
+        return ModelReport(checks=checks, expected=[Expected("./demo.jpg", [0.2, 0.7, 0.1])], image_count=1)
 
     monkeypatch.setattr("lowbit.tipc.judge.check_export", find)
     return checks

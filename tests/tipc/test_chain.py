@@ -33,7 +33,7 @@ def _config(root: Path, export: str = f"tools/export_model.py {TINY}") -> Path:
     file.parent.mkdir(parents=True)
     lines = {
         **{2: "model_name:tiny", 3: f"python:{sys.executable}", 4: "gpu_list:-1", 5: "use-gpu:False"},
-        6: "--epochs:1",
+        6: "--epochs:5",
         14: f"pact_train:train.py {TINY} {size} --lr=0.01 --pact_quant",
         17: f"eval:train.py --test-only {TINY} {size}",
         22: f"norm_export:{export}",

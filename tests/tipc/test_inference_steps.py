@@ -107,10 +107,19 @@ def test_an_absent_setting_is_one_case_without_its_argument(change):
         ("norm", {28: "--use-gpu:True|Flase"}, 'line 28: .*found "Flase"; did you mean "False"'),
         ("norm", {24: "train_model:null"}, "line 24: expected the model that whole_infer starts from"),
         ("norm", {20: "--save-inference-dir:"}, "line 20: expected the folder of the exported model"),
-        ("generic", {39: "infer_quant:Fasle"}, 'line 39: .*found "Fasle"; did you mean "False"'),
+        ("generic", {39: "infer_quant:Ture"}, 'line 39: .*found "Ture"; did you mean "True"'),
         ("norm", {25: "infer_export:a.py && b.py"}, "line 25: .*needs a shell"),
     ],
 )
 def test_mistakes(change, name, line, message):
     with pytest.raises(LowbitError, match=message):
         make_plan(change(name, line), "whole_infer")
+
+
+def test_a_url_is_never_a_path(change):
+    lines = {36: "inference_dir:https://host/a.tar", 37: "infer_model:https://host/a_infer|./b"}
+    plan = make_plan(change("generic", lines), "whole_infer")
+    assert {step.folder for step in plan.steps} == {"./a_infer", "./b"}
+    assert any("./a_infer is the file of https://host/a_infer" in note for note in plan.notes)
+    trained = make_plan(change("generic", lines), "lite_train_lite_infer")
+    assert not any("://" in word for step in trained.steps for word in step.arguments)

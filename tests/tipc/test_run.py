@@ -39,7 +39,7 @@ def test_a_chain_that_does_its_work(repo, stand_in_model, capsys):
     assert [step.kind for step in result.steps] == ["train", "eval", "export", "infer"]
     assert _statuses(result) == ["passed"] * 4
     assert [check.name for step in result.steps for check in step.checks] == [
-        *("checkpoint", "weights", "loss", "accuracy", "loads"),
+        *("checkpoint", "weights", "loss", "learning", "accuracy", "loads"),
         *("class and probability", "the trained model's class"),
     ]
     folder = _folder(repo)
@@ -157,7 +157,7 @@ def test_a_full_disk(repo, stand_in_model, monkeypatch):
 def test_a_disk_that_is_full_is_named(repo, stand_in_model, monkeypatch):
     monkeypatch.setenv("STAND_IN", "kill")
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    assert _run(repo).steps[0].reason.endswith("(out of memory, or somebody killed it): the disk is full")
+    assert _run(repo).steps[0].reason.endswith("(out of memory, or killed): the disk is full")
 
 
 def test_results_that_cannot_be_written_fail_the_chain(repo, stand_in_model, monkeypatch, capsys):

@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.tipc.builder import Builder, Machine
-from lowbit.tipc.lines import Field
-from lowbit.tipc.step import Step, StepKind
-from lowbit.tipc.values import DeviceChoice
+from lowbit.tipc.fields import DeviceChoice, Field
+from lowbit.tipc.steps import Builder, Machine, Step, StepKind
 
 CPU, ONE, TWO = DeviceChoice(()), DeviceChoice((0,)), DeviceChoice((0, 1))
 MACHINES = DeviceChoice((0, 1), ("10.0.0.1", "10.0.0.2"))
@@ -28,7 +26,7 @@ LAUNCH = ("-m", "paddle.distributed.launch")
 )
 def test_why_a_device_is_not_to_be_had(machine, choice, reason):
     advice = ". --device cpu runs it on the CPU"
-    assert machine.why_not(choice) == (reason and reason + advice)
+    assert machine.missing(choice) == (reason and reason + advice)
 
 
 def test_launcher_and_environment():

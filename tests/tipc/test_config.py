@@ -9,7 +9,7 @@ from tests.tipc.conftest import CONFIGS, NAMES, changed_text, config_lines
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layout_is_recognised_by_content(name, tmp_path):
-    expected = 51 if name == "generic" else 32
+    expected = 51 if name in ("generic", "paddleclas") else 32
     assert read_config(CONFIGS / f"{name}.txt").layout == expected
     other = tmp_path / "train_infer_python.txt"
     other.write_text("\n".join((*config_lines(name), "====train_benchmark_params====", "batch_size:8")))
@@ -58,3 +58,51 @@ def test_missing_lines_at_the_end_are_absent(tmp_path):
 def test_null_in_the_place_of_a_landmark_is_absent(change):
     assert change("norm", {17: "null:null"}).evaluation.command.is_absent
     assert change("norm", {17: "##"}).evaluation.command.is_absent
+
+
+PARTS = ("training", "evaluation", "export", "released", "inference")
+
+
+def _fields(config):
+    """Every field of a config, those of its trainers included."""
+    parts = (config, *(getattr(config, name) for name in PARTS))
+    fields = [field for part in parts for field in vars(part).values() if hasattr(field, "number")]
+    return fields + [field for one in config.training.trainers for field in (one.train, one.export)]
+
+
+def test_every_value_of_32_lines_is_read_from_its_line(change):
+    config = change("pact")
+    found = {field.number: (field.key, field.value) for field in _fields(config)}
+    [trainer] = config.training.trainers
+    assert found.pop(5) == ("--device", "gpu|gpu")
+    for number, (key, value) in found.items():
+        assert config.file.line(number).text == f"{key}:{value}"
+    places = {2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 17, 20, 21, 22, 24, 25, 27, 28, 29, 30, 31, 32}
+    assert set(found) == places
+    assert (trainer.name, trainer.quantized) == ("pact_train", True)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("use-gpu:True|False", "--device", "gpu|cpu"),
+        ("use_gpu:null", "--device", "null"),
+        ("--use-gpu:True|True", "--use-gpu", "True|True"),
+        ("--device:gpu|cpu", "--device", "gpu|cpu"),
+    ],
+)
+def test_line_5_becomes_an_option(change, line, key, value):
+    field = change("norm", {5: line}).training.use_gpu
+    assert (field.key, field.value, field.number) == (key, value, 5)
+
+
+def test_every_value_of_51_lines_is_read_from_its_line(change):
+    config = change("generic")
+    fields = _fields(config)
+    for field in fields:
+        assert config.file.line(field.number).text == f"{field.key}:{field.value}"
+    titles_separators_and_log = {1, 14, 22, 23, 26, 27, 49}
+    assert {field.number for field in fields} == set(range(1, 52)) - titles_separators_and_log
+    names = [one.name for one in config.training.trainers]
+    assert names == ["norm_train", "pact_train", "fpgm_train", "distill_train", "null", "null"]
+    assert [one.quantized for one in config.training.trainers] == [False, True, False, False, False, False]
