@@ -93,7 +93,8 @@ def export_onnx(
         (draft / path.name).write_bytes(content)
         notes.append(_compare(draft / path.name, inputs, expected, model_name, quantized))
         put_in_place(draft, path.parent, [path.name])
-    return OnnxModel(path, len(content), fp32.ByteSize(), resolved, tuple(notes))
+    size = fp32.ByteSize() + ONNX.length  # as if it had been written, too
+    return OnnxModel(path, len(content), size, resolved, tuple(notes))
 
 
 def _build(
