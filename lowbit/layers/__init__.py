@@ -3,7 +3,7 @@
 from lowbit.layers.calibrate import calibrate, find_quantizers
 from lowbit.layers.deployed import DeployedOperand, deployed_input, deployed_weight
 from lowbit.layers.eval_mode import eval_mode
-from lowbit.layers.fixed_inputs import fix_inputs, fixed_recipe
+from lowbit.layers.fixed_inputs import fix_inputs, fixed_copy, fixed_recipe
 from lowbit.layers.fold import fold_batch_norm
 from lowbit.layers.foldable import Folded
 from lowbit.layers.frozen import frozen
@@ -27,6 +27,7 @@ __all__ = [
     "eval_mode",
     "find_quantizers",
     "fix_inputs",
+    "fixed_copy",
     "fixed_recipe",
     "fold_batch_norm",
     "frozen",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.layers.eval_mode import eval_mode
-from lowbit.layers.prepare import preparation_of
-from lowbit.layers.quantized import is_quantized
+from lowbit.layers.prepare import note_preparation, preparation_of
+from lowbit.layers.quantized import is_quantized, replan_layer
 from lowbit.layers.quantizer import Quantizer
-from lowbit.recipe import Recipe
+from lowbit.recipe import Forward, Plan, Recipe, TensorSpec, operands_of
 from lowbit.recipe.rules import Rule
 from lowbit.recipe.settings import Calibration
 
@@ -44,7 +46,6 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
     as evaluation does.
 
     fixed = prepare(Net(), fixed_recipe(trained, steps=20))
-    fix_inputs(trained, fixed, batches)
     """
     prepared = preparation_of(model)
     rules = [
@@ -65,11 +66,45 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
     return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration})
 
 
-def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor]) -> int:
-    """Let `fixed`, prepared with `fixed_recipe`, have the model's weights, and scales from the batches.
+def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
+    """A copy of a prepared model whose layers are those of its `fixed_recipe`; the model stays as it is.
 
-    They are chosen from what the model's layers get while it computes as in evaluation, quantized. Returns
-    the number of batches.
+    The new scales are not known before `fix_inputs` has been called.
+
+    fixed = fixed_copy(trained, steps=20)
+    fix_inputs(trained, fixed, batches)
+    """
+    prepared = preparation_of(model)
+    recipe = fixed_recipe(model, steps=steps)
+    dynamic = set(dynamic_inputs(model))
+    fixed = copy.deepcopy(model)
+    layers = dict(fixed.named_sublayers(include_self=True, remove_duplicate=False))
+    plans = []
+    for assigned in prepared.layers:
+        layer, plan = layers[assigned.layer.name], assigned.plan
+        if is_quantized(layer):
+            fix = assigned.layer.name in dynamic
+            plan = _fixed_plan(plan, fix_input=fix)
+            replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact)
+        plans.append(replace(assigned, plan=plan))
+    note_preparation(fixed, replace(prepared, recipe=recipe, layers=tuple(plans)))
+    return fixed
+
+
+def _fixed_plan(plan: Plan, *, fix_input: bool) -> Plan:
+    """Its forward product, rounded to nearest."""
+    specs = {}
+    for operand, spec in operands_of(plan.forward).items():
+        words = spec.as_words() | (_NEAREST if spec.rounding == "stochastic" else {})
+        specs[operand] = TensorSpec(**words | (_FIXED if fix_input and operand == "input" else {}))
+    return Plan(forward=Forward(**specs))
+
+
+def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
+    """Let `fixed`, a `fixed_copy`, have the model's weights, and scales from the batches.
+
+    They are chosen from what the model's layers get while it computes as in evaluation, quantized. A batch is
+    the model's input, or the list of its inputs. Returns the number of batches.
 
     fix_inputs(model, fixed, batches)
     """
@@ -83,8 +118,8 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor]) -> i
             quantizer.start_calibration()
             undo.callback(quantizer.end_calibration)
             undo.callback(old[name].register_forward_pre_hook(_shows(quantizer)).remove)
-        for images in batches:
-            model(images)
+        for batch in batches:
+            model(*batch) if isinstance(batch, list | tuple) else model(batch)
             count += 1
     if not count:
         raise LowbitError("there are no images to fix the inputs' scales on")

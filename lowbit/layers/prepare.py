@@ -119,8 +119,13 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         pair = Pair(by_name[name], by_name[norm_name])
         fold_in_training(pair.layer, pair)
         follow(pair.norm, pair)
-    setattr(model, _ATTRIBUTE, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
+    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
     return model
+
+
+def note_preparation(model: nn.Layer, preparation: Preparation) -> None:
+    """What `preparation_of` says of the model from now on."""
+    setattr(model, _ATTRIBUTE, preparation)
 
 
 def preparation_of(model: nn.Layer) -> Preparation:

@@ -168,6 +168,23 @@ def quantize_layer(
     if base is None:
         kinds = ", ".join(kind.__name__ for kind in QUANTIZED)
         raise LowbitError(f'layer "{name}" is a {type(layer).__name__}; those that can be quantized: {kinds}')
+    _set_plan(layer, base, plan, name=name, number=number, pact=pact)
+    layer.__class__ = _quantized_class(type(layer), base)
+    return layer
+
+
+def replan_layer(
+    layer: nn.Layer, plan: Plan, *, name: str = "", number: int = 0, pact: Pact | None = None
+) -> None:
+    """Give a quantized layer another plan; its quantizers are new ones, which have learned nothing yet."""
+    layer._sub_layers.pop("backward_quantizers", None)
+    base = next(kind for kind, quantized in QUANTIZED.items() if isinstance(layer, quantized))
+    _set_plan(layer, base, plan, name=name, number=number, pact=pact)
+
+
+def _set_plan(
+    layer: nn.Layer, base: type[nn.Layer], plan: Plan, *, name: str, number: int, pact: Pact | None
+) -> None:
     layouts = _layouts(layer, base)
     kind = Quantizer if plan.is_straight_through else TrainingQuantizer
     for role in ("input", "weight"):
@@ -179,8 +196,6 @@ def quantize_layer(
         layer.backward_quantizers = BackwardQuantizers(plan, layouts, number=number, name=name)
     for quantizer in (layer.input_quantizer, layer.weight_quantizer):
         quantizer.training = layer.training
-    layer.__class__ = _quantized_class(type(layer), base)
-    return layer
 
 
 def _images_first(layer: nn.Layer, x: Tensor) -> list[int]:

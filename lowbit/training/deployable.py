@@ -14,9 +14,8 @@ from lowbit.config import validate
 from lowbit.data.spread import SpreadDataset
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fixed_inputs import dynamic_inputs, fix_inputs, fixed_recipe
-from lowbit.layers.prepare import prepare
-from lowbit.models import build_model
+from lowbit.layers.fixed_inputs import dynamic_inputs, fix_inputs, fixed_copy
+from lowbit.layers.prepare import preparation_of
 from lowbit.recipe import Recipe
 from lowbit.training.checkpoint import SUFFIX, Checkpoint, Progress, save_checkpoint
 from lowbit.training.comparison import comparison_table
@@ -24,7 +23,7 @@ from lowbit.training.environment import environment_record
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, open_section
 from lowbit.training.post_training import calibration_config
-from lowbit.training.quantization import example_images, recipe_values
+from lowbit.training.quantization import recipe_values
 from lowbit.training.trained_model import TrainedModel, open_checkpoint
 
 _BATCHES = 50
@@ -51,9 +50,8 @@ def deployable(
         found = open_checkpoint(kept, trust=trained.trust)
         return replace(found, config=trained.config)
     settings = trained.config
-    recipe = fixed_recipe(trained.model, steps=_BATCHES)
-    model = build_model(settings.Arch.name, len(trained.classes), **settings.Arch.kwargs)
-    prepare(model, recipe, example_images(settings.Global.image_shape))
+    model = fixed_copy(trained.model, steps=_BATCHES)
+    recipe = preparation_of(model).recipe
     images = _images(trained, recipe, data_path, len(layers))
     with fast_convolutions(wanted=settings.Global.fast_convolutions):
         batches = fix_inputs(trained.model, model, islice(images, _BATCHES))

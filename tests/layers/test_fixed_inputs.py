@@ -8,7 +8,15 @@ import pytest
 from paddle import nn
 
 from lowbit.errors import LowbitError
-from lowbit.layers import deployed_input, eval_mode, fix_inputs, fixed_recipe, preparation_of, prepare
+from lowbit.layers import (
+    deployed_input,
+    eval_mode,
+    fix_inputs,
+    fixed_copy,
+    fixed_recipe,
+    preparation_of,
+    prepare,
+)
 from lowbit.layers.fixed_inputs import dynamic_inputs
 from lowbit.recipe import make_recipe
 from tests.tiny_net import build_tiny
@@ -129,3 +137,24 @@ def test_without_images_nothing_is_fixed():
     fixed = prepare(build_tiny(), fixed_recipe(model, steps=3))
     with pytest.raises(LowbitError, match="no images to fix the inputs' scales on"):
         fix_inputs(model, fixed, [])
+
+
+@pytest.mark.parametrize("more", [(), ({"match": {"name": "conv"}, "skip": True},)])
+def test_a_copy_is_the_same_as_a_network_prepared_anew(more):
+    model = trained(*more)
+    before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
+    copied, anew = fixed_copy(model, steps=3), fixed_form(model)
+    assert fix_inputs(model, copied, batches(3, 4, 5)) == 3
+    assert preparation_of(copied).recipe == preparation_of(anew).recipe
+    assert [one.plan for one in preparation_of(copied).layers] == [
+        one.plan for one in preparation_of(anew).layers
+    ]
+    ours, theirs = copied.state_dict(), anew.state_dict()
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_array_equal(ours[name].numpy(), theirs[name].numpy(), err_msg=name)
+    with eval_mode(copied), eval_mode(anew):
+        x = batches(7)[0]
+        np.testing.assert_array_equal(copied(x).numpy(), anew(x).numpy())
+    assert all((before[name] == tensor.numpy()).all() for name, tensor in model.state_dict().items())
+    assert dynamic_inputs(model) and not dynamic_inputs(copied)
