@@ -1,19 +1,64 @@
-"""lowbit trains neural networks in few bits on PaddlePaddle and carries them, verified, to deployment."""
+"""lowbit trains neural networks in few bits on PaddlePaddle and carries them, verified, to deployment.
+
+import lowbit
+
+net = lowbit.quantize(net, "qat_w4a4", data=loader)
+...                                         # train as usual
+lowbit.export(net, "out/", example=x)
+print(lowbit.verify(net, "out/", loader))
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
-__all__ = ["PACT", "QAT", "LowbitError", "__version__"]
+if TYPE_CHECKING:
+    from lowbit.api.accelerate import accelerate
+    from lowbit.api.analysis import analyze
+    from lowbit.api.deploy import export
+    from lowbit.api.quantize import calibrate, quantize
+    from lowbit.api.verify import verify
+    from lowbit.compat.paddleslim import PACT, QAT
+    from lowbit.recipe import Recipe
+
+__all__ = [
+    "PACT",
+    "QAT",
+    "LowbitError",
+    "Recipe",
+    "__version__",
+    "accelerate",
+    "analyze",
+    "calibrate",
+    "export",
+    "quantize",
+    "verify",
+]
+
+# Imported on first use: importing lowbit stays fast, Paddle comes with the first name that needs it.
+_LAZY = {
+    "PACT": "lowbit.compat.paddleslim",
+    "QAT": "lowbit.compat.paddleslim",
+    "Recipe": "lowbit.recipe",
+    "accelerate": "lowbit.api.accelerate",
+    "analyze": "lowbit.api.analysis",
+    "calibrate": "lowbit.api.quantize",
+    "export": "lowbit.api.deploy",
+    "quantize": "lowbit.api.quantize",
+    "verify": "lowbit.api.verify",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Not above: importing lowbit stays fast, Paddle comes with the first use.
-    if name in ("PACT", "QAT"):
-        from lowbit.compat import paddleslim
+    if name in _LAZY:
+        from importlib import import_module
 
-        return getattr(paddleslim, name)
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,6 +14,15 @@ def math_threads() -> int:
     return int(os.environ["OMP_NUM_THREADS"])
 
 
+def set_math_threads(threads: int) -> None:
+    """From now on compute with so many, in Paddle's libraries and in lowbit's kernels, which share a pool."""
+    import paddle
+    from paddle.base import core
+
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    core.set_num_threads(threads)
+
+
 @contextmanager
 def math_threads_kept() -> Iterator[None]:
     """Undo what Paddle Inference does: every run of a predictor leaves the whole process with 1 thread.

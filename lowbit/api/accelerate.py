@@ -1,0 +1,164 @@
+"""accelerate(): a training loop of one's own on lowbit's fast CPU path, as a call or a `with`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import paddle
+
+from lowbit.api.result import Result, Section
+from lowbit.errors import LowbitError
+from lowbit.kernels import onednn_objects, why_missing
+from lowbit.layers.fast_convolutions import convolution_library, fast_convolutions
+from lowbit.layers.fast_neighbours import fast_neighbours, neighbour_library
+from lowbit.machine import FixStatus, apply_amd_fix, keep_freed_memory, return_freed_memory
+from lowbit.machine.matrix_library import SETTING
+from lowbit.machine.threads import math_threads, set_math_threads
+
+_log = logging.getLogger("lowbit")
+_lock = threading.Lock()
+_holders_of_amd_fix = 0
+_threads: dict[object, int] = {}  # asked for by calls that are not closed yet; the last one counts
+_threads_before = 1
+_said = ""  # the line that was logged last: it is said once
+
+
+@dataclass(frozen=True)
+class Acceleration(Result):
+    """What `accelerate` did. It lasts until `close()`, or to the end of the `with`."""
+
+    convolutions: str  # the library that convolves, such as "oneDNN 3.6.2"; "Paddle": nothing was changed
+    batch_norm: str  # of batch norm, ReLU and max-pool: "lowbit" or "Paddle"
+    memory: bool  # whether freed memory is kept for the next step
+    matrix_products: str  # what was done about the matrix library on AMD processors
+    threads: int
+    _undo: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+
+    def close(self) -> None:
+        """Undo it, unless another `accelerate` still holds it. A second call does nothing."""
+        self._undo.close()
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def to_dict(self) -> dict[str, object]:
+        """All fields as plain values that JSON can hold."""
+        names = ("convolutions", "batch_norm", "memory", "matrix_products", "threads")
+        return {name: getattr(self, name) for name in names}
+
+    def _sections(self) -> list[Section]:
+        rows = (
+            ("convolutions", self.convolutions),
+            ("batch norm, ReLU, max-pool", self.batch_norm),
+            ("freed memory", "kept for the next step" if self.memory else "as usual"),
+            ("matrix products", self.matrix_products),
+            ("threads", str(self.threads)),
+        )
+        return [Section("Training on the CPU", ("", "computed by"), rows, left=2)]
+
+    def _line(self) -> str:
+        memory = ", freed memory kept" if self.memory else ""
+        return (
+            f"accelerate: convolutions in {self.convolutions}, batch norm, ReLU and max-pool in "
+            f"{self.batch_norm}{memory}, {self.threads} thread{'s' * (self.threads > 1)}; {self.matrix_products}"
+        )
+
+
+def accelerate(threads: int | None = None) -> Acceleration:
+    """Train on lowbit's fast CPU path from now on, with a loop of one's own, in fp32 or quantized.
+
+    fp32 convolutions run in oneDNN; batch norm, ReLU and max-pool in lowbit's kernels; freed memory is kept
+    for the next step; and on AMD processors Paddle's matrix library is told to take its fast path, which it
+    heeds if no matrix product has been computed in the process before. Results are the same but for the
+    order of sums. Nothing changes on a GPU, nor where the compiled libraries are missing.
+
+    `threads` sets the threads of Paddle and of lowbit's kernels; by default they stay as they are
+    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). It counts for
+    the whole process, all threads included, until `close()` or the end of the `with`; calls can be nested and
+    closed in any order.
+
+    >>> import paddle, lowbit
+    >>> net = paddle.nn.Conv2D(3, 4, 3)
+    >>> with lowbit.accelerate():
+    ...     net(paddle.ones([1, 3, 8, 8])).sum().backward()
+    >>> list(net.weight.grad.shape)
+    [4, 3, 3, 3]
+    """
+    global _said
+    if threads is not None and threads < 1:
+        raise LowbitError(f"threads must be at least 1, got {threads}")
+    on_cpu = paddle.device.get_device() == "cpu"
+    with ExitStack() as undo:
+        fix = _hold_amd_fix(undo)
+        if threads is not None:
+            _hold_threads(threads, undo)
+        kept = on_cpu and keep_freed_memory()
+        if kept:
+            undo.callback(return_freed_memory)
+        undo.enter_context(fast_convolutions(wanted=on_cpu))
+        undo.enter_context(fast_neighbours(wanted=on_cpu))
+        done = Acceleration(
+            convolutions=convolution_library(wanted=on_cpu),
+            batch_norm=neighbour_library(wanted=on_cpu),
+            memory=kept,
+            matrix_products=fix,
+            threads=math_threads(),
+            _undo=undo.pop_all(),
+        )
+    line = done._line()
+    with _lock:
+        first, _said = line != _said, line
+    if first:
+        _log.info(line)
+        for reason in filter(None, (onednn_objects.why_missing(), why_missing())) if on_cpu else ():
+            _log.warning("accelerate: %s", reason)
+    return done
+
+
+def _hold_threads(threads: int, undo: ExitStack) -> None:
+    global _threads_before
+    key = object()
+    with _lock:
+        if not _threads:
+            _threads_before = math_threads()
+        _threads[key] = threads
+        set_math_threads(threads)
+    undo.callback(_release_threads, key)
+
+
+def _release_threads(key: object) -> None:
+    with _lock:
+        del _threads[key]
+        set_math_threads(list(_threads.values())[-1] if _threads else _threads_before)
+
+
+def _hold_amd_fix(undo: ExitStack) -> str:
+    """Apply the fix; it is taken out of the environment when the last holder leaves.
+
+    The matrix library has read it by then, so that this is for child processes.
+    """
+    global _holders_of_amd_fix
+    with _lock:
+        fix = apply_amd_fix()
+        if fix.status is FixStatus.APPLIED or _holders_of_amd_fix:
+            _holders_of_amd_fix += 1
+            undo.callback(_release_amd_fix)
+        return fix.message
+
+
+def _release_amd_fix() -> None:
+    global _holders_of_amd_fix
+    with _lock:
+        _holders_of_amd_fix -= 1
+        if not _holders_of_amd_fix:
+            os.environ.pop(SETTING, None)

@@ -1,0 +1,168 @@
+"""quantize() and calibrate(): a network of the user's own becomes a quantized one, for a loop of his own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from lowbit.api.data import Batches, Data, Example, example_inputs
+from lowbit.api.result import Result, Section
+from lowbit.errors import LowbitError
+from lowbit.kernels import why_missing
+from lowbit.layers import calibrate as calibrate_layers
+from lowbit.layers import find_quantizers, preparation_of, prepare
+from lowbit.layers.bias_correction import correct_biases
+from lowbit.layers.draws import seed_draws
+from lowbit.layers.executor import set_executor
+from lowbit.layers.quantizer import Quantizer
+from lowbit.recipe import Recipe, load_recipe, make_recipe
+
+_log = logging.getLogger("lowbit")
+_STEPS = 20  # batches to calibrate on, where the recipe does not say
+
+
+def quantize(
+    net: nn.Layer,
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe,
+    example: Example | None = None,
+    data: Data | None = None,
+    seed: int = 0,
+) -> nn.Layer:
+    """Quantize a network in place, as a recipe says, and return it.
+
+    The recipe decides what happens: quantization-aware training (QAT), low-precision training (gradients
+    quantized too), or post-training quantization. `recipe` is a name, the path of a file, a dict or a `Recipe`.
+
+    `data` are batches to choose the first scales from (see `calibrate`). With a recipe for post-training
+    quantization that is all there is to do; QAT starts from better scales. Without `data`, a recipe that needs
+    them is finished by a call of `calibrate`. `example` is one batch of inputs; recipes that fold batch norm
+    in training run the network on it, others do not need it. `seed` chooses the random numbers of stochastic
+    rounding; the layers count their steps themselves, in a buffer that is saved with the network.
+
+    As in `QAT(config).quantize(net)`, the network itself is changed: parameters keep their names and
+    identities, so that weights can be loaded before or after. To keep the original, quantize a copy
+    (`copy.deepcopy(net)`). Make the optimizer afterwards, since recipes may add parameters (LSQ's steps, PACT's
+    bounds). Then train as usual: `net.train()` and `net.eval()` switch what quantizers do.
+
+    >>> import numpy as np, paddle, lowbit
+    >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
+    >>> net = lowbit.quantize(net, {"weight_bits": 8, "activation_bits": 8})
+    >>> type(net[0]).__name__
+    'QuantizedLinear'
+    """
+    if not isinstance(net, nn.Layer):
+        raise LowbitError(f"quantize takes a network (paddle.nn.Layer), got {type(net).__name__}")
+    chosen = _recipe(recipe)
+    batches = None if data is None else Batches(net, data, limit=chosen.calibration.steps or _STEPS)
+    if example is not None:
+        inputs = example_inputs(net, example)
+    else:
+        inputs = batches.first.inputs if batches is not None and batches.first is not None else ()
+    prepare(net, chosen, *inputs)
+    seed_draws(net, seed)
+    device = paddle.device.get_device().split(":")[0]
+    for line in set_executor(net, "auto", device=device):
+        _log.info(line)
+    _log.info(str(preparation_of(net)))
+    if device == "cpu" and (reason := why_missing()):
+        _log.warning("quantizing with Paddle's operators, which is slower: %s", reason)
+    if batches is not None:
+        _calibrate(net, batches)
+    return net
+
+
+@dataclass(frozen=True)
+class Calibration(Result):
+    """What `calibrate` did."""
+
+    batches: int
+    samples: int
+    calibrated: int  # operands whose scale, bound or sign was chosen
+    known: int  # operands that had one already, or choose it in every call
+    biases_corrected: int  # layers, with `correct_bias` in the recipe
+
+    def _sections(self) -> list[Section]:
+        lines = [
+            f"Calibrated {self.calibrated} of {self.calibrated + self.known} operands on {self.batches} batches "
+            f"({self.samples} samples)."
+        ]
+        if not self.calibrated:
+            lines.append("Nothing was missing: every operand has its scale, or chooses it in every call.")
+        if self.biases_corrected:
+            lines.append(f"Corrected the biases of {self.biases_corrected} layers.")
+        return [Section("", lines=tuple(lines))]
+
+
+def calibrate(net: nn.Layer, data: Data, steps: int | None = None) -> Calibration:
+    """Choose the first scales of a quantized network from some batches, without training.
+
+    Scales that are known already (trained, or calibrated before) stay. `data` is any iterable of tensors or
+    arrays, `(x, y)` pairs or dicts, a `paddle.io.DataLoader`, or arrays `(images, labels)`; labels are not used.
+    `steps` is the number of batches; by default what the recipe says, or 20. Give batches prepared as in
+    evaluation: augmented images show values that a deployed network never meets.
+
+    >>> import numpy as np, paddle, lowbit
+    >>> net = lowbit.quantize(paddle.nn.Sequential(paddle.nn.Linear(4, 2)), {"weight_bits": 8})
+    >>> batches = [np.random.default_rng(0).standard_normal([16, 4]) for _ in range(3)]
+    >>> print(lowbit.calibrate(net, batches))
+    Calibrated 1 of 2 operands on 3 batches (48 samples).
+    """
+    if steps is not None and steps < 1:
+        raise LowbitError(f"calibration needs at least one batch, got steps={steps}")
+    recipe = preparation_of(_unwrapped(net)).recipe
+    return _calibrate(_unwrapped(net), Batches(net, data, limit=steps or recipe.calibration.steps or _STEPS))
+
+
+def _calibrate(net: nn.Layer, batches: Batches) -> Calibration:
+    quantizers = find_quantizers(net)
+    missing = [quantizer for quantizer in quantizers if not _is_ready(quantizer)]
+    samples = 0
+
+    def inputs() -> Any:
+        nonlocal samples
+        for batch in batches:
+            samples += batch.size
+            yield batch.inputs
+
+    count = calibrate_layers(net, inputs())
+    seen = samples
+    corrected = 0
+    # Known scales were corrected for when they were chosen; a second time would take it out twice.
+    if missing and preparation_of(net).recipe.calibration.correct_bias:
+        corrected = correct_biases(net, islice(inputs(), count))
+    return Calibration(
+        batches=count,
+        samples=seen,
+        calibrated=sum(_is_ready(quantizer) for quantizer in missing),
+        known=len(quantizers) - len(missing),
+        biases_corrected=corrected,
+    )
+
+
+def _is_ready(quantizer: Quantizer) -> bool:
+    try:
+        quantizer.check_ready()
+    except LowbitError:
+        return False
+    return True
+
+
+def _recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return make_recipe(recipe)
+    if isinstance(recipe, str | os.PathLike):
+        return load_recipe(os.fspath(recipe))
+    raise LowbitError(f"a recipe is a name, a path, a dict or a lowbit.Recipe, got {type(recipe).__name__}")
+
+
+def _unwrapped(net: nn.Layer) -> nn.Layer:
+    return net._layers if isinstance(net, paddle.DataParallel) else net
