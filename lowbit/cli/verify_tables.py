@@ -163,8 +163,8 @@ def _table(*titles: str, left: int = 1) -> Table:
     return table
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.2f} %"
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.2f} %"
 
 
 def _megabytes(size: int) -> str:

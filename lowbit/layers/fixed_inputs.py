@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
+import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
@@ -108,9 +110,7 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequ
 
     fix_inputs(model, fixed, batches)
     """
-    state = fixed.state_dict()  # Paddle warns of every name that is missing: those of the new scales stay
-    state.update((name, value) for name, value in model.state_dict().items() if name in state)
-    fixed.set_state_dict(state)
+    _share_state(model, fixed)
     old, new, count = dict(model.named_sublayers()), dict(fixed.named_sublayers()), 0
     quantizers = {name: new[name].input_quantizer for name in dynamic_inputs(model)}
     with eval_mode(model), ExitStack() as undo:
@@ -125,6 +125,34 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequ
         raise LowbitError("there are no images to fix the inputs' scales on")
     fixed.eval()
     return count
+
+
+def input_scales(model: nn.Layer, fixed: nn.Layer) -> dict[str, np.ndarray]:
+    """What `fix_inputs` has found out for `fixed`, by name: `restore_inputs` takes it."""
+    layers = dict(fixed.named_sublayers(include_self=True))
+    return {
+        f"{layer}.input_quantizer.{name}": tensor.numpy()
+        for layer in dynamic_inputs(model)
+        for name, tensor in layers[layer].input_quantizer.state_dict().items()
+    }
+
+
+def restore_inputs(model: nn.Layer, fixed: nn.Layer, scales: Mapping[str, np.ndarray]) -> None:
+    """Let `fixed`, a `fixed_copy`, have the model's weights, and the scales of an earlier `fix_inputs`."""
+    _share_state(model, fixed)
+    wanted = input_scales(model, fixed)
+    if wanted.keys() != scales.keys() or any(wanted[key].shape != scales[key].shape for key in wanted):
+        raise LowbitError("the fixed scales are of another network: export it again")
+    state = fixed.state_dict()
+    for name, value in scales.items():
+        state[name].set_value(paddle.to_tensor(value))
+    fixed.eval()
+
+
+def _share_state(model: nn.Layer, fixed: nn.Layer) -> None:
+    state = fixed.state_dict()  # Paddle warns of every name that is missing: those of the new scales stay
+    state.update((name, value) for name, value in model.state_dict().items() if name in state)
+    fixed.set_state_dict(state)
 
 
 def _shows(quantizer: Quantizer):

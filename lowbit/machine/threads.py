@@ -16,7 +16,6 @@ def math_threads() -> int:
 
 def set_math_threads(threads: int) -> None:
     """From now on compute with so many, in Paddle's libraries and in lowbit's kernels, which share a pool."""
-    import paddle
     from paddle.base import core
 
     os.environ["OMP_NUM_THREADS"] = str(threads)

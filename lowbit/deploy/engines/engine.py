@@ -35,6 +35,10 @@ class Engine(Protocol):
         """Logits [N, classes] of float32 images [N, C, H, W]; any N from 1."""
         ...
 
+    def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        ...
+
 
 class LayeredEngine(Engine, Protocol):
     """An engine that also tells what it computed on the way."""

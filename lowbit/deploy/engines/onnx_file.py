@@ -38,10 +38,10 @@ def find_onnx_file(path: str | Path) -> Path:
     return path
 
 
-def image_shape_of(shape: list[Any], path: Path) -> tuple[int, int, int] | None:
-    """(C, H, W) of the graph's input [N, C, H, W]; None where the file leaves one of them open."""
+def image_shape_of(shape: list[Any]) -> tuple[int, int, int] | None:
+    """(C, H, W) of the graph's input [N, C, H, W]; None where the file leaves one open or takes no images."""
     if len(shape) != 4:
-        raise LowbitError(f"{path} takes {shape}; lowbit runs models on batches of images [N, C, H, W]")
+        return None
     channels, height, width = shape[1:]
     return (channels, height, width) if all(isinstance(side, int) for side in shape[1:]) else None
 

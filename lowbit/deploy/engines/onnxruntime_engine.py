@@ -46,14 +46,19 @@ class OnnxRuntimeEngine:
         )
         self._session = self._open(str(self.path))
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        check_one_in_one_out(len(inputs), len(outputs), self.path)
-        self._input, self._output = inputs[0].name, outputs[0].name
-        self.image_shape = image_shape_of(inputs[0].shape, self.path)
+        self._inputs, self._outputs = [one.name for one in inputs], [one.name for one in outputs]
+        self._output = self._outputs[0]
+        self.image_shape = image_shape_of(inputs[0].shape)
         self._tapped: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
-        return self._run(self._session, [self._output], batch)[0]
+        check_one_in_one_out(len(self._inputs), len(self._outputs), self.path)
+        return self._run(self._session, [self._output], [check_batch(batch, self.image_shape)])[0]
+
+    def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        return self._run(self._session, self._outputs, inputs)
 
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name.
@@ -64,7 +69,8 @@ class OnnxRuntimeEngine:
         if self._tapped is None or self._tapped[0] != tuple(names):
             self._tapped = (tuple(names), self._open(self._with_outputs(names)))
         wanted = [self._output, *(name for name in names if name != self._output)]
-        return dict(zip(wanted, self._run(self._tapped[1], wanted, batch), strict=True))
+        given = [check_batch(batch, self.image_shape)]
+        return dict(zip(wanted, self._run(self._tapped[1], wanted, given), strict=True))
 
     def _with_outputs(self, names: Sequence[str]) -> bytes:
         import onnx  # only here: opening a file does not need it
@@ -93,10 +99,9 @@ class OnnxRuntimeEngine:
                 "newer ONNX Runtime; export the model again"
             ) from error
 
-    def _run(self, session: Any, names: list[str], batch: np.ndarray) -> list[np.ndarray]:
-        batch = check_batch(batch, self.image_shape)
+    def _run(self, session: Any, names: list[str], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         try:
-            return session.run(names, {self._input: batch})
+            return session.run(names, dict(zip(self._inputs, inputs, strict=True)))
         except Exception as error:
-            shape = list(batch.shape)
-            raise LowbitError(f"{self.path} cannot run on a batch of {shape}: {reason(error)}") from error
+            shapes = ", ".join(str(list(one.shape)) for one in inputs)
+            raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error

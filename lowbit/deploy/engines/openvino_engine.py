@@ -51,18 +51,21 @@ class OpenVinoEngine:
         self.path = find_onnx_file(path)
         self.options = EngineOptions(device="cpu", threads=threads or cpu_info().cores)
         model = self._read()
-        check_one_in_one_out(len(model.inputs), len(model.outputs), self.path)
+        self._places = len(model.inputs), len(model.outputs)
         shape = model.inputs[0].get_partial_shape()
-        self.image_shape = image_shape_of(
-            [side.get_length() if side.is_static else None for side in shape], self.path
-        )
+        self.image_shape = image_shape_of([side.get_length() if side.is_static else None for side in shape])
         self._output = model.outputs[0].get_any_name()
         self._request = self._compile(model)
         self._tapped: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
-        return self._run(self._request, batch)[0]
+        check_one_in_one_out(*self._places, self.path)
+        return self._run(self._request, [check_batch(batch, self.image_shape)])[0]
+
+    def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        return self._run(self._request, inputs)
 
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name.
@@ -72,7 +75,7 @@ class OpenVinoEngine:
         """
         if self._tapped is None or self._tapped[0] != tuple(names):
             self._tapped = (tuple(names), self._compile(self._with_outputs(names)))
-        answers = self._run(self._tapped[1], batch)
+        answers = self._run(self._tapped[1], [check_batch(batch, self.image_shape)])
         return {self._output: answers[0]} | dict(zip(self._tapped[0], answers[1:], strict=True))
 
     def _with_outputs(self, names: Sequence[str]) -> Any:
@@ -108,13 +111,13 @@ class OpenVinoEngine:
             "OpenVINO; export the model again"
         )
 
-    def _run(self, request: Any, batch: np.ndarray) -> list[np.ndarray]:
-        batch = check_batch(batch, self.image_shape)
+    def _run(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        given = {place: np.ascontiguousarray(one) for place, one in enumerate(inputs)}
         try:
-            answers = request.infer({0: batch}, share_inputs=True, share_outputs=False)
+            answers = request.infer(given, share_inputs=True, share_outputs=False)
         except Exception as error:
-            shape = list(batch.shape)
-            raise LowbitError(f"{self.path} cannot run on a batch of {shape}: {reason(error)}") from error
+            shapes = ", ".join(str(list(one.shape)) for one in inputs)
+            raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error
         return [answers[index] for index in range(len(answers))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import paddle
 from paddle import inference
 
 from lowbit.deploy.engines.engine import EngineOptions, check_batch
+from lowbit.deploy.engines.onnx_file import check_one_in_one_out
 from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
 from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
 from lowbit.errors import LowbitError
@@ -72,28 +74,28 @@ class PaddleEngine:
         check_files(self.files, self.description.Global.sha256 if self.description else {})
         with math_threads_kept():
             self._predictor = open_predictor(self.files, self.options, where.index or 0, self.int8)
-        inputs, outputs = self._predictor.get_input_names(), self._predictor.get_output_names()
-        if len(inputs) != 1 or len(outputs) != 1:
-            raise LowbitError(
-                f"{self.files.model} has {len(inputs)} inputs and {len(outputs)} outputs; "
-                "lowbit runs models with one input (images) and one output (logits)"
-            )
-        self._input = self._predictor.get_input_handle(inputs[0])
-        self._output = self._predictor.get_output_handle(outputs[0])
+        names = self._predictor.get_input_names(), self._predictor.get_output_names()
+        self._inputs = [self._predictor.get_input_handle(name) for name in names[0]]
+        self._outputs = [self._predictor.get_output_handle(name) for name in names[1]]
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
-        batch = check_batch(batch, self.image_shape)
+        check_one_in_one_out(len(self._inputs), len(self._outputs), self.files.model)
+        return self.run_all([check_batch(batch, self.image_shape)])[0]
+
+    def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All outputs of a model of any inputs and outputs, given all inputs in their order."""
         try:
             with math_threads_kept():
-                self._input.reshape(list(batch.shape))
-                self._input.copy_from_cpu(batch)
+                for handle, values in zip(self._inputs, inputs, strict=True):
+                    handle.reshape(list(values.shape))
+                    handle.copy_from_cpu(np.ascontiguousarray(values))
                 self._predictor.run()
-                return self._output.copy_to_cpu()
+                return [handle.copy_to_cpu() for handle in self._outputs]
         except (RuntimeError, ValueError, OSError) as error:  # what Paddle's C++ errors become
-            shape = list(batch.shape)
+            shapes = ", ".join(str(list(one.shape)) for one in inputs)
             raise LowbitError(
-                f"{self.files.model} cannot run on a batch of {shape}: {cause(error)}"
+                f"{self.files.model} cannot run on a batch of {shapes}: {cause(error)}"
             ) from error
 
 

@@ -15,6 +15,7 @@ from lowbit.deploy.compare import compare_logits
 from lowbit.deploy.draft import check_finite, drafting, put_in_place
 from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
 from lowbit.deploy.expected import check_image_shape, expected_logits
+from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.onnx.fold import fold
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
 from lowbit.deploy.onnx.layers import DeployedLayer, attach_layers, deployed_layers
@@ -25,7 +26,7 @@ from lowbit.deploy.onnx.trace import trace
 from lowbit.deploy.onnx.write import to_onnx
 from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, tested_as
+from lowbit.layers import tested_as
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
@@ -47,14 +48,15 @@ def export_onnx(
     path: str | Path,
     *,
     model_name: str,
-    image_shape: tuple[int, int, int],
+    image_shape: tuple[int, int, int] | None = None,
+    inputs: ModelInputs | None = None,
     target: str | None = None,
     quantized: bool = True,
     checkpoint: str | None = None,
 ) -> OnnxModel:
     """Write the model as ONNX for batches of any size: quantized (QDQ), or with `quantized=False` in fp32.
 
-    Batch norm is folded. The file is checked, run in ONNX Runtime and compared with the model before it is
+    The model takes images of `image_shape`, or whatever `inputs` says. Batch norm is folded. The file is checked, run in ONNX Runtime and compared with the model before it is
     put in place. The model itself stays as it is, also in the middle of training. `checkpoint` is the SHA-256
     of the file that the model is from, which is kept in the ONNX file.
 
@@ -63,7 +65,11 @@ def export_onnx(
     """
     path = Path(path)
     model = model._layers if isinstance(model, paddle.DataParallel) else model
-    check_image_shape(image_shape)
+    if image_shape is not None:
+        check_image_shape(image_shape)
+        inputs = ModelInputs.images(image_shape)
+    elif inputs is None:
+        raise LowbitError("export_onnx needs to know what the model takes: give image_shape or inputs")
     check_finite(model, model_name)
     layers = deployed_layers(model, quantized=quantized)
     if quantized and not layers:
@@ -71,14 +77,12 @@ def export_onnx(
             f"{model_name} has no quantized layer: prepare it with a recipe first, or export it in fp32"
         )
     resolved = resolve_target(target) if quantized else None
-    images = np.random.default_rng(0).standard_normal((3, *image_shape), dtype=np.float32)
-    with eval_mode(model):
-        if quantized:
-            expected = expected_logits(model, images, model_name)
+    with tested_as(model, "quantized" if quantized else "full"):
+        if image_shape is not None:
+            expected = [expected_logits(model, inputs.examples[0], model_name)]
         else:
-            with tested_as(model, "full"):
-                expected = expected_logits(model, images, model_name)
-    program = trace(model, image_shape, model_name)
+            expected = answers_of(model, inputs.examples, model_name)
+    program = trace(model, inputs.specs(), model_name)
     written, notes = _build(program, layers, resolved, model_name, checkpoint)
     fp32 = written
     if quantized:
@@ -86,7 +90,7 @@ def export_onnx(
     with drafting(path.parent, str(path)) as draft:
         content = add_digest(written.SerializeToString(), ONNX)
         (draft / path.name).write_bytes(content)
-        notes.append(_compare(draft / path.name, images, expected, model_name, quantized))
+        notes.append(_compare(draft / path.name, inputs, expected, model_name, quantized))
         put_in_place(draft, path.parent, [path.name])
     return OnnxModel(path, len(content), fp32.ByteSize(), resolved, tuple(notes))
 
@@ -111,12 +115,15 @@ def _build(
 
 
 def _name_tensors(graph: Graph) -> None:
-    """The graph's output is `logits`, a layer's has the layer's name."""
-    if graph.output == graph.input or graph.output in graph.constants:
-        graph.output = graph.add("Identity", [graph.output], shape=graph.shapes[graph.output])
-    graph.output = graph.rename(graph.output, "logits")
+    """The graph's output is `logits`, several are `output0` and so on; a layer's has the layer's name."""
+    for number, output in enumerate(list(graph.outputs)):
+        if output in graph.inputs or output in graph.constants:
+            graph.outputs[number] = graph.add("Identity", [output], shape=graph.shapes[output])
+    alone = len(graph.outputs) == 1
+    for number in range(len(graph.outputs)):
+        graph.rename(graph.outputs[number], "logits" if alone else f"output{number}")
     for layer, tensor in list(graph.layer_outputs.items()):
-        if tensor != graph.output and tensor != graph.input and tensor not in graph.constants:
+        if tensor not in graph.outputs and tensor not in graph.inputs and tensor not in graph.constants:
             graph.rename(tensor, layer)
 
 
@@ -135,20 +142,32 @@ def _description(
     return {"layers": found, "target": target, "form": form}
 
 
-def _compare(draft: Path, images: np.ndarray, expected: np.ndarray, model_name: str, quantized: bool) -> str:
+def _compare(
+    draft: Path, inputs: ModelInputs, expected: list[np.ndarray], model_name: str, quantized: bool
+) -> str:
     """Run the draft in ONNX Runtime, as it is and with everything merged; a line on how close it comes."""
     for optimize in (False, True):
         engine = OnnxRuntimeEngine(draft, optimize=optimize)
-        for batch in (1, len(images)):  # a batch's size that became a constant shows in the first
-            answers = engine.run(images[:batch])
-            if not _is_close(answers, expected[:batch], quantized):
-                found = compare_logits(expected[:batch], answers)
-                raise LowbitError(
-                    f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
-                    f"model ({found}). forward probably computes a value in Python (a batch size, a number "
-                    "taken out of a tensor, a random number) that became a constant; nothing was written"
-                )
-    return f"{engine.name} beside the model, on noise: {compare_logits(expected, answers)}"
+        for batch in sorted({1, inputs.batch}):  # a batch's size that became a constant shows in the first
+            answers = engine.run_all(inputs.first(batch))
+            wanted = [one[:batch] for one in expected] if batch < inputs.batch else expected
+            for found, own in zip(answers, wanted, strict=True):
+                if not _is_close(found, own, quantized):
+                    raise LowbitError(
+                        f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
+                        f"model ({_difference(own, found)}). forward probably computes a value in Python (a "
+                        "batch size, a number taken out of a tensor, a random number) that became a constant; "
+                        "nothing was written"
+                    )
+    return f"{engine.name} beside the model: {_difference(expected[0], answers[0])}"
+
+
+def _difference(expected: np.ndarray, answers: np.ndarray) -> str:
+    if expected.shape == answers.shape and expected.ndim == 2:
+        return str(compare_logits(expected, answers))
+    if expected.shape != answers.shape:
+        return f"a tensor {list(answers.shape)}, the model {list(expected.shape)}"
+    return f"largest difference {np.abs(answers.astype(np.float64) - expected).max():.3g}"
 
 
 def _is_close(answers: np.ndarray, expected: np.ndarray, quantized: bool) -> bool:

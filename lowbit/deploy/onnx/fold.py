@@ -118,7 +118,7 @@ def _collapsed(scale: np.ndarray) -> np.ndarray:
 def _only_consumer(node: Node, graph: Graph) -> Node | None:
     output = node.outputs[0]
     consumers = graph.consumers(output)
-    if len(consumers) != 1 or output == graph.output or consumers[0].inputs.count(output) != 1:
+    if len(consumers) != 1 or output in graph.outputs or consumers[0].inputs.count(output) != 1:
         return None
     return consumers[0]
 

@@ -50,13 +50,14 @@ class Graph:
     """Nodes in the order in which they are computed.
 
     >>> graph = Graph("x", [-1, 4])
-    >>> graph.output = graph.add("Relu", ["x"], shape=[-1, 4])
+    >>> graph.outputs = [graph.add("Relu", ["x"], shape=[-1, 4])]
     >>> [node.kind for node in graph.nodes]
     ['Relu']
     """
 
     def __init__(self, input_: str, shape: Sequence[int]) -> None:
-        self.input, self.output = input_, ""
+        self.inputs, self.outputs = [input_], [""]
+        self.types: dict[str, str] = {}  # of inputs and outputs that are not float32
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray | QuantizedConstant] = {}
         # Shapes in which a size is only known when the network runs (the batch's) have a None there.
@@ -65,6 +66,12 @@ class Graph:
         self.weights_of: dict[str, str] = {}  # weights whose values come from the model's layer of that name
         self.layer_outputs: dict[str, str] = {}  # the tensor that a layer gives; see `fold`
         self._taken = {input_}
+
+    def add_input(self, name: str, shape: Sequence[int]) -> None:
+        """One more input; the first is there from the start."""
+        self.inputs.append(name)
+        self.shapes[name] = list(shape)
+        self._taken.add(name)
 
     def new_name(self, hint: str) -> str:
         """A name that no tensor has yet; those of our own begin with "/", which no layer's does."""
@@ -132,8 +139,7 @@ class Graph:
         """Whoever uses the tensor `old` uses `new` from now on."""
         for node in self.nodes:
             node.inputs = [new if name == old else name for name in node.inputs]
-        if self.output == old:
-            self.output = new
+        self.outputs = [new if name == old else name for name in self.outputs]
 
     def rename(self, old: str, new: str) -> str:
         """Call a computed tensor `new`, or the like if that name is taken; returns the name it has now."""
@@ -142,6 +148,8 @@ class Graph:
             node.outputs = [new if name == old else name for name in node.outputs]
         self.replace(old, new)
         self.shapes[new] = self.shapes.pop(old)
+        if old in self.types:
+            self.types[new] = self.types.pop(old)
         self.layer_outputs = {
             layer: new if name == old else name for layer, name in self.layer_outputs.items()
         }

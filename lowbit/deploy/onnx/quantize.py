@@ -75,7 +75,7 @@ def _quantize_inputs(
             count += 1
             name = f"{layer}:{count}"
         done.inputs[name] = integers
-    graph.output = replaced.get(graph.output, graph.output)
+    graph.outputs = [replaced.get(name, name) for name in graph.outputs]
 
 
 def _quantize_input(

@@ -15,14 +15,14 @@ from lowbit.errors import LowbitError
 def read_program(program: Any) -> Graph:
     """The network of a `trace`: marks are nodes of kind MARK with `layer` and `role`."""
     parameters = {tensor.name: tensor for tensor in program.parameters[0]}
-    graph = Graph("x", [])
+    operations = program.main_program.global_block().ops
+    graph = _with_inputs([operation for operation in operations if operation.name() == "pd_op.data"])
     results: dict[str, Result] = {}  # by the id of a value
-    for operation in program.main_program.global_block().ops:
+    for operation in operations:
         values = operation.results()
         op = _read(operation, results)
         if op.name == "pd_op.data":
-            graph.shapes[graph.input] = op.shapes[0]
-            outputs = [graph.input]
+            outputs = [op.attributes["name"]]
         elif op.name == "builtin.parameter":
             name = op.attributes["parameter_name"]
             outputs = [graph.constant(parameters[name].numpy(), name)]
@@ -35,7 +35,15 @@ def read_program(program: Any) -> Graph:
         else:
             outputs = [find_converter(op)(op, graph)]
         results |= {value.id: output for value, output in zip(values, outputs, strict=False)}
-    graph.output = _only_output(program.outputs, results)
+    graph.outputs = _outputs(program.outputs, results, graph)
+    return graph
+
+
+def _with_inputs(data: list[Any]) -> Graph:
+    graph = Graph(data[0].attrs()["name"], data[0].results()[0].shape)
+    for operation in data[1:]:
+        graph.add_input(operation.attrs()["name"], operation.results()[0].shape)
+    graph.types |= {operation.attrs()["name"]: _type(operation.results()[0]) for operation in data}
     return graph
 
 
@@ -75,10 +83,19 @@ def _mark(op: Op, graph: Graph) -> str:
     return graph.add(MARK, [op.inputs[0]], shape=op.shape, layer=layer, role=role)
 
 
-def _only_output(outputs: list[Any], results: dict[str, Result]) -> str:
-    flat = paddle.utils.flatten(outputs)
-    if len(flat) != 1:
-        raise LowbitError(
-            f"forward returns {len(flat)} tensors in evaluation; an ONNX file has one, the logits"
-        )
-    return results[flat[0].id]
+def _outputs(outputs: list[Any], results: dict[str, Result], graph: Graph) -> list[str]:
+    """The tensors that forward returns, those inside of lists and dicts too; one name for each."""
+    names = []
+    for value in paddle.utils.flatten(outputs):
+        if value.id not in results:
+            raise LowbitError("forward returns a tensor that has no ONNX form; return others, or tensors only")
+        name = results[value.id]
+        if name in names or name in graph.inputs or name in graph.constants:
+            name = graph.add("Identity", [name], shape=graph.shapes[name])
+        graph.types[name] = _type(value)
+        names.append(name)
+    return names
+
+
+def _type(value: Any) -> str:
+    return str(value.dtype).rpartition(".")[2].lower()

@@ -9,6 +9,7 @@ from typing import Any
 
 import paddle
 from paddle import Tensor, nn
+from paddle.static import InputSpec
 
 from lowbit.deploy.expected import untranslatable
 from lowbit.errors import LowbitError
@@ -18,19 +19,18 @@ PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
 
 
-def trace(model: nn.Layer, image_shape: Sequence[int], model_name: str) -> Any:
-    """The program (paddle.jit's ConcreteProgram) of the model in evaluation, for batches of any size.
+def trace(model: nn.Layer, specs: Sequence[InputSpec], model_name: str) -> Any:
+    """The program (paddle.jit's ConcreteProgram) of the model in evaluation, for inputs like these.
 
     Quantized layers give their plain product between marks, which `read_mark` knows; other convolutions and
     Linear layers have a mark behind their output. The model comes back as it was, also after an error.
     """
-    spec = paddle.static.InputSpec([None, *image_shape], "float32", "x")
     with eval_mode(model), _marked(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Paddle's own, about its own code
         try:
             # Through a layer of ours: what to_static leaves on its object does not stay on the model.
             traced = _Traced(model)
-            static = paddle.jit.to_static(traced.forward, input_spec=[spec], full_graph=True)
+            static = paddle.jit.to_static(traced.forward, input_spec=[list(specs)], full_graph=True)
             return static.concrete_program
         except LowbitError:
             raise
@@ -61,8 +61,8 @@ class _Traced(nn.Layer):
         self.model = model
         self.training = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)
+    def forward(self, inputs: list[Tensor]) -> Any:
+        return self.model(*inputs)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from lowbit.deploy.onnx.graph import OPSET_OF, Graph, Node
 from lowbit.errors import LowbitError
@@ -36,8 +36,8 @@ def to_onnx(graph: Graph, name: str, description: dict[str, Any]) -> onnx.ModelP
     proto = helper.make_graph(
         [helper.make_node(node.kind, node.inputs, node.outputs, **node.attributes) for node in nodes],
         name,
-        [_value(graph.input, graph)],
-        [_value(graph.output, graph)],
+        [_value(name, graph) for name in graph.inputs],
+        [_value(name, graph) for name in graph.outputs],
         [numpy_helper.from_array(value, key) for key, value in (constants | more).items()],
     )
     opsets = [helper.make_opsetid("", opset)]
@@ -89,6 +89,7 @@ def _in_opset(nodes: list[Node], opset: int) -> tuple[list[Node], dict[str, np.n
 
 def _value(name: str, graph: Graph) -> onnx.ValueInfoProto:
     shape = ["batch" if size == -1 else size for size in graph.shapes[name]]
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(graph.types.get(name, "float32")))
+    return helper.make_tensor_value_info(name, kind, shape)
 
 

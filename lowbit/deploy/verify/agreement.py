@@ -26,8 +26,8 @@ class Agreement:
     """How one of them did: against the labels, and against the trained model."""
 
     images: int
-    top1: float
-    top5: float
+    top1: float | None  # None where the images have no labels
+    top5: float | None
     agreement: float  # the fraction of images to which it gives the model's class
     max_difference: float  # of an output
     mean_difference: float
@@ -98,25 +98,26 @@ def measure_agreement(
     own, others = measure_agreement(model_answer(net), {"ONNX Runtime": engine.run}, loader.epoch(0))
     """
     collected = {name: _Answers() for name in (None, *others)}
-    labels: list[np.ndarray] = []
+    count, labelled = 0, True
     for batch in batches:
-        labels.append(batch.labels)
+        count, labelled = count + 1, labelled and batch.labels is not None
         for name, answers in collected.items():
             start = time.perf_counter()
             logits = (model if name is None else others[name])(batch.images)
             answers.seconds += time.perf_counter() - start
-            _check_labels(batch.labels, logits)
-            answers.hits += topk_hits(logits, batch.labels, (1, 5))
+            if labelled:
+                _check_labels(batch.labels, logits)
+                answers.hits += topk_hits(logits, batch.labels, (1, 5))
             answers.logits.append(logits)
         on_batch()
-    if not labels:
+    if not count:
         raise LowbitError("there are no images to verify on")
     expected = np.concatenate(collected[None].logits)
-    results = {name: _agreement(answers, expected) for name, answers in collected.items()}
+    results = {name: _agreement(answers, expected, labelled) for name, answers in collected.items()}
     return results.pop(None), results
 
 
-def _agreement(answers: _Answers, expected: np.ndarray) -> Agreement:
+def _agreement(answers: _Answers, expected: np.ndarray, labelled: bool) -> Agreement:
     logits = np.concatenate(answers.logits)
     comparison = compare_logits(expected, logits)
     difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))
@@ -124,8 +125,8 @@ def _agreement(answers: _Answers, expected: np.ndarray) -> Agreement:
     answered = np.where(np.isfinite(logits), logits, -np.inf).argmax(axis=1)
     return Agreement(
         images=count,
-        top1=float(answers.hits[0] / count),
-        top5=float(answers.hits[1] / count),
+        top1=float(answers.hits[0] / count) if labelled else None,
+        top5=float(answers.hits[1] / count) if labelled else None,
         agreement=comparison.top1_agreement,
         max_difference=comparison.max_absolute,
         mean_difference=float(np.where(np.isnan(difference), np.inf, difference).mean()),

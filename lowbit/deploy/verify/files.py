@@ -24,11 +24,16 @@ class ToExport:
     """A trained model, with what `export_model` and `export_onnx` want to know about it."""
 
     model: nn.Layer
-    source: Path  # the checkpoint
+    source: Path | None  # the checkpoint; None for a model that is in memory only
     model_name: str
     image_shape: tuple[int, int, int]
     transform_ops: list[Any]
     classes: list[str]
+
+    @property
+    def digest(self) -> str | None:
+        """The SHA-256 of its checkpoint."""
+        return None if self.source is None else sha256(self.source)
 
     @property
     def is_quantized(self) -> bool:
@@ -39,7 +44,7 @@ def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], targ
     """Export into the folder what the engines need and what is not there as it should be; what was done."""
     notes = []
     formats = {FORMATS[key] for key in engines}
-    digest = sha256(trained.source)
+    digest = trained.digest
     if "Paddle" in formats and (why := _stale(folder / "inference.json", trained.source, digest)):
         _export_paddle(export_model, trained, folder)
         notes.append(f"exported to {folder} for Paddle Inference: {why}")
@@ -97,7 +102,7 @@ def _export_paddle(export: Callable[..., object], trained: ToExport, folder: Pat
         image_shape=trained.image_shape,
         transform_ops=trained.transform_ops,
         classes=trained.classes,
-        checkpoint=sha256(trained.source),
+        checkpoint=trained.digest,
     )
 
 
@@ -109,5 +114,5 @@ def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized
         image_shape=trained.image_shape,
         target=target,
         quantized=quantized,
-        checkpoint=sha256(trained.source),
+        checkpoint=trained.digest,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from paddle import nn
 
-from lowbit.data.loader import Loader
+from lowbit.data.loader import Batch
 from lowbit.deploy.verify.agreement import Agreement, IntegerReference, measure_agreement, model_answer
 from lowbit.deploy.verify.candidates import Candidate
 from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
@@ -29,6 +29,24 @@ class Watch(Protocol):
     def begin(self, title: str, total: int) -> None: ...
 
     def advance(self) -> None: ...
+
+
+class Unwatched:
+    """Shows no progress."""
+
+    def begin(self, title: str, total: int) -> None:
+        pass
+
+    def advance(self) -> None:
+        pass
+
+
+class Images(Protocol):
+    """What is verified on: batches, the same each time. Their labels may be None."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int) -> Iterator[Batch]: ...
 
 
 @dataclass
@@ -95,9 +113,9 @@ class Report:
 def verify(
     model: nn.Layer,
     candidates: Sequence[Candidate],
-    loader: Loader,
+    loader: Images,
     *,
-    watch: Watch,
+    watch: Watch | None = None,
     baseline: nn.Layer | None = None,
     limit: float = 0.99,
     layers: bool = False,
@@ -109,8 +127,9 @@ def verify(
     (`Report.evidence`), its outputs must be near the model's, too. `layers` compares every engine layer by
     layer, and not only those that fail.
 
-    report = verify(model, open_candidates(["onnxruntime"], folder), loader, watch=PlainDisplay())
+    report = verify(model, open_candidates(["onnxruntime"], folder), loader)
     """
+    watch = watch or Unwatched()
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
     quantized = has_quantized_layers(model)
@@ -152,7 +171,7 @@ def _engine_report(candidate: Candidate, result: Agreement) -> EngineReport:
 
 
 def _look_at_layers(
-    model: nn.Layer, candidate: Candidate, loader: Loader, watch: Watch
+    model: nn.Layer, candidate: Candidate, loader: Images, watch: Watch
 ) -> list[LayerDifference]:
     batches = list(_first_images(loader, _LAYER_IMAGES))
     watch.begin(f"layers in {candidate.engine.name}", len(batches))
@@ -160,7 +179,7 @@ def _look_at_layers(
     return compare_layers(model, candidate.engine, graph, batches, on_batch=watch.advance)
 
 
-def _measure_latency(candidates: Sequence[Candidate], report: Report, loader: Loader, watch: Watch) -> None:
+def _measure_latency(candidates: Sequence[Candidate], report: Report, loader: Images, watch: Watch) -> None:
     pairs = [pair for pair in zip(candidates, report.engines, strict=True) if pair[0].fp32 is not None]
     watch.begin("latency", len(pairs) * len(_LATENCY_BATCHES))
     some = next(_first_images(loader, max(_LATENCY_BATCHES)))
@@ -171,7 +190,7 @@ def _measure_latency(candidates: Sequence[Candidate], report: Report, loader: Lo
             watch.advance()
 
 
-def _first_images(loader: Loader, count: int) -> Iterator[np.ndarray]:
+def _first_images(loader: Images, count: int) -> Iterator[np.ndarray]:
     """The loader's batches until there are `count` images."""
     batches = loader.epoch(0)
     for batch in batches:

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from lowbit.deploy.engines.onnx_file import image_shape_of, reason
-from lowbit.errors import LowbitError
 
 
 def test_the_reason_in_an_engines_message():
@@ -16,5 +11,4 @@ def test_the_reason_in_an_engines_message():
 
 
 def test_models_on_something_else_than_images():
-    with pytest.raises(LowbitError, match=r"takes \['N', 10\]; lowbit runs models on batches of images"):
-        image_shape_of(["N", 10], Path("text.onnx"))
+    assert image_shape_of(["N", 10]) is None

@@ -19,7 +19,7 @@ def batch_norm(graph: Graph, x: str, gain, shift=None) -> str:
 def conv_and_norm(weight, gain, shift=None) -> Graph:
     graph = Graph("x", [-1, 1, 4, 4])
     y = graph.add("Conv", ["x", graph.constant(weight)], shape=[-1, len(gain), 4, 4], group=1)
-    graph.output = batch_norm(graph, y, gain, shift)
+    graph.outputs = [batch_norm(graph, y, gain, shift)]
     return graph
 
 
@@ -35,7 +35,7 @@ def test_in_fp32_the_weights_are_scaled():
     (node,) = graph.nodes
     assert graph.constants[node.inputs[1]].ravel().tolist() == [2, -3]
     assert graph.constants[node.inputs[2]].tolist() == [1, 5]
-    assert graph.output == node.outputs[0]
+    assert graph.outputs[0] == node.outputs[0]
 
 
 def test_integers_stay_and_the_gain_goes_into_the_scale():
@@ -71,7 +71,7 @@ def test_two_bits_leave_room_to_be_negated():
 def test_an_output_that_is_used_elsewhere():
     graph = conv_and_norm(np.ones([2, 1, 1, 1], np.float32), [2, 3])
     conv = graph.nodes[0].outputs[0]
-    graph.output = graph.add("Add", [graph.output, conv], shape=[-1, 2, 4, 4])
+    graph.outputs = [graph.add("Add", [graph.outputs[0], conv], shape=[-1, 2, 4, 4])]
     fold(graph)
     assert [node.kind for node in graph.nodes] == ["Conv", "BatchNormalization", "Add"]
 
@@ -81,7 +81,7 @@ def test_a_bias_comes_as_an_addition():
     y = graph.add("MatMul", ["x", graph.constant(np.ones([3, 2], np.float32))], shape=[-1, 2])
     y = graph.add("Add", [y, graph.constant(np.float32([1, 2]))], shape=[-1, 2])
     y = graph.add(MARK, [y], shape=[-1, 2], layer="fc", role="output")
-    graph.output = batch_norm(graph, y, [10, 100])
+    graph.outputs = [batch_norm(graph, y, [10, 100])]
     fold(graph)
     (node,) = graph.nodes
     assert graph.constants[node.inputs[2]].tolist() == [10, 200]
@@ -93,7 +93,7 @@ def test_what_is_no_bias_stays_an_addition():
     graph = Graph("x", [-1, 1, 4, 4])
     weight = graph.constant(np.ones([2, 1, 1, 1], np.float32))
     y = graph.add("Conv", ["x", weight], shape=[-1, 2, 4, 4], group=1)
-    graph.output = graph.add("Add", [y, graph.constant(np.ones([4, 4], np.float32))], shape=[-1, 2, 4, 4])
+    graph.outputs = [graph.add("Add", [y, graph.constant(np.ones([4, 4], np.float32))], shape=[-1, 2, 4, 4])]
     fold(graph)
     assert [node.kind for node in graph.nodes] == ["Conv", "Add"]
 
@@ -104,7 +104,7 @@ def transposed(groups: int, channels_in: int, channels_out: int, gain) -> Graph:
     constant = graph.constant(QuantizedConstant(weight, np.ones([1, 1, 1, 1], np.float32), 8, True))
     shape = [-1, channels_out, 4, 4]
     y = graph.add("ConvTranspose", ["x", constant], shape=shape, group=groups)
-    graph.output = batch_norm(graph, y, gain)
+    graph.outputs = [batch_norm(graph, y, gain)]
     return graph
 
 

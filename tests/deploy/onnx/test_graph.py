@@ -23,13 +23,13 @@ def test_a_tensor_renamed_and_a_node_taken_out():
     graph = Graph("x", [-1, 2])
     first = graph.add("Relu", ["x"], shape=[-1, 2])
     second = graph.add("Abs", [first], shape=[-1, 2])
-    graph.output = second
+    graph.outputs = [second]
     graph.layer_outputs["layer"] = first
     assert graph.rename(first, "layer") == "layer"
     assert graph.layer_outputs == {"layer": "layer"}
     assert graph.consumers("layer") == [graph.producer(second)]
     graph.remove(graph.producer(second), instead="layer")
-    assert graph.output == "layer"
+    assert graph.outputs[0] == "layer"
 
 
 def test_a_name_that_is_taken_gets_a_number():

@@ -4,6 +4,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.deploy.inputs import ModelInputs
 from lowbit.deploy.onnx.read_program import read_program
 from lowbit.deploy.onnx.trace import layer_names, read_mark, trace
 from lowbit.errors import LowbitError
@@ -13,7 +14,7 @@ from tests.tiny_net import build_tiny
 
 
 def marks(model, shape=(3, 16, 16)):
-    nodes = read_program(trace(model, shape, "net")).nodes
+    nodes = read_program(trace(model, ModelInputs.images(shape).specs(), "net")).nodes
     return [(n.attributes["layer"], n.attributes["role"]) for n in nodes if n.kind == "Mark"]
 
 
@@ -53,9 +54,9 @@ def test_the_model_stays_as_it_is(fails):
     model.function = broken if fails else working
     if fails:
         with pytest.raises(LowbitError, match=r"Paddle could not translate Net\.forward"):
-            trace(model, (3, 8, 8), "net")
+            trace(model, ModelInputs.images((3, 8, 8)).specs(), "net")
     else:
-        trace(model, (3, 8, 8), "net")
+        trace(model, ModelInputs.images((3, 8, 8)).specs(), "net")
     assert seen() == before
     assert paddle.get_rng_state()[0].current_seed() == random
     assert paddle.in_dynamic_mode()

@@ -18,7 +18,7 @@ def opset(model: onnx.ModelProto) -> int:
 
 def simple(kind: str, *inputs: str, **attributes) -> Graph:
     graph = Graph("x", [-1, 3])
-    graph.output = graph.add(kind, ["x", *inputs], shape=[-1, 3], **attributes)
+    graph.outputs = [graph.add(kind, ["x", *inputs], shape=[-1, 3], **attributes)]
     return graph
 
 
@@ -33,7 +33,7 @@ def with_four_bits() -> Graph:
     parts = [np.zeros([3, 3], ml_dtypes.int4), np.float32(1), ml_dtypes.int4(0)]
     names = [graph.constant(part) for part in parts]
     graph.nodes.append(Node("DequantizeLinear", names, ["w"]))
-    graph.output = graph.add("MatMul", ["x", "w"], shape=[-1, 3])
+    graph.outputs = [graph.add("MatMul", ["x", "w"], shape=[-1, 3])]
     return graph
 
 
@@ -46,7 +46,7 @@ def test_four_bits_need_opset_21():
 
 def test_axes_are_an_input_in_later_versions():
     graph = with_four_bits()
-    graph.output = graph.add("ReduceMean", [graph.output], shape=[-1, 1], axes=[1], keepdims=1)
+    graph.outputs = [graph.add("ReduceMean", [graph.outputs[0]], shape=[-1, 1], axes=[1], keepdims=1)]
     node = next(n for n in to_onnx(graph, "net", {}).graph.node if n.op_type == "ReduceMean")
     assert len(node.input) == 2
 
@@ -66,7 +66,7 @@ def test_constants_that_nobody_uses_are_left_out():
 def test_a_product_with_a_bias(rank, kinds):
     graph = Graph("x", [-1, 3] if rank == 2 else [-1, 5, 3])
     weight, bias = (graph.constant(np.ones(shape, np.float32)) for shape in ([3, 2], [2]))
-    graph.output = graph.add("MatMul", ["x", weight, bias], shape=[*graph.shapes["x"][:-1], 2])
+    graph.outputs = [graph.add("MatMul", ["x", weight, bias], shape=[*graph.shapes["x"][:-1], 2])]
     assert [node.op_type for node in to_onnx(graph, "net", {}).graph.node] == kinds
 
 
@@ -78,6 +78,6 @@ def test_what_the_checker_refuses():
 def test_a_batchs_size_as_a_number():
     graph = Graph("x", [-1, 3])
     size = graph.add_partial(np.array([None], object))
-    graph.output = graph.add("Mul", ["x", size], shape=[-1, 3])
+    graph.outputs = [graph.add("Mul", ["x", size], shape=[-1, 3])]
     with pytest.raises(LowbitError, match="the size of a batch is used as a number"):
         to_onnx(graph, "net", {})

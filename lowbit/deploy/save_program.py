@@ -12,6 +12,7 @@ from paddle import Tensor, nn
 from paddle.static import InputSpec
 
 from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
+from lowbit.deploy.inputs import numbers_of
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, frozen
 from lowbit.layers.paddle_errors import cause, failing_layer
@@ -20,8 +21,15 @@ _TOLERANCE = 1e-4  # of the largest output
 _BATCH = 2
 
 
-def save_program(model: nn.Layer, path: str, input_spec: Sequence[InputSpec | Tensor] | None) -> None:
+def save_program(
+    model: nn.Layer,
+    path: str,
+    input_spec: Sequence[InputSpec | Tensor] | None,
+    inputs: Sequence[Tensor] | None = None,
+) -> None:
     """Write `path`.json and `path`.pdiparams; the model and the process stay as they are.
+
+    The program is compared with the model on `inputs`; without them on random ones of the specified shapes.
 
     save_program(net, "served/model", [InputSpec([None, 3, 224, 224])])
     """
@@ -30,7 +38,7 @@ def save_program(model: nn.Layer, path: str, input_spec: Sequence[InputSpec | Te
     if not prefix.name or str(path).endswith(os.sep) or prefix.is_dir():
         raise LowbitError(f"{path} is a folder: give the files' common beginning, such as {prefix / 'model'}")
     check_finite(model, type(model).__name__)
-    inputs = _inputs(specs)
+    inputs = _inputs(specs) if inputs is None else list(inputs)
     with drafting(prefix.parent, f"the model to {path}") as draft, eval_mode(model):
         expected = _run(model, inputs, specs) if inputs else None
         with frozen(model):
@@ -65,7 +73,7 @@ def _inputs(specs: list[InputSpec]) -> list[Tensor] | None:
 
 def _run(model: nn.Layer, inputs: list[Tensor], specs: list[InputSpec]) -> list[np.ndarray]:
     try:
-        return _numbers(model(*inputs))
+        return numbers_of(model(*inputs))
     except Exception as error:  # the user's own forward may raise anything
         where = failing_layer(error, model)
         shapes = ", ".join(str([None if s == -1 else s for s in spec.shape]) for spec in specs)
@@ -83,14 +91,10 @@ def _untranslatable(error: Exception, model: nn.Layer) -> LowbitError:
 
 
 def _compare(model: nn.Layer, draft: Path, inputs: list[Tensor], expected: list[np.ndarray]) -> None:
-    found = _numbers(paddle.jit.load(str(draft))(*inputs))
+    found = numbers_of(paddle.jit.load(str(draft))(*inputs))
     for ours, theirs in zip(expected, found, strict=True):
         if not agrees(theirs, ours, _TOLERANCE):
             raise LowbitError(
                 f"{type(model).__name__} cannot be saved: the program answers differently from the model. "
                 "forward probably computes a value in Python that became a constant; nothing was written"
             )
-
-
-def _numbers(outputs: Tensor | Sequence[Tensor]) -> list[np.ndarray]:
-    return [out.numpy() for out in paddle.utils.flatten(outputs) if isinstance(out, Tensor)]

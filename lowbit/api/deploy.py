@@ -1,0 +1,281 @@
+"""export(): a network becomes files for Paddle Inference and ONNX engines, compared with it before they stay."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from safetensors.numpy import load_file, save_file
+
+from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
+from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.config.mistakes import check_section
+from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
+from lowbit.deploy.export import export_model
+from lowbit.deploy.inference_yml import PreProcessSection
+from lowbit.deploy.inputs import ModelInputs, answers_of
+from lowbit.deploy.onnx import export_onnx, resolve_target
+from lowbit.deploy.paddle_int8.export import export_paddle_int8
+from lowbit.deploy.save_program import save_program
+from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
+from lowbit.errors import LowbitError, did_you_mean
+from lowbit.layers import eval_mode, fix_inputs, fixed_copy, has_quantized_layers
+from lowbit.layers.fixed_inputs import dynamic_inputs, input_scales, restore_inputs
+
+FORMATS = ("paddle", "onnx", "paddle-int8")
+SCALES_FILE = "input_scales.safetensors"
+_NAME = "inference"
+_BATCHES = 50  # to fix scales on
+
+
+@dataclass(frozen=True)
+class ExportedFormat:
+    """An exported network in one format, and how close its answers to the example are to the network's."""
+
+    format: str  # "paddle", "onnx" or "paddle-int8"
+    engine: str  # the program that it was compared in
+    files: tuple[Path, ...]
+    size: int  # bytes of all files
+    fp32_size: int  # bytes of the same network in fp32: of the ONNX file, or of the parameters for Paddle
+    same_class: float | None  # fraction of the example's samples; None where the answers are no logits [N, C]
+    max_difference: float  # of any output
+    relative_difference: float  # the same, divided by the largest output
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Export(Result):
+    """What `export` wrote."""
+
+    directory: Path
+    formats: tuple[ExportedFormat, ...]
+    fixed_layers: int  # layers whose input scales were chosen in every call and are fixed now
+    notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(path for one in self.formats for path in one.files)
+
+    def _sections(self) -> list[Section]:
+        rows = tuple(
+            (
+                one.format,
+                bytes_text(one.size),
+                f"{one.fp32_size / one.size:.1f}x",
+                percent(one.same_class),
+                f"{one.relative_difference:.1e}",
+            )
+            for one in self.formats
+        )
+        columns = ("format", "size", "smaller", "same class", "difference")
+        lines = [f"compared in {one.engine}: {one.format}" for one in self.formats]
+        if self.fixed_layers:
+            lines.append(f"The input scales of {self.fixed_layers} layers, chosen in every call, were fixed.")
+        lines += [line for one in self.formats for line in one.notes]
+        title = f"Exported to {self.directory}, compared with the network on the example"
+        return [Section(title, columns, rows, (*lines, *self.notes))]
+
+
+def export(
+    net: nn.Layer,
+    directory: str | os.PathLike[str],
+    *,
+    example: Example,
+    data: Data | None = None,
+    formats: str | Sequence[str] | None = None,
+    target: str | None = None,
+    classes: Sequence[str] = (),
+    transforms: Sequence[Mapping[str, Any]] = (),
+) -> Export:
+    """Export a network for Paddle Inference and as ONNX, and compare both with it.
+
+    `example` is a batch of inputs, for batches of any size. Networks may have several inputs, and return
+    tuples or dicts. Quantized weights are written as integers. A network trained in low precision chooses the
+    scales of its inputs in every call, which engines cannot do: they are fixed on batches of `data`
+    (training data, prepared as in evaluation; 50 batches are enough). The network itself stays as it is.
+
+    `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with VNNI);
+    by default the first two. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by
+    default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in `inference.yml`,
+    for `lowbit infer` and PaddleX.
+
+    >>> import numpy as np, paddle, lowbit
+    >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
+    >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
+    >>> net = lowbit.quantize(net, {"weight_bits": 8}, data=[x])
+    >>> made = lowbit.export(net, folder, example=x)
+    >>> [one.format for one in made.formats]
+    ['paddle', 'onnx']
+    """
+    directory = Path(directory)
+    wanted = _formats(formats)
+    if target is not None:
+        resolve_target(target)
+        if "onnx" not in wanted:
+            raise LowbitError("target is about the ONNX file: add it to formats, or leave target out")
+    net = net._layers if isinstance(net, paddle.DataParallel) else net
+    tensors = example_inputs(net, example)
+    inputs = ModelInputs(input_names(net, len(tensors)), tuple(one.numpy() for one in tensors))
+    name = type(net).__name__
+    with eval_mode(net):
+        own = answers_of(net, inputs.examples, name)
+    model, fixed = _deployable(net, data)
+    writer = _Writer(model, directory, inputs, own, name, is_classifier(inputs, own))
+    made, notes = [], []
+    for word in wanted:
+        try:
+            made.append(writer.write(word, target, classes, _ops(transforms)))
+        except LowbitError as error:
+            if formats is not None or word == "paddle":
+                raise
+            (directory / ONNX_FILE).unlink(missing_ok=True)  # an earlier network's
+            notes.append(f"No ONNX file: {error}")
+    _keep_scales(net, model, directory / SCALES_FILE)
+    return Export(directory=directory, formats=tuple(made), fixed_layers=fixed, notes=tuple(notes))
+
+
+def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether the network makes logits [N, classes] of float32 images [N, C, H, W]."""
+    images = inputs.examples[0]
+    return (
+        len(inputs.examples) == len(answers) == 1
+        and images.ndim == 4
+        and images.dtype == np.float32
+        and answers[0].ndim == 2
+        and len(answers[0]) == len(images)
+    )
+
+
+def exported_form(net: nn.Layer, directory: Path) -> nn.Layer:
+    """The network as `export` wrote it: itself, or a copy with the input scales that were fixed."""
+    if not dynamic_inputs(net):
+        return net
+    if not (directory / SCALES_FILE).is_file():
+        raise LowbitError(
+            f"{directory} holds no {SCALES_FILE}, the scales that export fixes for a network trained in low "
+            "precision: export it there first"
+        )
+    fixed = fixed_copy(net, steps=_BATCHES)
+    restore_inputs(net, fixed, load_file(directory / SCALES_FILE))
+    return fixed
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes one network in one format after the other."""
+
+    model: nn.Layer
+    directory: Path
+    inputs: ModelInputs
+    own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
+    name: str
+    classifier: bool
+
+    def write(self, word: str, target: str | None, classes: Sequence[str], ops: list[Any]) -> ExportedFormat:
+        if word == "onnx":
+            return self._onnx(target)
+        folder = self.directory / INT8_FOLDER if word == "paddle-int8" else self.directory
+        if self.classifier:
+            description = {
+                "model_name": self.name,
+                "image_shape": self.inputs.examples[0].shape[1:],
+                "transform_ops": ops,
+                "classes": list(classes),
+            }
+            export_ = export_paddle_int8 if word == "paddle-int8" else export_model
+            export_(self.model, folder, **description)
+        elif word == "paddle-int8":
+            raise LowbitError(
+                f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which {self.name} "
+                "is not: export it as paddle or onnx"
+            )
+        else:
+            (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
+            tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
+            save_program(self.model, str(folder / _NAME), self.inputs.specs(), tensors)
+        engine = PaddleEngine(folder)
+        weights = sum(4 * int(np.prod(one.shape)) for one in self.model.parameters())
+        files = sorted(path for path in folder.glob(f"{_NAME}.*") if path.suffix != ".onnx")
+        return self._described(word, engine, files, weights)
+
+    def _onnx(self, target: str | None) -> ExportedFormat:
+        path = self.directory / ONNX_FILE
+        made = export_onnx(
+            self.model,
+            path,
+            model_name=self.name,
+            image_shape=self.inputs.examples[0].shape[1:] if self.classifier else None,
+            inputs=None if self.classifier else self.inputs,
+            target=target,
+            quantized=has_quantized_layers(self.model),
+        )
+        return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, made.notes)
+
+    def _described(
+        self, word: str, engine: Any, files: list[Path], fp32_size: int, notes: tuple[str, ...] = ()
+    ) -> ExportedFormat:
+        answers = engine.run_all(list(self.inputs.examples))
+        pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(answers, self.own, strict=True)]
+        differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
+        largest = [max(float(np.abs(b).max(initial=0)), 1e-30) for _, b in pairs]
+        same = None
+        if self.classifier:
+            same = float((answers[0].argmax(axis=1) == self.own[0].argmax(axis=1)).mean())
+        return ExportedFormat(
+            format=word,
+            engine=engine.name,
+            files=tuple(files),
+            size=sum(path.stat().st_size for path in files),
+            fp32_size=fp32_size,
+            same_class=same,
+            max_difference=max(differences),
+            relative_difference=max(one / most for one, most in zip(differences, largest, strict=True)),
+            notes=tuple(notes) + ((engine.note,) if getattr(engine, "note", None) else ()),
+        )
+
+
+def _deployable(net: nn.Layer, data: Data | None) -> tuple[nn.Layer, int]:
+    """The network itself, or a copy whose input scales are fixed; and of how many layers."""
+    layers = dynamic_inputs(net)
+    if not layers:
+        return net, 0
+    if data is None:
+        raise LowbitError(
+            f"{len(layers)} layers choose the scales of their inputs in every call, which engines cannot do. To "
+            "fix them, some batches are needed: lowbit.export(net, directory, example=x, data=loader)"
+        )
+    fixed = fixed_copy(net, steps=_BATCHES)
+    fix_inputs(net, fixed, Batches(net, data, limit=_BATCHES).inputs())
+    return fixed, len(layers)
+
+
+def _keep_scales(net: nn.Layer, model: nn.Layer, file: Path) -> None:
+    """Fixed scales are kept beside the files, for `verify`."""
+    if model is net:
+        file.unlink(missing_ok=True)
+    else:
+        save_file(input_scales(net, model), file)
+
+
+def _formats(formats: str | Sequence[str] | None) -> list[str]:
+    if formats is None:
+        return ["paddle", "onnx"]
+    words = [word.strip() for word in formats.split(",")] if isinstance(formats, str) else list(formats)
+    for word in words:
+        if word not in FORMATS:
+            raise LowbitError(f'no format "{word}"; {did_you_mean(word, FORMATS)}')
+    if not words:
+        raise LowbitError(f"no format given; valid: {', '.join(FORMATS)}")
+    return words
+
+
+def _ops(transforms: Sequence[Mapping[str, Any]]) -> list[Any]:
+    section = check_section(PreProcessSection, {"transform_ops": list(transforms)}, {}, "transforms")
+    return list(section.transform_ops)

@@ -1,0 +1,302 @@
+"""verify(): does what was exported compute what was trained, in every engine, and is it faster?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from lowbit.api.data import Batches, Data, input_names
+from lowbit.api.deploy import exported_form, is_classifier
+from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.data.loader import Batch as ImageBatch
+from lowbit.deploy.inputs import ModelInputs, answers_of
+from lowbit.deploy.model_files import MODEL_SUFFIXES
+from lowbit.deploy.verify import compare_sizes, export_fp32, open_candidates, parse_engines, report_values
+from lowbit.deploy.verify import verify as verify_images
+from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate
+from lowbit.deploy.verify.closeness import measure_closeness
+from lowbit.deploy.verify.files import ToExport
+from lowbit.deploy.verify.verify import Report
+from lowbit.errors import LowbitError
+from lowbit.layers import eval_mode, has_quantized_layers
+
+_PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long a batch takes in fp32 and quantized, in the same engine, measured in turns."""
+
+    batch_size: int
+    fp32_ms: float
+    quantized_ms: float
+    ratio: float  # above 1: quantized is faster
+
+
+@dataclass(frozen=True)
+class VerifiedEngine:
+    """What one engine makes of the export."""
+
+    engine: str  # "paddle", "onnxruntime", …
+    name: str  # with its version
+    passed: bool
+    agreement: float  # fraction of samples with the network's class; for other outputs: with close answers
+    top1: float | None  # None without labels
+    max_difference: float
+    mean_difference: float
+    size: int  # bytes of what it reads
+    fp32_size: int | None  # None where the network is not quantized
+    departing_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
+    speeds: tuple[Speed, ...] = ()
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Verification(Result):
+    """What `verify` found."""
+
+    directory: Path
+    samples: int
+    limit: float
+    engines: tuple[VerifiedEngine, ...]
+    top1: float | None  # of the network itself; None without labels
+    notes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in verify.json
+
+    @property
+    def passed(self) -> bool:
+        """Whether every engine agrees with the network on enough samples."""
+        return all(engine.passed for engine in self.engines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values that JSON can hold."""
+        return super().to_dict() | {"passed": self.passed}
+
+    def _sections(self) -> list[Section]:
+        rows = tuple(
+            (
+                one.name,
+                "passed" if one.passed else "FAILED",
+                percent(one.agreement),
+                percent(one.top1),
+                f"{one.max_difference:.2g}",
+                bytes_text(one.size),
+                "" if one.fp32_size is None else f"{one.fp32_size / one.size:.1f}x",
+            )
+            for one in self.engines
+        )
+        columns = ("engine", "", "agrees", "top-1", "max diff.", "size", "smaller")
+        lines = [] if self.top1 is None else [f"The network itself: top-1 {percent(self.top1)}"]
+        for one in self.engines:
+            if one.departing_layers:
+                lines.append(f"{one.name}: first layer that departs: {' or '.join(one.departing_layers)}")
+        title = f"{self.directory} against the network on {self.samples} samples"
+        title += f" (limit {percent(self.limit)})"
+        sections = [Section(title, columns, rows, (*lines, *self.notes), left=2)]
+        speeds = tuple(
+            (one.name, str(s.batch_size), f"{s.fp32_ms:,.3g}", f"{s.quantized_ms:,.3g}", f"{s.ratio:.2f}x")
+            for one in self.engines
+            for s in one.speeds
+        )
+        if speeds:
+            columns = ("engine", "batch", "fp32 ms", "quantized ms", "faster")
+            sections.append(Section("Latency", columns, speeds))
+        return sections
+
+
+def verify(
+    net: nn.Layer,
+    directory: str | os.PathLike[str],
+    data: Data,
+    *,
+    engines: str | Sequence[str] | None = None,
+    limit: float = 0.99,
+    layers: bool = False,
+    latency: bool = True,
+    baseline: nn.Layer | None = None,
+    threads: int | None = None,
+) -> Verification:
+    """Compare what `export` wrote with the network, in every engine, on the same data.
+
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime` and `openvino`; by default all that are installed
+    and have files in `directory`. `limit` is the fraction of samples on which an engine must agree with the
+    network. Of networks from images to logits, `layers` compares every layer and not only those of an engine
+    that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
+    accuracy. With labels in `data`, accuracies are measured. `threads` are those of every engine.
+
+    >>> import numpy as np, paddle, lowbit
+    >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
+    >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
+    >>> net = lowbit.quantize(net, {"weight_bits": 8}, data=[x])
+    >>> made = lowbit.export(net, folder, example=x)
+    >>> lowbit.verify(net, folder, [x], engines="onnxruntime", latency=False).passed
+    True
+    """
+    if not 0 <= limit <= 1:
+        raise LowbitError(f"the limit is a fraction of the samples, from 0 to 1; got {limit}")
+    directory = Path(directory)
+    net = net._layers if isinstance(net, paddle.DataParallel) else net
+    keys, notes = _engines(engines, directory)
+    batches = Batches(net, data)
+    model = exported_form(net, directory)
+    first = batches.first
+    assert first is not None
+    inputs = ModelInputs(input_names(net, len(first.inputs)), tuple(one.numpy() for one in first.inputs))
+    with eval_mode(model):
+        classifier = is_classifier(inputs, answers_of(model, inputs.examples, type(net).__name__))
+    if classifier:
+        measured = _verify_classifier(
+            model, directory, keys, batches, inputs, limit, layers, latency, baseline, threads
+        )
+    else:
+        measured = _verify_outputs(model, directory, keys, batches, limit, threads)
+    found, top1, samples, details = measured
+    return Verification(
+        directory=directory,
+        samples=samples,
+        limit=limit,
+        engines=found,
+        top1=top1,
+        notes=tuple(notes),
+        details=details,
+    )
+
+
+_Found = tuple[tuple[VerifiedEngine, ...], float | None, int, dict[str, Any]]
+
+
+def _verify_classifier(
+    model: nn.Layer,
+    directory: Path,
+    keys: list[str],
+    batches: Batches,
+    inputs: ModelInputs,
+    limit: float,
+    layers: bool,
+    latency: bool,
+    baseline: nn.Layer | None,
+    threads: int | None,
+) -> _Found:
+    with tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
+        fp32 = None
+        if has_quantized_layers(model):
+            described = ToExport(
+                model=model,
+                source=None,
+                model_name=type(model).__name__,
+                image_shape=inputs.examples[0].shape[1:],
+                transform_ops=[],
+                classes=[],
+            )
+            fp32 = export_fp32(described, Path(temporary), keys)
+        report = verify_images(
+            model,
+            open_candidates(keys, directory, fp32, threads=threads),
+            _Images(batches),
+            baseline=baseline,
+            limit=limit,
+            layers=layers,
+            latency=latency and fp32 is not None,
+        )
+        sizes = {key: compare_sizes([key], directory, fp32)[0] for key in keys}
+        details = report_values(report, list(sizes.values()))
+    found = tuple(_described(engine, report, sizes[engine.key]) for engine in report.engines)
+    return found, report.model.top1, report.model.images, details
+
+
+def _described(engine: Any, report: Report, size: Any) -> VerifiedEngine:
+    return VerifiedEngine(
+        engine=engine.key,
+        name=engine.name,
+        passed=engine not in report.failing,
+        agreement=engine.result.agreement,
+        top1=engine.result.top1,
+        max_difference=engine.result.max_difference,
+        mean_difference=engine.result.mean_difference,
+        size=size.exported,
+        fp32_size=size.fp32,
+        departing_layers=tuple(engine.guilty) if engine in report.failing else (),
+        speeds=tuple(
+            Speed(one.batch_size, one.fp32_ms, one.quantized_ms, one.ratio) for one in engine.latency
+        ),
+        note=engine.note,
+    )
+
+
+def _verify_outputs(
+    model: nn.Layer, directory: Path, keys: list[str], batches: Batches, limit: float, threads: int | None
+) -> _Found:
+    """Of networks with any inputs and outputs."""
+    candidates: dict[str, Candidate] = {
+        one.key: one for one in open_candidates(keys, directory, threads=threads)
+    }
+
+    def answers(inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        with eval_mode(model):
+            return answers_of(model, inputs, type(model).__name__)
+
+    runs = {key: one.engine.run_all for key, one in candidates.items()}
+    arrays = ([one.numpy() for one in inputs] for inputs in batches.inputs())
+    results = measure_closeness(answers, runs, arrays)
+    found = tuple(
+        VerifiedEngine(
+            engine=key,
+            name=candidates[key].engine.name,
+            passed=one.agreement >= limit,
+            agreement=one.agreement,
+            top1=None,
+            max_difference=one.max_difference,
+            mean_difference=one.mean_difference,
+            size=compare_sizes([key], directory)[0].exported,
+            fp32_size=None,
+            note=getattr(candidates[key].engine, "note", None),
+        )
+        for key, one in results.items()
+    )
+    return found, None, next(iter(results.values())).samples, {}
+
+
+class _Images:
+    """Batches of any data as those of a loader of lowbit's own."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._batches)
+
+    def epoch(self, _epoch: int, start: int = 0) -> Iterator[ImageBatch]:
+        for number, batch in enumerate(self._batches):
+            if number >= start:
+                yield ImageBatch(batch.inputs[0].numpy(), batch.classes, 1.0)  # type: ignore[arg-type]
+
+
+def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list[str], list[str]]:
+    """The engines to verify, and notes about those that are left out."""
+    if engines is not None:
+        return parse_engines(engines if isinstance(engines, str) else ",".join(engines)), []
+    notes, keys = [], []
+    if any((directory / f"inference{suffix}").is_file() for suffix in MODEL_SUFFIXES):
+        keys.append("paddle")
+    if (directory / INT8_FOLDER).is_dir():
+        keys.append("paddle-int8")
+    if (directory / ONNX_FILE).is_file():
+        for key, package in _PACKAGES.items():
+            if find_spec(package) is not None:
+                keys.append(key)
+            else:
+                notes.append(f"{key} is not installed and was left out: pip install {package}")
+    if not keys:
+        raise LowbitError(
+            f"{directory} holds no exported network: lowbit.export(net, {str(directory)!r}, example=x) first"
+        )
+    return keys, notes
