@@ -30,6 +30,7 @@ demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; s
 
 test: $(READY)  ## the tests that CI runs, some also with the decisions of AMD AVX2, Intel VNNI and Intel AMX
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(READY)  ## every test, also those that take minutes
@@ -44,8 +45,9 @@ test-arm: $(READY)  ## the C++ kernels on an ARM processor that qemu imitates: f
 test-avx2: $(READY)  ## kernels, ONNX targets and engines, verify with AVX2 alone, which qemu imitates: needs qemu-user
 	@$(BIN)/python -m tests.kernels.avx2_only
 
-lint: $(READY)  ## style only
+lint: $(READY)  ## style, and the types of the public API
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+	@$(BIN)/mypy
 	@if test -x $(BIN)/clang-format; then $(BIN)/clang-format --dry-run --Werror $(CSRC); \
 	else echo "lint: the C++ style was not checked, clang-format is missing (pip install clang-format)"; fi
 

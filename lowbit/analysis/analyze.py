@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 
@@ -11,11 +12,19 @@ from lowbit.analysis.operands import view_gradients, view_inputs, view_weights
 from lowbit.analysis.ranking import rank
 from lowbit.analysis.sensitivity import Sums, add_batch
 from lowbit.analysis.store import Store
-from lowbit.data import Loader
+from lowbit.data import Batch
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.prepare import preparation_of
 from lowbit.layers.quantizing_only import quantized_layers
 from lowbit.training.display import PlainDisplay
+
+
+class Batches(Protocol):
+    """What is measured on: labelled batches, the same each time."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
 
 
 @dataclass(frozen=True)
@@ -31,19 +40,21 @@ class Analysis:
 
 def analyze(
     model: paddle.nn.Layer,
-    loader: Loader,
-    store: Store,
+    loader: Batches,
+    store: Store | None = None,
     *,
-    title: str,
+    title: str = "",
     display: PlainDisplay | None = None,
     fast: bool = True,
 ) -> Analysis:
-    """Measures every layer on the loader's images; goes on where an earlier, interrupted call stopped.
+    """Measures every layer on the loader's images.
 
-    analyze(model, loader, store, title="best.lowbit on 1000 images").ranking[0]["name"]
+    With a store, the result is kept there, and an interrupted call goes on where it stopped.
+
+    analyze(model, loader).ranking[0]["name"]
     """
     display = display or PlainDisplay(silent=True)
-    kept = store.load() or {}
+    kept = (store.load() or {}) if store is not None else {}
     if "ranking" in kept:
         display.message("analyzed before: nothing is measured again")
         return _analysis(kept)
@@ -58,10 +69,12 @@ def analyze(
         views = view_weights(model), view_inputs(model, first), view_gradients(model, first)
         for batch in loader.epoch(0, start=sums.batches):
             add_batch(model, batch, sums, display.advance)
-            store.save(title=title, sums=sums.values())
+            if store is not None:
+                store.save(title=title, sums=sums.values())
     ranking = rank(preparation_of(model), sums, *views)
     entry = {"title": title, "sums": sums.values(), "ranking": ranking}
-    store.save(**entry)
+    if store is not None:
+        store.save(**entry)
     return _analysis(entry)
 
 

@@ -11,6 +11,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
+from lowbit.analysis.sensitivity import logits_of
 from lowbit.data import Batch
 from lowbit.layers.low_precision import GRADIENTS
 from lowbit.layers.operand import Operand
@@ -69,7 +70,7 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
     hooks = [layer.register_forward_pre_hook(look(name)) for name, layer in quantized_layers(model).items()]
     try:
         with quantizing_only(model, ()):
-            model(paddle.to_tensor(batch.images))
+            logits_of(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -89,8 +90,7 @@ def view_gradients(model: nn.Layer, batch: Batch) -> dict[str, dict[str, Operand
         with watching(model, view_operand) as seen:
             if not seen:
                 return {}
-            logits = model(paddle.to_tensor(batch.images)).astype("float32")
-            F.cross_entropy(logits, paddle.to_tensor(batch.labels)).backward()
+            F.cross_entropy(logits_of(model, batch), paddle.to_tensor(batch.labels)).backward()
     finally:
         model.eval()
         model.set_state_dict(before)

@@ -13,6 +13,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from lowbit.data import Batch
+from lowbit.errors import LowbitError
 from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
 from lowbit.layers.replay import recording, replaying
 from lowbit.layers.weights_at_rest import layers_by_name
@@ -61,6 +62,19 @@ class Sums:
         return Sums(batches=values["batches"], images=values["images"], **whole, **by_layer)
 
 
+def logits_of(model: nn.Layer, batch: Batch) -> Tensor:
+    """What the model answers to a batch of images, or of several inputs in a tuple: its (first) output."""
+    inputs = batch.images if isinstance(batch.images, tuple) else (batch.images,)
+    outputs = paddle.utils.flatten(model(*map(paddle.to_tensor, inputs)))
+    logits = next((output for output in outputs if isinstance(output, Tensor)), None)
+    if logits is None or logits.ndim != 2:
+        raise LowbitError(
+            "the analysis measures the loss of classes: forward must return logits [N, classes] (first of "
+            f"several outputs), it returns {'no tensor' if logits is None else list(logits.shape)}"
+        )
+    return logits.astype("float32")
+
+
 def add_batch(model: nn.Layer, batch: Batch, sums: Sums, advance: Callable[[], None] = lambda: None) -> None:
     """Runs a batch through the model as it is, in full, and twice for every quantized layer.
 
@@ -68,10 +82,10 @@ def add_batch(model: nn.Layer, batch: Batch, sums: Sums, advance: Callable[[], N
     again. `advance` is called after every run.
     """
     layers, names = layers_by_name(model), list(quantized_layers(model))
-    images, labels = paddle.to_tensor(batch.images), np.asarray(batch.labels)
+    labels = np.asarray(batch.labels)
 
     def run(into: Sum) -> Tensor:
-        logits = model(images).astype("float32")
+        logits = logits_of(model, batch)
         loss = F.cross_entropy(logits, paddle.to_tensor(labels), reduction="sum")
         into.loss += _finite(loss, len(labels))
         into.hits += int((logits.numpy().argmax(axis=1) == labels).sum())

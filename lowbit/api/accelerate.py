@@ -68,9 +68,10 @@ class Acceleration(Result):
 
     def _line(self) -> str:
         memory = ", freed memory kept" if self.memory else ""
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return (
             f"accelerate: convolutions in {self.convolutions}, batch norm, ReLU and max-pool in "
-            f"{self.batch_norm}{memory}, {self.threads} thread{'s' * (self.threads > 1)}; {self.matrix_products}"
+            f"{self.batch_norm}{memory}, {threads}"
         )
 
 
@@ -83,9 +84,9 @@ def accelerate(threads: int | None = None) -> Acceleration:
     order of sums. Nothing changes on a GPU, nor where the compiled libraries are missing.
 
     `threads` sets the threads of Paddle and of lowbit's kernels; by default they stay as they are
-    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). It counts for
-    the whole process, all threads included, until `close()` or the end of the `with`; calls can be nested and
-    closed in any order.
+    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). It counts
+    for the whole process, all threads included, until `close()` or the end of the `with`; calls can be nested
+    and closed in any order.
 
     >>> import paddle, lowbit
     >>> net = paddle.nn.Conv2D(3, 4, 3)
@@ -119,7 +120,7 @@ def accelerate(threads: int | None = None) -> Acceleration:
     with _lock:
         first, _said = line != _said, line
     if first:
-        _log.info(line)
+        _log.info("%s; %s", line, done.matrix_products)
         for reason in filter(None, (onednn_objects.why_missing(), why_missing())) if on_cpu else ():
             _log.warning("accelerate: %s", reason)
     return done

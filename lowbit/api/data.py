@@ -26,9 +26,9 @@ from lowbit.data.loader import Batch as ImageBatch
 from lowbit.data.loader import Loader
 from lowbit.errors import LowbitError
 
-Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
-Data: TypeAlias = "Iterable[Any] | Mapping[str, Array] | Array | Loader"
-Example: TypeAlias = "Array | Sequence[Any] | Mapping[str, Array]"
+Array: TypeAlias = Tensor | np.ndarray[Any, Any]
+Data: TypeAlias = Iterable[Any] | Mapping[str, Array] | Array | Loader
+Example: TypeAlias = Array | Sequence[Any] | Mapping[str, Array]
 
 _BATCH = 32  # samples at a time, where arrays are cut into batches
 _LABELS = ("label", "labels", "target", "targets", "y")
@@ -133,8 +133,8 @@ class _Forward:
             inputs, rest = tuple(item[: self._required]), item[self._required :]
         if len(rest) > 1:
             raise LowbitError(
-                f"a batch has {len(item)} parts, but {self._kind}.forward requires {self._required} inputs and "
-                "there is one set of labels: write ((x1, x2), y) to say which are inputs"
+                f"a batch has {len(item)} parts, but {self._kind}.forward requires {self._required} inputs, "
+                "and there is one set of labels: write ((x1, x2), y) to say which are inputs"
             )
         return Batch(self._checked(inputs), _labels(rest[0]) if rest else None)
 
@@ -161,8 +161,8 @@ class _Forward:
     def _checked(self, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
         if len(inputs) < self._required:
             raise LowbitError(
-                f"{self._kind}.forward takes {self._required} inputs ({', '.join(self.names)}), the batch has "
-                f"{len(inputs)}"
+                f"{self._kind}.forward takes {self._required} inputs ({', '.join(self.names)}), the batch "
+                f"has {len(inputs)}"
             )
         return tuple(_tensor(one) for one in inputs)
 
@@ -212,8 +212,8 @@ def _tensor(value: Any) -> Tensor:
         return value
     if not isinstance(value, np.ndarray):
         raise LowbitError(
-            f"a network's input must be a paddle.Tensor or a NumPy array, got {type(value).__name__}; a batch "
-            "is a tensor, (x, y), ((x1, x2), y) or a dict"
+            f"a network's input must be a paddle.Tensor or a NumPy array, got {type(value).__name__}; a "
+            "batch is a tensor, (x, y), ((x1, x2), y) or a dict"
         )
     if value.dtype == np.float64:  # NumPy's default, which no network of Paddle's takes
         value = value.astype(paddle.get_default_dtype())

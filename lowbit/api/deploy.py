@@ -1,4 +1,4 @@
-"""export(): a network becomes files for Paddle Inference and ONNX engines, compared with it before they stay."""
+"""export(): a network becomes files for Paddle Inference and ONNX engines, compared with it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
 from lowbit.deploy.inference_yml import PreProcessSection
 from lowbit.deploy.inputs import ModelInputs, answers_of
+from lowbit.deploy.model_files import find_model_files
 from lowbit.deploy.onnx import export_onnx, resolve_target
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.save_program import save_program
@@ -42,7 +43,7 @@ class ExportedFormat:
     engine: str  # the program that it was compared in
     files: tuple[Path, ...]
     size: int  # bytes of all files
-    fp32_size: int  # bytes of the same network in fp32: of the ONNX file, or of the parameters for Paddle
+    fp32_size: int  # bytes of the same network in fp32
     same_class: float | None  # fraction of the example's samples; None where the answers are no logits [N, C]
     max_difference: float  # of any output
     relative_difference: float  # the same, divided by the largest output
@@ -101,10 +102,10 @@ def export(
     scales of its inputs in every call, which engines cannot do: they are fixed on batches of `data`
     (training data, prepared as in evaluation; 50 batches are enough). The network itself stays as it is.
 
-    `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with VNNI);
-    by default the first two. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by
-    default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in `inference.yml`,
-    for `lowbit infer` and PaddleX.
+    `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with
+    VNNI); by default the first two. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`;
+    by default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in
+    `inference.yml`, for `lowbit infer` and PaddleX.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
@@ -193,15 +194,16 @@ class _Writer:
             export_(self.model, folder, **description)
         elif word == "paddle-int8":
             raise LowbitError(
-                f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which {self.name} "
-                "is not: export it as paddle or onnx"
+                f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which "
+                f"{self.name} is not: export it as paddle or onnx"
             )
         else:
             (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
             tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
             save_program(self.model, str(folder / _NAME), self.inputs.specs(), tensors)
         engine = PaddleEngine(folder)
-        weights = sum(4 * int(np.prod(one.shape)) for one in self.model.parameters())
+        program = find_model_files(folder).model.stat().st_size
+        weights = program + sum(4 * int(np.prod(one.shape)) for one in self.model.parameters())
         files = sorted(path for path in folder.glob(f"{_NAME}.*") if path.suffix != ".onnx")
         return self._described(word, engine, files, weights)
 
@@ -248,8 +250,8 @@ def _deployable(net: nn.Layer, data: Data | None) -> tuple[nn.Layer, int]:
         return net, 0
     if data is None:
         raise LowbitError(
-            f"{len(layers)} layers choose the scales of their inputs in every call, which engines cannot do. To "
-            "fix them, some batches are needed: lowbit.export(net, directory, example=x, data=loader)"
+            f"{len(layers)} layers choose the scales of their inputs in every call, which engines cannot do. "
+            "To fix them, some batches are needed: lowbit.export(net, directory, example=x, data=loader)"
         )
     fixed = fixed_copy(net, steps=_BATCHES)
     fix_inputs(net, fixed, Batches(net, data, limit=_BATCHES).inputs())

@@ -38,18 +38,19 @@ def quantize(
     """Quantize a network in place, as a recipe says, and return it.
 
     The recipe decides what happens: quantization-aware training (QAT), low-precision training (gradients
-    quantized too), or post-training quantization. `recipe` is a name, the path of a file, a dict or a `Recipe`.
+    quantized too), or post-training quantization. `recipe` is a name, the path of a file, a dict or a
+    `Recipe`.
 
     `data` are batches to choose the first scales from (see `calibrate`). With a recipe for post-training
-    quantization that is all there is to do; QAT starts from better scales. Without `data`, a recipe that needs
-    them is finished by a call of `calibrate`. `example` is one batch of inputs; recipes that fold batch norm
-    in training run the network on it, others do not need it. `seed` chooses the random numbers of stochastic
-    rounding; the layers count their steps themselves, in a buffer that is saved with the network.
+    quantization that is all there is to do; QAT starts from better scales. Without `data`, a recipe that
+    needs them is finished by a call of `calibrate`. `example` is one batch of inputs; recipes that fold batch
+    norm in training run the network on it, others do not need it. `seed` chooses the random numbers of
+    stochastic rounding; the layers count their steps themselves, in a buffer that is saved with the network.
 
     As in `QAT(config).quantize(net)`, the network itself is changed: parameters keep their names and
     identities, so that weights can be loaded before or after. To keep the original, quantize a copy
-    (`copy.deepcopy(net)`). Make the optimizer afterwards, since recipes may add parameters (LSQ's steps, PACT's
-    bounds). Then train as usual: `net.train()` and `net.eval()` switch what quantizers do.
+    (`copy.deepcopy(net)`). Make the optimizer afterwards, since recipes may add parameters (LSQ's steps,
+    PACT's bounds). Then train as usual: `net.train()` and `net.eval()` switch what quantizers do.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
@@ -90,8 +91,8 @@ class Calibration(Result):
 
     def _sections(self) -> list[Section]:
         lines = [
-            f"Calibrated {self.calibrated} of {self.calibrated + self.known} operands on {self.batches} batches "
-            f"({self.samples} samples)."
+            f"Calibrated {self.calibrated} of {self.calibrated + self.known} operands on {self.batches} "
+            f"batches ({self.samples} samples)."
         ]
         if not self.calibrated:
             lines.append("Nothing was missing: every operand has its scale, or chooses it in every call.")
@@ -104,9 +105,9 @@ def calibrate(net: nn.Layer, data: Data, steps: int | None = None) -> Calibratio
     """Choose the first scales of a quantized network from some batches, without training.
 
     Scales that are known already (trained, or calibrated before) stay. `data` is any iterable of tensors or
-    arrays, `(x, y)` pairs or dicts, a `paddle.io.DataLoader`, or arrays `(images, labels)`; labels are not used.
-    `steps` is the number of batches; by default what the recipe says, or 20. Give batches prepared as in
-    evaluation: augmented images show values that a deployed network never meets.
+    arrays, `(x, y)` pairs or dicts, a `paddle.io.DataLoader`, or arrays `(images, labels)`; labels are not
+    used. `steps` is the number of batches; by default what the recipe says, or 20. Give batches prepared as
+    in evaluation: augmented images show values that a deployed network never meets.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = lowbit.quantize(paddle.nn.Sequential(paddle.nn.Linear(4, 2)), {"weight_bits": 8})

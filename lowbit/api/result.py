@@ -26,7 +26,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Result:
-    """A result: `print` shows a table of at most 80 columns, notebooks an HTML table, `to_dict` the values."""
+    """`print` shows a table of at most 80 columns, notebooks an HTML table, `to_dict` gives the values."""
 
     def _sections(self) -> Sequence[Section]:
         raise NotImplementedError

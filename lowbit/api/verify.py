@@ -108,8 +108,8 @@ class Verification(Result):
             for s in one.speeds
         )
         if speeds:
-            columns = ("engine", "batch", "fp32 ms", "quantized ms", "faster")
-            sections.append(Section("Latency", columns, speeds))
+            titles = ("engine", "batch", "fp32 ms", "quantized ms", "faster")
+            sections.append(Section("Latency", titles, speeds))
         return sections
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from lowbit.cli.options import ConfigFile, DeviceName, Overrides, TrustCode
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
-    from lowbit.analysis import Analysis, Budget
+    from lowbit.analysis import Analysis
     from lowbit.config.data import DataSplit
     from lowbit.layers import Preparation
     from lowbit.training.trained_model import TrainedModel
@@ -61,6 +60,7 @@ def analyze(
     - `lowbit analyze runs/digits --recipe recipes/qat_w4a4.yaml --budget 4.5bits` writes a recipe
     """
     from lowbit.analysis import parse_budget
+    from lowbit.api.analysis import propose
     from lowbit.layers import preparation_of
 
     wanted = None if budget is None else parse_budget(budget)
@@ -74,7 +74,7 @@ def analyze(
     bits = None
     if wanted is not None:
         preparation = preparation_of(trained.model)
-        bits = _propose(preparation, found, wanted)
+        bits = propose(preparation, found.ranking, wanted)
         file = output or folder / f"recipe_{budget.strip().replace(' ', '')}.yaml"
         _write_recipe(file, preparation, bits, f"{trained.source} under {wanted}")
     if as_json:
@@ -133,23 +133,6 @@ def _analyze(
     fast = trained.config.Global.fast_convolutions
     with PlainDisplay(silent=True) if quiet else open_display() as display:
         return measure(trained.model, loader, store, title=title, display=display, fast=fast), folder
-
-
-def _propose(preparation: Preparation, found: Analysis, budget: Budget) -> dict[str, int]:
-    from lowbit.analysis import LayerCost, propose_bits
-
-    rows = {row["name"]: row for row in found.ranking}
-    costs, fixed = [], 0
-    for assigned in preparation.layers:
-        grid, count = assigned.plan.forward.weight.grid, math.prod(assigned.layer.shape)
-        if grid.is_integer and assigned.layer.name in rows:
-            cost = rows[assigned.layer.name]["divergence"]
-            costs.append(LayerCost(assigned.layer.name, count, grid.bits, cost))
-        else:
-            fixed += 32 * count
-    if not costs:
-        raise LowbitError("no weight of the model is on an integer grid: there are no bits to propose")
-    return propose_bits(costs, budget, fixed_bits=fixed)
 
 
 def _write_recipe(file: Path, preparation: Preparation, bits: dict[str, int], why: str) -> None:

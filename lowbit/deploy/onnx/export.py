@@ -56,9 +56,10 @@ def export_onnx(
 ) -> OnnxModel:
     """Write the model as ONNX for batches of any size: quantized (QDQ), or with `quantized=False` in fp32.
 
-    The model takes images of `image_shape`, or whatever `inputs` says. Batch norm is folded. The file is checked, run in ONNX Runtime and compared with the model before it is
-    put in place. The model itself stays as it is, also in the middle of training. `checkpoint` is the SHA-256
-    of the file that the model is from, which is kept in the ONNX file.
+    The model takes images of `image_shape`, or whatever `inputs` says. Batch norm is folded. The file is
+    checked, run in ONNX Runtime and compared with the model before it is put in place. The model itself stays
+    as it is, also in the middle of training. `checkpoint` is the SHA-256 of the file that the model is from,
+    which is kept in the ONNX file.
 
     made = export_onnx(net, "inference.onnx", model_name="resnet18", image_shape=(3, 224, 224))
     print(f"{made.fp32_size / made.size:.1f} times smaller")
@@ -156,8 +157,8 @@ def _compare(
                     raise LowbitError(
                         f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
                         f"model ({_difference(own, found)}). forward probably computes a value in Python (a "
-                        "batch size, a number taken out of a tensor, a random number) that became a constant; "
-                        "nothing was written"
+                        "batch size, a number taken out of a tensor, a random number) that became a "
+                        "constant; nothing was written"
                     )
     return f"{engine.name} beside the model: {_difference(expected[0], answers[0])}"
 

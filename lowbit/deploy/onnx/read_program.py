@@ -88,7 +88,7 @@ def _outputs(outputs: list[Any], results: dict[str, Result], graph: Graph) -> li
     names = []
     for value in paddle.utils.flatten(outputs):
         if value.id not in results:
-            raise LowbitError("forward returns a tensor that has no ONNX form; return others, or tensors only")
+            raise LowbitError("forward returns a tensor that has no ONNX form: leave it out")
         name = results[value.id]
         if name in names or name in graph.inputs or name in graph.constants:
             name = graph.add("Identity", [name], shape=graph.shapes[name])

@@ -30,8 +30,8 @@ def measure_closeness(
 ) -> dict[str, Closeness]:
     """Each of the others against the model, on the same inputs.
 
-    An output of a sample is close if its mean difference is at most a tenth of the output's mean distance from
-    its mean.
+    An output of a sample is close if its mean difference is at most a tenth of the output's mean distance
+    from its mean.
     """
     sums = {name: _Sums() for name in others}
     for inputs in batches:

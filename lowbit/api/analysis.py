@@ -1,0 +1,182 @@
+"""analyze(): how much each layer's quantization costs, and which bits each should have under a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import paddle
+import yaml
+from paddle import nn
+
+from lowbit.analysis import LayerCost, parse_budget, propose_bits, proposed_recipe
+from lowbit.analysis import analyze as analyze_batches
+from lowbit.analysis.sensitivity import logits_of
+from lowbit.api.data import Batches, Data
+from lowbit.api.result import Result, Section, percent
+from lowbit.data.loader import Batch as ImageBatch
+from lowbit.errors import LowbitError
+from lowbit.layers import has_quantized_layers, preparation_of
+from lowbit.layers.prepare import Preparation
+from lowbit.layers.quantizing_only import quantizing_only
+from lowbit.recipe import Recipe, dump_recipe
+
+
+@dataclass(frozen=True)
+class LayerAnalysis:
+    """What quantizing one layer costs; signal-to-noise ratios (SQNR) are in decibels."""
+
+    name: str
+    bits: str  # such as "W4A4"
+    loss: float  # that the layer adds when it alone is quantized
+    top1: float  # with this layer alone quantized
+    divergence: float  # of the answers from those in full precision, in nats, with this layer alone quantized
+    loss_without: float  # that goes away when this layer alone is not quantized
+    weight_sqnr: float | None
+    input_sqnr: float | None
+    gradient_sqnr: float | None  # None where gradients are not quantized
+    proposed_bits: int | None = None  # under the budget
+
+
+@dataclass(frozen=True)
+class Analysis(Result):
+    """What `analyze` found: the layers that cost most first."""
+
+    samples: int
+    layers: tuple[LayerAnalysis, ...]
+    full: dict[str, float]  # loss and top1 in full precision
+    quantized: dict[str, float]
+    labels: str  # "data", or "network" where the data had none: the classes of the network in full precision
+    recipe: Recipe | None = field(default=None, repr=False)  # with the proposed bits
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values that JSON can hold."""
+        recipe = None if self.recipe is None else yaml.safe_load(dump_recipe(self.recipe))
+        return Result.to_dict(replace(self, recipe=None)) | {"recipe": recipe}
+
+    def _sections(self) -> list[Section]:
+        gradients = any(one.gradient_sqnr is not None for one in self.layers)
+        columns = ["layer", "bits", "loss", "top-1", "diverg.", "W dB", "A dB"]
+        columns += ["G dB"] if gradients else []
+        columns += ["propose"] if self.recipe is not None else []
+        rows = []
+        for one in self.layers:
+            row = [one.name, one.bits, f"{one.loss:+.3f}", f"{one.top1:.1%}", f"{one.divergence:.4f}"]
+            row += [_decibels(one.weight_sqnr), _decibels(one.input_sqnr)]
+            row += [_decibels(one.gradient_sqnr)] if gradients else []
+            row += ["" if one.proposed_bits is None else str(one.proposed_bits)] if self.recipe else []
+            rows.append(tuple(row))
+        lines = [
+            f"full precision: loss {self.full['loss']:.4f}, top-1 {percent(self.full['top1'])}",
+            f"quantized:      loss {self.quantized['loss']:.4f}, top-1 {percent(self.quantized['top1'])}",
+        ]
+        if self.labels == "network":
+            lines.append("The data have no labels: those of the network in full precision were used.")
+        title = f"Each layer alone quantized, on {self.samples} samples: those that cost most first"
+        return [Section(title, tuple(columns), tuple(rows), tuple(lines), left=2)]
+
+
+def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis:
+    """Rank the layers of a quantized network by what the quantization of each costs.
+
+    Each layer is measured twice: the loss when it alone is quantized, and when it alone is not. The network
+    returns logits [N, classes] (of several outputs, the first); classes come with the data, or else are those
+    of the network in full precision. A `budget`, such as "4.5bits" (a weight, on average) or "200KB", adds
+    proposed bits for every layer and a recipe that has them. The network stays as it is.
+
+    >>> import numpy as np, paddle, lowbit
+    >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
+    >>> x, y = np.random.default_rng(0).standard_normal([64, 4]), np.arange(64) % 2
+    >>> net = lowbit.quantize(net, {"weight_bits": 4, "activation_bits": 4}, data=[(x, y)])
+    >>> found = lowbit.analyze(net, [(x, y)], budget="5bits")
+    >>> sorted(layer.name for layer in found.layers)
+    ['0', '2']
+    """
+    net = net._layers if isinstance(net, paddle.DataParallel) else net
+    if not has_quantized_layers(net):
+        raise LowbitError(f"{type(net).__name__} is not quantized: call lowbit.quantize(net, recipe) first")
+    wanted = None if budget is None else parse_budget(budget)
+    modes = [(layer, layer.training) for layer in net.sublayers(include_self=True)]
+    labelled = _Labelled(net, Batches(net, data))
+    try:
+        net.eval()
+        found = analyze_batches(net, labelled)
+    finally:
+        for layer, training in modes:
+            layer.training = training
+    preparation = preparation_of(net)
+    bits = None if wanted is None else propose(preparation, found.ranking, wanted)
+    return Analysis(
+        samples=found.images,
+        layers=tuple(_layer(row, bits) for row in found.ranking),
+        full=found.full,
+        quantized=found.quantized,
+        labels="data" if labelled.has_labels else "network",
+        recipe=None if bits is None else proposed_recipe(preparation, bits),
+    )
+
+
+def propose(preparation: Preparation, ranking: list[dict[str, Any]], budget: Any) -> dict[str, int]:
+    """The bits of every layer whose weight is on an integer grid, under the budget."""
+    rows = {row["name"]: row for row in ranking}
+    costs, fixed = [], 0
+    for assigned in preparation.layers:
+        grid, count = assigned.plan.forward.weight.grid, math.prod(assigned.layer.shape)
+        if grid.is_integer and grid.bits is not None and assigned.layer.name in rows:
+            costs.append(
+                LayerCost(assigned.layer.name, count, grid.bits, rows[assigned.layer.name]["divergence"])
+            )
+        else:
+            fixed += 32 * count
+    if not costs:
+        raise LowbitError("no weight of the network is on an integer grid: there are no bits to propose")
+    return propose_bits(costs, budget, fixed_bits=fixed)
+
+
+class _Labelled:
+    """Batches with classes: those of the data, or of the network in full precision."""
+
+    def __init__(self, net: nn.Layer, batches: Batches) -> None:
+        self._net, self._batches = net, batches
+        first = batches.first
+        self.has_labels = first is not None and first.classes is not None
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._batches)
+
+    def epoch(self, _epoch: int, start: int = 0) -> Iterator[ImageBatch]:
+        for number, batch in enumerate(self._batches):
+            if number < start:
+                continue
+            made: Any = ImageBatch(tuple(one.numpy() for one in batch.inputs), np.empty(0), 1.0)  # type: ignore[arg-type]
+            classes = batch.classes if self.has_labels else self._classes(made)
+            if classes is None or len(classes) != batch.size:
+                raise LowbitError("some batches have a class index per sample and others have not")
+            made.labels = classes
+            yield made
+
+    def _classes(self, batch: ImageBatch) -> np.ndarray[Any, Any]:
+        with quantizing_only(self._net, ()):
+            return np.asarray(logits_of(self._net, batch).numpy().argmax(axis=1))
+
+
+def _layer(row: dict[str, Any], bits: dict[str, int] | None) -> LayerAnalysis:
+    return LayerAnalysis(
+        name=row["name"],
+        bits=row["bits"],
+        loss=row["only_loss"],
+        top1=row["only_top1"],
+        divergence=row["divergence"],
+        loss_without=row["without_loss"],
+        weight_sqnr=row["weight_sqnr"],
+        input_sqnr=row["input_sqnr"],
+        gradient_sqnr=row["gradient_sqnr"],
+        proposed_bits=None if bits is None else bits.get(row["name"]),
+    )
+
+
+def _decibels(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

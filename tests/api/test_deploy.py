@@ -1,0 +1,193 @@
+"""export and verify: one network after the other, through every engine."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import paddle
+import pytest
+from paddle import nn
+from paddle.nn import functional as F
+
+import lowbit
+from lowbit.api import deploy
+from lowbit.deploy.inference_yml import read_inference_yml
+from lowbit.errors import LowbitError
+from tests.api.conftest import LOW, PTQ, QAT, TwoInputs, build, step
+
+
+@pytest.fixture
+def qat(images):
+    return lowbit.quantize(build(), QAT, data=images)
+
+
+def test_a_quantized_network(qat, images, labels, tmp_path):
+    made = lowbit.export(qat, tmp_path, example=images[:3])
+    assert [one.format for one in made.formats] == ["paddle", "onnx"]
+    assert all(one.same_class == 1 and one.relative_difference < 1e-3 for one in made.formats)
+    assert {path.name for path in made.files} == {
+        "inference.json", "inference.pdiparams", "inference.yml", "inference.onnx"
+    }  # fmt: skip
+    assert made.formats[1].size < made.formats[1].fp32_size
+    found = lowbit.verify(qat, tmp_path, (images, labels), latency=False, baseline=build())
+    assert found.passed and found.samples == 40
+    assert {one.engine for one in found.engines} == {"paddle", "onnxruntime", "openvino"}
+    assert all(one.agreement == 1 and one.top1 == found.top1 for one in found.engines)
+
+
+def test_the_network_stays_as_it_is(qat, images, labels, tmp_path):
+    qat.train()
+    qat.norm1.eval()
+    before = {name: tensor.numpy().copy() for name, tensor in qat.state_dict().items()}
+    lowbit.export(qat, tmp_path, example=images[:3])
+    lowbit.verify(qat, tmp_path, (images, labels), engines="onnxruntime", latency=False)
+    lowbit.analyze(qat, (images, labels))
+    assert qat.training and qat.conv1.training and not qat.norm1.training
+    for name, tensor in qat.state_dict().items():
+        np.testing.assert_array_equal(before[name], tensor.numpy(), err_msg=name)
+
+
+def test_an_fp32_network(images, tmp_path):
+    made = lowbit.export(build(), tmp_path, example=images[:3])
+    assert all(one.relative_difference < 1e-3 for one in made.formats)
+    assert lowbit.verify(build(), tmp_path, images).passed
+
+
+def test_low_precision_scales_are_fixed_by_export(images, labels, tmp_path):
+    net = lowbit.quantize(build(), LOW)
+    step(net, images, labels)
+    with pytest.raises(LowbitError, match=r"1 layers choose .* data=loader"):
+        lowbit.export(net, tmp_path, example=images[:3])
+    assert not list(tmp_path.iterdir())
+    made = lowbit.export(net, tmp_path, example=images[:3], data=(images, labels))
+    assert made.fixed_layers == 1
+    weights = {tensor.name: tensor for tensor in onnx.load(tmp_path / "inference.onnx").graph.initializer}
+    assert weights["conv2.weight.integers"].data_type == onnx.TensorProto.INT4
+    assert lowbit.verify(net, tmp_path, (images, labels), latency=False).passed
+    step(net, images, labels, steps=6, rate=0.5)
+    assert not lowbit.verify(net, tmp_path, (images, labels), latency=False).passed, "other weights by now"
+    (tmp_path / deploy.SCALES_FILE).unlink()
+    with pytest.raises(LowbitError, match="export it there first"):
+        lowbit.verify(net, tmp_path, images)
+
+
+def test_scales_of_an_earlier_export_do_not_stay(qat, images, labels, tmp_path):
+    net = lowbit.quantize(build(), LOW)
+    step(net, images, labels)
+    lowbit.export(net, tmp_path, example=images[:3], data=images)
+    lowbit.export(qat, tmp_path, example=images[:3])
+    assert not (tmp_path / deploy.SCALES_FILE).exists()
+
+
+def test_several_inputs_and_outputs(tmp_path):
+    rng = np.random.default_rng(0)
+    data = [((rng.standard_normal((8, 6)), rng.standard_normal((8, 4))), 0) for _ in range(3)]
+    net = lowbit.quantize(TwoInputs(), {"weight_bits": 8}, data=data)
+    made = lowbit.export(net, tmp_path, example=data[0][0])
+    assert [one.same_class for one in made.formats] == [None, None]
+    graph = onnx.load(tmp_path / "inference.onnx").graph
+    assert [one.name for one in graph.input] == ["left", "right"]
+    assert len(graph.output) == 3
+    found = lowbit.verify(net, tmp_path, data)
+    assert found.passed and found.samples == 24 and found.top1 is None
+    assert len(found.engines) == 3
+    net.head.weight.set_value(-net.head.weight)
+    assert not lowbit.verify(net, tmp_path, data).passed
+
+
+def test_a_class_for_every_pixel(images, tmp_path):
+    net = nn.Sequential(nn.Conv2D(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2D(4, 2, 1))
+    lowbit.quantize(net, {"weight_bits": 8}, data=images)
+    lowbit.export(net, tmp_path, example=images[:2])
+    assert lowbit.verify(net, tmp_path, images).passed
+
+
+def test_tokens(tmp_path):
+    class Words(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+        def forward(self, words):
+            return self.head(self.embed(words).mean(1))
+
+    words = np.random.default_rng(0).integers(0, 20, (16, 5))
+    net = lowbit.quantize(Words(), {"weight_bits": 8}, data=words)
+    lowbit.export(net, tmp_path, example=words[:2], formats="paddle")
+    assert lowbit.verify(net, tmp_path, words).passed
+
+
+def test_what_onnx_cannot_hold_is_a_note(images, tmp_path):
+    class Sorted(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2D(3, 4, 3)
+
+        def forward(self, x):
+            return paddle.kron(F.relu(self.conv(x)).mean([2, 3]), paddle.ones([1, 2]))
+
+    net = Sorted()
+    made = lowbit.export(net, tmp_path, example=images[:2])
+    assert [one.format for one in made.formats] == ["paddle"]
+    assert "No ONNX file" in made.notes[0] and "No ONNX file" in str(made)
+    with pytest.raises(LowbitError):
+        lowbit.export(net, tmp_path, example=images[:2], formats=["onnx"])
+
+
+def test_classes_and_transforms_are_kept(qat, images, tmp_path):
+    lowbit.export(
+        qat, tmp_path, example=images[:2], formats="paddle", classes=list("abcd"),
+        transforms=[{"ResizeImage": {"size": 8}}, {"ToCHWImage": None}],
+    )  # fmt: skip
+    kept = read_inference_yml(tmp_path / "inference.yml")
+    assert kept.classes == list("abcd") and len(kept.ops) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"formats": "onxx"}, 'did you mean "onnx"'),
+        ({"formats": []}, "no format given"),
+        ({"target": "avx3"}, "avx2"),
+        ({"formats": "paddle", "target": "avx2"}, "target is about the ONNX file"),
+        ({"transforms": [{"Resize": {}}]}, "ResizeImage"),
+        ({"example": np.zeros((1, 5, 8, 8))}, "does not run on inputs"),
+    ],
+)
+def test_what_cannot_be_exported(qat, images, tmp_path, options, message):
+    with pytest.raises(LowbitError, match=message):
+        lowbit.export(qat, tmp_path, **{"example": images[:2]} | options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_network_does_not_pass(qat, images, labels, tmp_path):
+    lowbit.export(qat, tmp_path, example=images[:2], formats="onnx")
+    other = lowbit.quantize(build(seed=3), QAT, data=images)
+    found = lowbit.verify(other, tmp_path, (images, labels), engines=["onnxruntime"], latency=False)
+    assert not found.passed and "FAILED" in str(found)
+    assert found.engines[0].departing_layers
+
+
+def test_nothing_exported(qat, images, tmp_path):
+    with pytest.raises(LowbitError, match="holds no exported network"):
+        lowbit.verify(qat, tmp_path, images)
+    with pytest.raises(LowbitError, match="from 0 to 1"):
+        lowbit.verify(qat, tmp_path, images, limit=99)
+
+
+def test_results_in_all_their_forms(images, labels, tmp_path):
+    class Hostile(type(build())):
+        pass
+
+    Hostile.__name__ = "<b>Net"
+    net = lowbit.quantize(Hostile(), PTQ, data=images)
+    folder = tmp_path / "<i>out"
+    made = lowbit.export(net, folder, example=images[:2])
+    found = lowbit.verify(net, folder, (images, labels))
+    for result in (made, found, lowbit.analyze(net, (images, labels), budget="5bits")):
+        assert max(map(len, str(result).splitlines())) <= 80
+        assert "<i>" not in result._repr_html_() and "<table>" in result._repr_html_()
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert found.engines[0].speeds and "Latency" in str(found)
