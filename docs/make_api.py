@@ -29,7 +29,6 @@ ROOMS = (
     "lowbit.report",
     "lowbit.numerics",
 )
-LAZY = {"PACT": "lowbit.compat.paddleslim", "QAT": "lowbit.compat.paddleslim"}  # see lowbit/__init__.py
 USAGE = ("property", "classmethod", "staticmethod", "contextmanager")
 INTRODUCTION = """\
 # API reference
@@ -116,8 +115,10 @@ def find(module: str, name: str) -> tuple[Source, ast.stmt]:
             return source, node
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             return find(node.module, name)
-    if module == "lowbit" and name in LAZY:
-        return find(LAZY[name], name)
+        if isinstance(node, ast.Assign) and _target(node) == "_LAZY":  # see lowbit/__init__.py
+            modules = ast.literal_eval(node.value)
+            if name in modules:
+                return find(modules[name], name)
     raise SystemExit(f"{name} is in the __all__ of {module}, which does not define it")
 
 

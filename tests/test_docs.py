@@ -229,7 +229,7 @@ def test_every_model_is_named():
 def test_rooms_use_only_rooms_of_lower_rows():
     rows = {
         room: int(row)
-        for row, rooms in re.findall(r"^\| (\d) \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
+        for row, rooms in re.findall(r"^\| (\d+) \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
         for room in re.findall(r"`(\w+)`", rooms)
     }
     rooms = [path.parent.name for path in (ROOT / "lowbit").glob("*/__init__.py")]

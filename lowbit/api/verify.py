@@ -69,6 +69,7 @@ class Verification(Result):
     limit: float
     engines: tuple[VerifiedEngine, ...]
     top1: float | None  # of the network itself; None without labels
+    fp32_top1: float | None = None  # of the baseline
     notes: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in verify.json
 
@@ -96,6 +97,8 @@ class Verification(Result):
         )
         columns = ("engine", "", "agrees", "top-1", "max diff.", "size", "smaller")
         lines = [] if self.top1 is None else [f"The network itself: top-1 {percent(self.top1)}"]
+        if self.fp32_top1 is not None:
+            lines.append(f"In fp32, before quantization: top-1 {percent(self.fp32_top1)}")
         for one in self.engines:
             if one.departing_layers:
                 lines.append(f"{one.name}: first layer that departs: {' or '.join(one.departing_layers)}")
@@ -159,19 +162,20 @@ def verify(
         )
     else:
         measured = _verify_outputs(model, directory, keys, batches, limit, threads)
-    found, top1, samples, details = measured
+    found, top1, fp32_top1, samples, details = measured
     return Verification(
         directory=directory,
         samples=samples,
         limit=limit,
         engines=found,
         top1=top1,
+        fp32_top1=fp32_top1,
         notes=tuple(notes),
         details=details,
     )
 
 
-_Found = tuple[tuple[VerifiedEngine, ...], float | None, int, dict[str, Any]]
+_Found = tuple[tuple[VerifiedEngine, ...], float | None, float | None, int, dict[str, Any]]
 
 
 def _verify_classifier(
@@ -210,7 +214,8 @@ def _verify_classifier(
         sizes = {key: compare_sizes([key], directory, fp32)[0] for key in keys}
         details = report_values(report, list(sizes.values()))
     found = tuple(_described(engine, report, sizes[engine.key]) for engine in report.engines)
-    return found, report.model.top1, report.model.images, details
+    fp32_top1 = None if report.fp32 is None else report.fp32.top1
+    return found, report.model.top1, fp32_top1, report.model.images, details
 
 
 def _described(engine: Any, report: Report, size: Any) -> VerifiedEngine:
@@ -262,7 +267,7 @@ def _verify_outputs(
         )
         for key, one in results.items()
     )
-    return found, None, next(iter(results.values())).samples, {}
+    return found, None, None, next(iter(results.values())).samples, {}
 
 
 class _Images:

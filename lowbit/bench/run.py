@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from rich.table import Table
 
 from lowbit.bench.ceiling import ceilings
 from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
-from lowbit.bench.sides import CASES, PADDLE, step_sides
+from lowbit.bench.own_loop import TRAIN, own_loop_sides
+from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, load_bench_recipe, step_sides
 from lowbit.bench.turns import Times, ratio, take_turns
 from lowbit.errors import LowbitError
 from lowbit.kernels import Kernels, kernels, why_missing
@@ -36,10 +38,12 @@ def run_bench(
     batch: int | None,
     processor_time: bool = False,
     instructions: str | None = None,
+    own_loop: bool = False,
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
 
-    With `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.bench.hold_back.
+    With `own_loop`, a loop of one's own against `lowbit train` instead (lowbit.bench.own_loop). With
+    `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.bench.hold_back.
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)
     """
@@ -63,7 +67,19 @@ def run_bench(
         else:
             case = CASES[name]
             case = dataclasses.replace(case, batch=batch or case.batch)
+            if own_loop:
+                figures += _measure_own_loop(measure, case)
+                continue
             figures.append(measure(f"A training step: {case}", step_sides(case), PADDLE))
+    return figures
+
+
+def _measure_own_loop(measure: Callable[..., dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+    figures = []
+    for name, recipe in (("fp32", None), ("W4A4G4", load_bench_recipe(RECIPES["W4A4G4"]))):
+        with ExitStack() as undo:
+            sides = own_loop_sides(case, recipe, undo)
+            figures.append(measure(f"{name}, a step under lowbit.accelerate(): {case}", sides, TRAIN))
     return figures
 
 

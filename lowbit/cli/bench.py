@@ -31,6 +31,13 @@ def bench(
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
+    own_loop: Annotated[
+        bool,
+        typer.Option(
+            "--own-loop",
+            help="A loop of one's own under `lowbit.accelerate()` against `lowbit train`, fp32 and W4A4G4.",
+        ),
+    ] = False,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
 ) -> None:
     """Measure training on this machine: fp32, QAT, 8 and 4 bits, all in turns, as ratios.
@@ -44,6 +51,7 @@ def bench(
     - `lowbit bench resnet20 --rounds 9`
     - `lowbit bench layers --threads 2`
     - `lowbit bench resnet18 --instructions avx2`
+    - `lowbit bench resnet20 --own-loop`
     """
     # Read when Paddle is loaded, and never again.
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -53,7 +61,7 @@ def bench(
     from lowbit.bench.run import CASES, LAYERS_WORD, run_bench
     from lowbit.machine import apply_amd_fix
 
-    known = [LAYERS_WORD, *CASES]
+    known = [*CASES] if own_loop else [LAYERS_WORD, *CASES]
     for name in models or ():
         if name not in known:
             raise LowbitError(f'nothing called "{name}" to measure, {did_you_mean(name, known)}')
@@ -67,6 +75,7 @@ def bench(
         batch=batch_size,
         processor_time=processor_time,
         instructions=instructions,
+        own_loop=own_loop,
     )
     if output:
         output.write_text(json.dumps(figures, indent=2), "utf-8")

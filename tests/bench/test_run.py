@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 
+import paddle
 import pytest
 from typer.testing import CliRunner
 
 from lowbit.bench import run
 from lowbit.bench.layer_sides import LayerCase
+from lowbit.bench.own_loop import OWN, TRAIN
 from lowbit.bench.sides import Case
 from lowbit.cli.app import app
 from lowbit.errors import LowbitError
@@ -64,3 +66,15 @@ def test_instructions_that_this_processor_does_not_have(small):
         pytest.skip("no kernels")
     with pytest.raises(LowbitError, match=r'no "mmx" to be held back to; it can run .*baseline'):
         run.run_bench(["layers"], rounds=1, threads=1, batch=1, instructions="mmx")
+
+
+def test_a_loop_of_ones_own_against_lowbit_train(monkeypatch):
+    monkeypatch.setitem(run.CASES, "tiny", Case("resnet20", 8, 4))
+    before = paddle._C_ops.conv2d
+    figures = run.run_bench(["tiny"], rounds=1, threads=1, batch=None, own_loop=True)
+    assert [figure["title"].split(",")[0] for figure in figures] == ["fp32", "W4A4G4"]
+    for figure in figures:
+        assert figure["base"] == TRAIN
+        assert [row["side"] for row in figure["rows"]] == [TRAIN, OWN]
+        assert all(row["seconds"] > 0 for row in figure["rows"])
+    assert paddle._C_ops.conv2d is before
