@@ -15,7 +15,7 @@ from paddle.nn import functional as F
 
 from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
-from lowbit.layers import fix_inputs, fixed_recipe, preparation_of, prepare, tested_as
+from lowbit.layers import fix_inputs, fixed_copy, preparation_of, prepare, tested_as
 from lowbit.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[1] / "recipes/qt_w4a4g4.yaml"
@@ -77,7 +77,7 @@ def main(folder: Path) -> None:
         print(f"the same weights in full precision {accuracy(net, test_images, test_labels):.2%}")
 
     # Training chose a scale for every sample anew, which engines cannot: fixed ones, from training images.
-    fixed = prepare(Net(), fixed_recipe(net, steps=8))
+    fixed = fixed_copy(net, steps=8)
     fix_inputs(net, fixed, [paddle.to_tensor(images[start : start + 32]) for start in range(0, 256, 32)])
     print(f"with the scales of inputs fixed    {accuracy(fixed, test_images, test_labels):.2%}")
 
