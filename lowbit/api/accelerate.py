@@ -38,9 +38,12 @@ class Acceleration(Result):
     matrix_products: str  # what was done about the matrix library on AMD processors
     threads: int
     _undo: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+    _thread: int = field(default_factory=threading.get_ident, repr=False, compare=False)
 
     def close(self) -> None:
         """Undo it, unless another `accelerate` still holds it. A second call does nothing."""
+        if threading.get_ident() != self._thread:
+            raise LowbitError("accelerate() counts for the thread that called it: close it there")
         self._undo.close()
 
     def __enter__(self) -> Acceleration:
@@ -84,9 +87,9 @@ def accelerate(threads: int | None = None) -> Acceleration:
     order of sums. Nothing changes on a GPU, nor where the compiled libraries are missing.
 
     `threads` sets the threads of Paddle and of lowbit's kernels; by default they stay as they are
-    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). It counts
-    for the whole process, all threads included, until `close()` or the end of the `with`; calls can be nested
-    and closed in any order.
+    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). Operators
+    are replaced in the calling thread only, memory and the matrix library are settings of the process. It all
+    lasts until `close()` or the end of the `with`; calls can be nested and closed in any order.
 
     >>> import paddle, lowbit
     >>> net = paddle.nn.Conv2D(3, 4, 3)

@@ -93,6 +93,22 @@ def test_threads_that_overlap():
     assert not errors
 
 
+def test_another_thread_may_not_close_it():
+    errors: list[Exception] = []
+
+    def close() -> None:
+        try:
+            held.close()
+        except LowbitError as error:
+            errors.append(error)
+
+    with lowbit.accelerate() as held:
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+    assert "close it there" in str(errors[0])
+
+
 def test_training_in_a_thread_while_another_closes(images, labels):
     """What a thread computes does not depend on when another one takes the fast path away."""
     expected = step(build(), images, labels, steps=6)
