@@ -17,6 +17,7 @@ from lowbit.config import validate
 from lowbit.data import Batch
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours
+from lowbit.layers.fused_blocks import fuse
 from lowbit.models import build_model
 from lowbit.recipe import Recipe
 from lowbit.training.quantization import recipe_values
@@ -47,6 +48,7 @@ def _own_step(
 ) -> Callable[[], None]:
     """What a user writes."""
     net = build_model(case.model, CLASSES)
+    fuse(net)
     if recipe is not None:
         quantize(net, recipe, data=[images] if recipe.calibration.steps else None)
     optimizer = paddle.optimizer.Momentum(_RATE, _MOMENTUM, parameters=net.parameters(), weight_decay=_DECAY)

@@ -191,3 +191,20 @@ def test_results_in_all_their_forms(images, labels, tmp_path):
         assert "<i>" not in result._repr_html_() and "<table>" in result._repr_html_()
         assert json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert found.engines[0].speeds and "Latency" in str(found)
+
+
+def test_a_fused_network(images, labels, tmp_path):
+    layers = [
+        nn.Conv2D(3, 8, 3),
+        nn.BatchNorm2D(8),
+        nn.ReLU(),
+        nn.Conv2D(8, 8, 3),
+        nn.BatchNorm2D(8),
+        nn.ReLU(),
+    ]
+    net = lowbit.quantize(nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 4)), LOW)
+    assert lowbit.fuse(net).fused
+    with lowbit.accelerate():
+        step(net, images, labels)
+        lowbit.export(net, tmp_path, example=images[:3], data=images)
+        assert lowbit.verify(net, tmp_path, (images, labels), latency=False).passed

@@ -16,7 +16,7 @@ import lowbit
 
 NAMES = [
     "LowbitError", "PACT", "QAT", "Recipe", "__version__", "accelerate", "analyze", "calibrate", "export",
-    "quantize", "verify",
+    "fuse", "quantize", "verify",
 ]  # fmt: skip
 MODULES = ("accelerate", "analysis", "deploy", "quantize", "verify")
 
@@ -49,7 +49,7 @@ def test_examples(name, tmp_path):
     assert done.attempted and not done.failed
 
 
-@pytest.mark.parametrize("name", ["accelerate", "analyze", "calibrate", "export", "quantize", "verify"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.islower() and name[0] != "_"])
 def test_every_function_has_types_and_an_example(name):
     function = getattr(lowbit, name)
     hints = typing.get_type_hints(function, include_extras=True)
