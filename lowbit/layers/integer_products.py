@@ -16,7 +16,7 @@ from lowbit.kernels.onednn import Geometry
 from lowbit.layers.channels_last import ChannelsLast, channels_first, channels_last
 from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed
 from lowbit.layers.operand import Operand
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 # Along which axes of NCHW scales may differ, per product, for its first and its second operand.
 _SCALES = {

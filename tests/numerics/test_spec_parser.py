@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.numerics.words import join_word, split_word
+from lowbit.numerics.spec_parser import join_word, split_word
 
 NAMES = ["kl", "mse", "percentile"]
 

@@ -15,21 +15,14 @@ from paddle import Tensor
 from lowbit.errors import LowbitError
 from lowbit.numerics import fused_groups
 from lowbit.numerics.exact import add, multiply, subtract
-from lowbit.numerics.words import join_word, name_and_number
+from lowbit.numerics.spec_parser import Kind, join_word, name_and_number
 
-_DEFAULT, _LARGEST = 16, 64
-
-
-@dataclass(frozen=True)
-class _Kind:
-    default: float | None = None
-    meaning: str = ""
-
-    def accepts(self, number: float) -> bool:
-        return bool(self.meaning) and number in {2**power for power in range(1, 7)}
-
-
-_KINDS = {"none": _Kind(), "hadamard": _Kind(_DEFAULT, f"a power of two from 2 to {_LARGEST}")}
+_DEFAULT = 16
+_BLOCKS = [2**power for power in range(1, 7)]
+_KINDS = {
+    "none": Kind(),
+    "hadamard": Kind(None, _DEFAULT, f"a power of two from 2 to {_BLOCKS[-1]}", lambda n: n in _BLOCKS),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Rotation:
 
     def __call__(self, x: Tensor, axis: int) -> Tensor:
         """`x` turned along `axis`, in blocks of the size given or of the largest that divides the axis."""
-        return hadamard(x, axis, math.gcd(int(self.parameter), x.shape[axis])) if self else x
+        return hadamard_transform(x, axis, math.gcd(int(self.parameter), x.shape[axis])) if self else x
 
 
 def parse_rotation(word: str) -> Rotation:
@@ -63,16 +56,16 @@ def parse_rotation(word: str) -> Rotation:
     return Rotation(*name_and_number("rotation", word, _KINDS))
 
 
-def hadamard(x: Tensor, axis: int, block: int) -> Tensor:
+def hadamard_transform(x: Tensor, axis: int, block: int) -> Tensor:
     """The orthonormal Walsh-Hadamard transform of consecutive blocks along an axis.
 
-    >>> hadamard(paddle.to_tensor([1.0, 1.0, 4.0, 0.0]), 0, 4).tolist()
+    >>> hadamard_transform(paddle.to_tensor([1.0, 1.0, 4.0, 0.0]), 0, 4).tolist()
     [3.0, 2.0, -1.0, -2.0]
     """
     size = x.shape[axis]
     if block & (block - 1) or size % block:
         raise LowbitError(f"an axis of {size} cannot be turned in blocks of {block}")
-    turned = fused_groups.hadamard(x, axis, block) if block <= _LARGEST else None
+    turned = fused_groups.hadamard(x, axis, block) if block <= _BLOCKS[-1] else None
     return butterflies(x, axis, block) if turned is None else turned
 
 

@@ -1,11 +1,12 @@
-"""Words with a number in brackets, such as `percentile(99.9)`, read and written."""
+"""The words of a tensor spec that may carry a number in brackets, such as `percentile(99.9)`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -34,13 +35,14 @@ def split_word(kind: str, word: str, names: Iterable[str]) -> tuple[str, float |
     return name, number
 
 
-class Kind(Protocol):
-    """What a registry says of a name: its number when none is given, and which numbers it takes."""
+@dataclass(frozen=True)
+class Kind:
+    """What a registry says of a name: its function, its default number, and which numbers it takes."""
 
-    default: float | None
-    meaning: str
-
-    def accepts(self, number: float) -> bool: ...
+    function: Callable[..., Any] | None = None
+    default: float | None = None
+    meaning: str = ""  # of the number in brackets; empty where the name takes none
+    accepts: Callable[[float], bool] = lambda number: False
 
 
 def name_and_number(what: str, word: str, kinds: Mapping[str, Kind]) -> tuple[str, float | None]:

@@ -1,19 +1,21 @@
-"""Health: what quantizing did to a tensor, in a few numbers by which a layer that goes wrong can be named."""
+"""Statistics of a quantized tensor: error, clipping and underflow, and histograms of levels in use."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
 from lowbit.numerics.exact import as_float32, divide, multiply, subtract
-from lowbit.numerics.quantize import dequantize
+from lowbit.numerics.fake_quant import dequantize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
+class QuantStats:
     """How a tensor x compares with what it became, y.
 
     | number | is | healthy |
@@ -37,7 +39,7 @@ class Health:
 
 
 @paddle.no_grad()
-def measure_health(
+def measure_stats(
     x: Tensor,
     data: Tensor,
     scale: Tensor | None = None,
@@ -45,16 +47,16 @@ def measure_health(
     lowest: int = 0,
     highest: int = 0,
     most: int | None = None,
-) -> Health:
-    """The health of `data`, which x became: integers with their scale, of any granularity; or plain values.
+) -> QuantStats:
+    """The statistics of `data`, which x became: integers with their scale, or plain values.
 
     `lowest` and `highest` are the bounds of the integers. Sums are taken in fp64, since the squares of small
     gradients are nothing in fp32. That takes many passes: with `most`, evenly spaced entries of the first
     axis (of a gradient: samples) stand for all, no more than have so many values together, but at least one.
 
     >>> x, q = paddle.to_tensor([2.0, -1.5, 0.1, 12.0]), paddle.to_tensor([2, -2, 0, 7], "int8")
-    >>> health = measure_health(x, q, paddle.ones([1]), lowest=-8, highest=7)
-    >>> round(health.sqnr, 2), health.clipped, health.underflowed
+    >>> stats = measure_stats(x, q, paddle.ones([1]), lowest=-8, highest=7)
+    >>> round(stats.sqnr, 2), stats.clipped, stats.underflowed
     (7.74, 0.25, 0.25)
     """
     x, data, scale = _some(x.detach(), data, scale, most)
@@ -78,7 +80,7 @@ def measure_health(
         found["clipped"] = _count((quotient < lowest - 0.5) | (quotient > highest + 0.5))
     # In one piece, so that a device is waited for once.
     numbers = dict(zip(found, paddle.stack(list(found.values())).tolist(), strict=True))
-    return _health_of(numbers, max(x.size, 1))
+    return _stats_of(numbers, max(x.size, 1))
 
 
 def _some(
@@ -93,10 +95,10 @@ def _some(
     return x[::stride], data[::stride], scale
 
 
-def _health_of(sums: dict[str, float], size: int) -> Health:
+def _stats_of(sums: dict[str, float], size: int) -> QuantStats:
     xx, nonzero = sums["xx"], sums["nonzero"]
     noise = _ratio(sums["square_error"], xx, otherwise=0.0)
-    return Health(
+    return QuantStats(
         sqnr=math.inf if noise == 0 else -10 * math.log10(noise),
         gain=_ratio(sums["xy"], xx, otherwise=1.0),
         bias=_ratio(sums["error"] / size, math.sqrt(xx / size), otherwise=0.0),
@@ -129,3 +131,102 @@ def _sum(x: Tensor) -> Tensor:
 
 def _count(found: Tensor) -> Tensor:
     return _sum(found.cast("float64"))  # first: Paddle's sum of no booleans has a broken type
+
+
+BINS = 96
+_BEYOND = 0.5  # of the grid's own width that is shown on each side; the outermost bins take the rest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelHistogram:
+    """Counts of equal bins from `start` on, `width` apart; with a grid, both are in its steps.
+
+    `levels` counts what each integer from `lowest` to `highest` is used for; without a grid all three are
+    None, and the bins are in the values' own unit. `clipped` is the fraction beyond the grid by over half
+    a step.
+    """
+
+    start: float
+    width: float
+    counts: list[int]
+    lowest: int | None = None
+    highest: int | None = None
+    levels: list[int] | None = None
+    clipped: float | None = None
+
+    @property
+    def dead_levels(self) -> int | None:
+        """How many levels of the grid no value falls on."""
+        return None if self.levels is None else self.levels.count(0)
+
+    def values(self) -> dict[str, Any]:
+        """As plain values for JSON, rounded to what can be seen: `dead` levels in the place of all counts.
+
+        >>> list(value_histogram(np.array([0.0, 1.0])).values())
+        ['start', 'width', 'counts']
+        """
+        found: dict[str, Any] = {"start": _rounded(self.start), "width": _rounded(self.width)}
+        found["counts"] = self.counts
+        if self.levels is not None:
+            found |= {"lowest": self.lowest, "highest": self.highest, "dead": self.dead_levels}
+            found["clipped"] = _rounded(self.clipped)
+        return found
+
+
+def level_histogram(steps: np.ndarray, lowest: int, highest: int, *, bins: int = BINS) -> LevelHistogram:
+    """Of values divided by their scales, on the grid of the integers from `lowest` to `highest`.
+
+    >>> found = level_histogram(np.array([-1.2, 0.4, 0.6, 9.0]), -2, 1)
+    >>> found.levels, found.dead_levels, found.clipped
+    ([0, 1, 1, 2], 1, 0.25)
+    """
+    steps = _finite(steps)
+    beyond = max(1.0, _BEYOND * (highest - lowest))
+    low = max(min(_least(steps), lowest - 0.5), lowest - beyond)
+    high = min(max(_most(steps), highest + 0.5), highest + beyond)
+    integers = np.clip(np.rint(steps), lowest, highest).astype(np.int64) - lowest
+    outside = (steps < lowest - 0.5) | (steps > highest + 0.5)
+    return LevelHistogram(
+        start=low,
+        width=(high - low) / bins,
+        counts=_counts(steps, low, high, bins),
+        lowest=lowest,
+        highest=highest,
+        levels=np.bincount(integers, minlength=highest - lowest + 1).tolist(),
+        clipped=float(outside.mean()) if steps.size else 0.0,
+    )
+
+
+def value_histogram(values: np.ndarray, *, bins: int = BINS) -> LevelHistogram:
+    """Of values that are on no grid.
+
+    >>> value_histogram(np.array([0.0, 1.0, 1.0]), bins=2).counts
+    [1, 2]
+    """
+    values = _finite(values)
+    low, high = _least(values), _most(values)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    return LevelHistogram(start=low, width=(high - low) / bins, counts=_counts(values, low, high, bins))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    values = np.asarray(values, np.float64).ravel()
+    return values[np.isfinite(values)]
+
+
+def _least(values: np.ndarray) -> float:
+    return float(values.min()) if values.size else 0.0
+
+
+def _most(values: np.ndarray) -> float:
+    return float(values.max()) if values.size else 0.0
+
+
+def _counts(values: np.ndarray, low: float, high: float, bins: int) -> list[int]:
+    counts, _ = np.histogram(np.clip(values, low, high), bins=bins, range=(low, high))
+    return counts.tolist()

@@ -1,3 +1,5 @@
+"""Quantize, dequantize, fake-quantize and clipping."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -16,6 +18,7 @@ from lowbit.numerics import (
     parse_observer,
     quantize_to_integers,
 )
+from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, usable_bound
 from lowbit.training.autocast import rounding
 from tests.numerics import twin
 from tests.numerics.twin import (
@@ -187,3 +190,25 @@ def test_types_and_shapes():
 def test_a_float_grid_needs_no_scale():
     with pytest.raises(LowbitError, match="bf16 is no integer grid"):
         fake_quantize(paddle.to_tensor([1.0]), paddle.to_tensor([1.0]), BF16)
+
+
+@given(x=every_bit_pattern, alpha=st.floats(-1, 2.0**100, width=32), signed=st.booleans())
+@settings(max_examples=100)
+def test_values_end_at_the_bounds(x, alpha, signed):
+    found = clip_to_bound(paddle.to_tensor(x), paddle.to_tensor(F32([alpha])), signed=signed).numpy()
+    bound = max(F32(alpha), TINY)
+    lower = -bound if signed else F32(0)
+    assert np.array_equal(found, np.where(x > bound, bound, np.where(x < lower, lower, x)), equal_nan=True)
+
+
+def test_bounds_that_learning_took_below_zero():
+    bound = usable_bound(paddle.to_tensor([-3.0, 0.0, 2.0]).cast("float64"))
+    assert bound.dtype == paddle.float32 and bound.tolist() == [float(TINY), float(TINY), 2.0]
+    assert lower_bound(bound, signed=True).tolist() == [-float(TINY), -float(TINY), -2.0]
+    assert lower_bound(bound, signed=False).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_bound_that_is_nan_shows():
+    assert np.isnan(
+        clip_to_bound(paddle.ones([2]), paddle.to_tensor([float("nan")]), signed=True).numpy()
+    ).all()
