@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lowbit.recipe import PRODUCTS, Rule, TensorSpec, operands_of
-from lowbit.recipe.settings import BatchNorm, Calibration, Pact, SpecSettings
+from lowbit.recipe.recipe import BatchNorm, Calibration, Pact, SpecSettings
 
 
 def test_the_keys_are_those_of_a_spec():
