@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.config.bundled import CONFIGS, RECIPES, bundled_names
+from lowbit.config.lookup import CONFIGS, RECIPES, bundled_names
 from lowbit.config.schema import AmpDtype, AmpLevel
 from lowbit.errors import LowbitError
 

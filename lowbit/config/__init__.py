@@ -1,7 +1,7 @@
 """Configs with PaddleClas's sections: read, overridden, validated."""
 
-from lowbit.config.bundled import ConfigEntry, list_configs
 from lowbit.config.load import dump_config, load_config, override_config, validate
+from lowbit.config.lookup import ConfigEntry, list_configs
 from lowbit.config.schema import Config
 
 __all__ = [

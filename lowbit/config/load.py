@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lowbit.config.bundled import CONFIGS, find_file
+from lowbit.config.lookup import CONFIGS, find_file
 from lowbit.config.mistakes import check_section
 from lowbit.config.schema import Config
 from lowbit.config.transform_ops import prepared_size

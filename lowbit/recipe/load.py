@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from lowbit.config.bundled import RECIPES, bundled_names, find_file
+from lowbit.config.lookup import RECIPES, bundled_names, find_file
 from lowbit.config.mistakes import check_section
 from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError, nearest
