@@ -39,7 +39,8 @@ def find_file(source: str | Path, bundled: Path, kind: str, folders: tuple[str, 
     names = bundled_names(bundled)
     is_path = "/" in text or os.sep in text or path.suffix in _SUFFIXES
     name = path.stem if path.suffix in _SUFFIXES else path.name
-    if is_path and path.exists():
+    exists = os.path.exists(path)  # also False for a name that is too long or has a NUL character in it
+    if is_path and exists:
         return path
     if name in names and not path.is_absolute() and path.parent.name in ("", *folders):
         return bundled / f"{name}.yaml"
@@ -47,7 +48,7 @@ def find_file(source: str | Path, bundled: Path, kind: str, folders: tuple[str, 
     hint = f'did you mean "{guess}"?' if guess else f"`lowbit {_LISTED_BY[kind]}` lists those of lowbit"
     if is_path:
         raise LowbitError(f"no {kind} file {path}; {hint}")
-    if path.exists():
+    if exists:
         hint = f"for the file of that name write {path.resolve()}"
     raise LowbitError(f'unknown {kind} "{name}": {hint}')
 

@@ -31,7 +31,7 @@ def load_recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
     """
     if isinstance(source, Recipe):
         return source
-    if isinstance(source, Mapping):
+    if not isinstance(source, str | Path):
         return make_recipe(source)
     path = find_file(source, RECIPES, "recipe", _FOLDERS)
     values, lines = _read_file(path)
@@ -44,6 +44,8 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     >>> str(make_recipe({"weight_bits": 4}).rules[0].forward.weight.grid)
     'int4-narrow'
     """
+    if not isinstance(values, Mapping):
+        raise LowbitError(f"{origin}: expected a recipe, a dictionary such as {{'rules': [...]}}")
     return _read(dict(values), {}, origin)
 
 
