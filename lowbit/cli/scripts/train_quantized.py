@@ -108,7 +108,7 @@ def _check_recipe(config: Config, check: Callable[[Recipe, str], None], example:
     recipe, source = recipe_of(config), config.recipe_source
     if recipe is None:
         raise LowbitError(
-            f"there is no recipe that says what is quantized: give --recipe FILE, such as {example}, or "
+            f"there is no recipe that says what is quantized: give --recipe NAME, such as {example}, or "
             "Recipe in the config"
         )
     check(recipe, source if isinstance(source, str) else "the config's recipe")
