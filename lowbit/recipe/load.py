@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ _ABOUT = ("description", "reached")  # keys of a recipe that are for people
 _KINDS = {"ptq": "post-training", "qat": "QAT", "qt": "low-precision training"}
 
 
-def load_recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
+def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
     """The recipe that is meant: the name of a bundled one, a file, values in any dialect, or a Recipe itself.
 
     A text with a path separator or the suffix .yaml or .yml is a file, any other a name (`list_recipes`).
@@ -31,9 +32,12 @@ def load_recipe(source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
     """
     if isinstance(source, Recipe):
         return source
-    if not isinstance(source, str | Path):
+    if isinstance(source, Mapping):
         return make_recipe(source)
-    path = find_file(source, RECIPES, "recipe", _FOLDERS)
+    if not isinstance(source, str | os.PathLike):
+        what = type(source).__name__
+        raise LowbitError(f"a recipe is a name, a path, a dict or a lowbit.Recipe, got {what}")
+    path = find_file(os.fspath(source), RECIPES, "recipe", _FOLDERS)
     values, lines = _read_file(path)
     return _read(values, {at: f"{path}:{line}" for at, line in lines.items()}, str(path))
 

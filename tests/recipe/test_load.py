@@ -303,3 +303,8 @@ def test_what_is_said_about_a_recipe_does_not_change_it():
     assert make_recipe({"weight_bits": 4, "description": "mine"}) == make_recipe({"weight_bits": 4})
     with pytest.raises(LowbitError, match=r"^recipe: description: expected a text, got 3$"):
         make_recipe({"weight_bits": 4, "description": 3})
+
+
+def test_what_is_no_recipe():
+    with pytest.raises(LowbitError, match=r"^a recipe is a name, a path, a dict or a lowbit.Recipe, got int"):
+        load_recipe(3)
