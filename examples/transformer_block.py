@@ -18,7 +18,7 @@ from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, ex
 from lowbit.layers import fix_inputs, fixed_copy, preparation_of, prepare, tested_as
 from lowbit.recipe import load_recipe
 
-RECIPE = Path(__file__).parents[1] / "recipes/qt_w4a4g4.yaml"
+RECIPE = "qt_w4a4g4"
 PATCH, WIDTH = 4, 32
 
 

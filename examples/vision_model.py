@@ -19,7 +19,7 @@ from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, ex
 from lowbit.layers import calibrate, preparation_of, prepare, refresh_batch_norm
 from lowbit.recipe import make_recipe
 
-# The same can be a YAML file: load_recipe("recipes/qat_w8a8.yaml"). Later rules override earlier ones.
+# The same can be a file, or come with lowbit: load_recipe("qat_w8a8"). Later rules override earlier ones.
 RECIPE = {
     "rules": [
         {

@@ -18,17 +18,16 @@ from lowbit.layers.operand import Operand
 from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
 from lowbit.layers.watch import watching
 from lowbit.layers.weights_at_rest import weight_health, weight_histogram
-from lowbit.numerics.health import Health, measure_health
-from lowbit.numerics.level_histogram import LevelHistogram, level_histogram
+from lowbit.numerics.stats import LevelHistogram, QuantStats, level_histogram, measure_stats
 
 _ENOUGH = 1 << 18  # values that stand for an operand
 
 
 @dataclass(frozen=True)
 class OperandView:
-    """Health and histogram of one operand; None where it is on no grid."""
+    """QuantStats and histogram of one operand; None where it is on no grid."""
 
-    health: Health | None = None
+    health: QuantStats | None = None
     histogram: LevelHistogram | None = None
 
     def values(self) -> dict[str, Any]:
@@ -108,7 +107,7 @@ def view_operand(x: Tensor, made: Operand) -> OperandView:
     A gradient that is the mean of several roundings has the steps of the mean.
     """
     bounds = {"lowest": made.lowest, "highest": made.highest}
-    health = measure_health(x, made.data, made.scale, **bounds, most=_ENOUGH)
+    health = measure_stats(x, made.data, made.scale, **bounds, most=_ENOUGH)
     if not made.is_integer:
         return OperandView(health)
     steps = (x.detach() / made.scale).numpy().ravel()

@@ -12,7 +12,7 @@ from lowbit.data.spread import SpreadDataset
 from lowbit.errors import LowbitError
 from lowbit.layers import calibrate, prepare
 from lowbit.layers.bias_correction import correct_biases
-from lowbit.recipe import load_recipe
+from lowbit.recipe import Recipe, load_recipe
 from lowbit.training.inputs import build_loader, open_section
 from lowbit.training.quantization import example_images
 from lowbit.training.trained_model import TrainedModel
@@ -20,12 +20,12 @@ from lowbit.training.trained_model import TrainedModel
 _STEPS = 4  # of calibration, where the recipe has none: signs and ranges must be known to evaluate
 
 
-def quantize_as(trained: TrainedModel, recipe_file: Path, evaluation: DataSplit) -> None:
+def quantize_as(trained: TrainedModel, recipe: str | Path | Recipe, evaluation: DataSplit) -> None:
     """The model, in place, quantized without training: calibrated on training images if the config names
     any, else on the validation images, prepared as in evaluation."""
     if trained.quantized:
         raise LowbitError(f"{trained.source} is quantized already, by its own recipe: leave out --recipe")
-    recipe = load_recipe(recipe_file)
+    recipe = load_recipe(recipe)
     prepare(trained.model, recipe, example_images(trained.config.Global.image_shape))
     steps = recipe.calibration.steps or _STEPS
 

@@ -22,7 +22,7 @@ from lowbit.layers.bias_correction import correct_biases
 from lowbit.layers.draws import seed_draws
 from lowbit.layers.executor import set_executor
 from lowbit.layers.quantizer import Quantizer
-from lowbit.recipe import Recipe, load_recipe, make_recipe
+from lowbit.recipe import Recipe, load_recipe
 
 _log = logging.getLogger("lowbit")
 _STEPS = 20  # batches to calibrate on, where the recipe does not say
@@ -60,7 +60,7 @@ def quantize(
     """
     if not isinstance(net, nn.Layer):
         raise LowbitError(f"quantize takes a network (paddle.nn.Layer), got {type(net).__name__}")
-    chosen = _recipe(recipe)
+    chosen = load_recipe(recipe)
     batches = None if data is None else Batches(net, data, limit=chosen.calibration.steps or _STEPS)
     if example is not None:
         inputs = example_inputs(net, example)
@@ -153,16 +153,6 @@ def _is_ready(quantizer: Quantizer) -> bool:
     except LowbitError:
         return False
     return True
-
-
-def _recipe(recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    if isinstance(recipe, Mapping):
-        return make_recipe(recipe)
-    if isinstance(recipe, str | os.PathLike):
-        return load_recipe(os.fspath(recipe))
-    raise LowbitError(f"a recipe is a name, a path, a dict or a lowbit.Recipe, got {type(recipe).__name__}")
 
 
 def _unwrapped(net: nn.Layer) -> nn.Layer:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor, nn
 
-from lowbit.bench.sides import RECIPES, load_bench_recipe
+from lowbit.bench.sides import RECIPES
 from lowbit.kernels import kernels
 from lowbit.kernels.gemm import Operand, multiplications
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.quantized import quantize_layer
-from lowbit.recipe.plan import Plan
+from lowbit.recipe import Plan, load_recipe
 
 FP32 = "oneDNN fp32"  # what the others are compared with
 
@@ -75,7 +75,7 @@ def _layer(case: LayerCase) -> nn.Conv2D:
 def _plan(name: str) -> Plan:
     """What the recipe says of a layer in the middle of a model."""
     three = nn.Sequential(*(nn.Linear(1, 1) for _ in range(3)))
-    return load_bench_recipe(RECIPES[name]).plans(three)["1"]
+    return load_recipe(RECIPES[name]).plans(three)["1"]
 
 
 def _step(layer: nn.Conv2D, x: Tensor, dy: Tensor) -> Callable[[], None]:

@@ -17,12 +17,13 @@ from rich.table import Table
 from lowbit.bench.ceiling import ceilings
 from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides
-from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, load_bench_recipe, step_sides
+from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, step_sides
 from lowbit.bench.turns import Times, ratio, take_turns
 from lowbit.errors import LowbitError
 from lowbit.kernels import Kernels, kernels, why_missing
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.machine import keep_freed_memory
+from lowbit.recipe import load_recipe
 
 LAYERS_WORD = "layers"
 _LAYER_BATCH = 16
@@ -76,7 +77,7 @@ def run_bench(
 
 def _measure_own_loop(measure: Callable[..., dict[str, Any]], case: Case) -> list[dict[str, Any]]:
     figures = []
-    for name, recipe in (("fp32", None), ("W4A4G4", load_bench_recipe(RECIPES["W4A4G4"]))):
+    for name, recipe in (("fp32", None), ("W4A4G4", load_recipe(RECIPES["W4A4G4"]))):
         with ExitStack() as undo:
             sides = own_loop_sides(case, recipe, undo)
             figures.append(measure(f"{name}, a step under lowbit.accelerate(): {case}", sides, TRAIN))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 
 import paddle
 from paddle import Tensor, nn
@@ -17,16 +16,16 @@ from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours
 from lowbit.layers.fused_blocks import fuse
 from lowbit.models import build_model
-from lowbit.recipe import Recipe, load_recipe
+from lowbit.recipe import load_recipe
 
 PADDLE = "Paddle fp32"  # what the others are compared with
 CLASSES = 10
 RECIPES = {
-    "QAT W8A8": "qat_w8a8.yaml",
-    "QAT W4A4": "qat_w4a4.yaml",
-    "W8A8G8": "w8a8g8.yaml",
-    "W4A4G4": "w4a4g4.yaml",
-    "W4A4G4 fast": "w4a4g4_fast.yaml",
+    "QAT W8A8": "qat_w8a8",
+    "QAT W4A4": "qat_w4a4",
+    "W8A8G8": "qt_w8a8g8",
+    "W4A4G4": "qt_w4a4g4",
+    "W4A4G4 fast": "qt_w4a4g4_fast",
 }
 
 
@@ -63,8 +62,8 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
         PADDLE: _step(build_model(case.model, CLASSES), images, labels, fast=False),
         "lowbit fp32": _step(_fused(case.model), images, labels),
     }
-    for name, file in RECIPES.items():
-        sides[name] = _step(_prepared(case.model, file, images), images, labels)
+    for name, recipe in RECIPES.items():
+        sides[name] = _step(_prepared(case.model, recipe, images), images, labels)
     if importlib.util.find_spec("torch"):
         from lowbit.bench.torch_side import torch_step
 
@@ -73,14 +72,8 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
     return sides
 
 
-def load_bench_recipe(file: str) -> Recipe:
-    """A recipe of those that are compared; they come with the package."""
-    with as_file(files("lowbit.bench") / "recipes" / file) as path:
-        return load_recipe(path)
-
-
-def _prepared(model: str, file: str, images: Tensor) -> nn.Layer:
-    recipe = load_bench_recipe(file)
+def _prepared(model: str, recipe_name: str, images: Tensor) -> nn.Layer:
+    recipe = load_recipe(recipe_name)
     prepared = prepare(_fused(model), recipe)
     set_executor(prepared, "auto")
     if recipe.calibration.steps:

@@ -11,7 +11,7 @@ import typer
 
 from lowbit.cli.evaluate import images_of
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, DeviceName, Overrides, TrustCode
+from lowbit.cli.options import ConfigFile, DeviceName, Overrides, TrustCode, recipe_option
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ _BATCH = 50  # images at a time: the outputs of all layers are held for so many
 
 def analyze(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint or run folder.", show_default=False)],
-    recipe: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="How to quantize a checkpoint that is in fp32."),
-    ] = None,
+    recipe: Annotated[str | None, recipe_option("How to quantize a checkpoint that is in fp32.")] = None,
     images: Annotated[
         int, typer.Option(min=1, help="How many images, spread evenly over the validation data.")
     ] = 1000,
@@ -57,7 +54,7 @@ def analyze(
     **Examples**
 
     - `lowbit analyze runs/w4a4` names the layers that lose most
-    - `lowbit analyze runs/digits --recipe recipes/qat_w4a4.yaml --budget 4.5bits` writes a recipe
+    - `lowbit analyze runs/digits --recipe qat_w4a4 --budget 4.5bits` writes a recipe
     """
     from lowbit.analysis import parse_budget
     from lowbit.api.analysis import propose
@@ -88,7 +85,7 @@ def analyze(
 def _analyze(
     trained: TrainedModel,
     split: DataSplit,
-    recipe: Path | None,
+    recipe: str | None,
     images: int,
     device: str | None,
     *,

@@ -15,6 +15,7 @@ from lowbit.cli import (
     analyze,
     bench,
     calibrate,
+    catalog,
     compare,
     data,
     demo,
@@ -52,6 +53,8 @@ app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
+app.command("recipes")(catalog.recipes)
+app.command("models")(catalog.models)
 app.command("bench")(bench.bench)
 app.command("digest")(digest.digest)
 app.command("doctor")(doctor.doctor)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from lowbit.cli.options import (
     CalibrationBatch,
     CalibrationData,
@@ -17,6 +15,7 @@ from lowbit.cli.options import (
     RunFolder,
     TrainedWeights,
     given,
+    recipe_option,
 )
 from lowbit.config import load_config
 from lowbit.config.load import parse_override
@@ -25,9 +24,7 @@ from lowbit.config.load import parse_override
 def calibrate(
     config: RequiredConfig,
     pretrained: TrainedWeights = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="FILE", help="What is quantized how; `recipes/ptq_w8a8.yaml`.")
-    ] = None,
+    recipe: Annotated[str | None, recipe_option("What is quantized how, such as `ptq_w8a8`.")] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
     batch_size: CalibrationBatch = None,
@@ -39,8 +36,8 @@ def calibrate(
 
     **Examples**
 
-    - `lowbit calibrate -c configs/digits.yaml --pretrained runs/digits/checkpoints/best.pdparams
-      --recipe recipes/ptq_w8a8.yaml --output-dir runs/ptq`
+    - `lowbit calibrate -c digits --pretrained runs/digits/checkpoints/best.pdparams
+      --recipe ptq_w8a8 --output-dir runs/ptq`
     - `lowbit eval runs/ptq` compares it with the fp32 model, `lowbit export runs/ptq` exports it
     """
     calibrate_as_asked(
@@ -68,7 +65,7 @@ def calibrate_as_asked(
     device: str | None,
     override: list[str] | None,
 ) -> Path:
-    """Calibrates as the options say; the run folder. A recipe is a file, or the recipe itself."""
+    """Calibrates as the options say; the run folder. A recipe is a name, a file, or its values."""
     from lowbit.training.post_training import calibrate_run, calibration_config
 
     settings = load_config(

@@ -25,12 +25,12 @@ def demo(
     **Example**: `lowbit demo --output-dir runs/demo`; a second run takes up what the first one left there.
     """
     from lowbit.cli.demo_run import run_stages
-    from lowbit.cli.demo_steps import make_stages, report_file, write_settings
+    from lowbit.cli.demo_steps import make_folder, make_stages, report_file
     from lowbit.machine import cpu_info
 
     start = time.monotonic()
     print("ResNet20 learns handwritten digits, in 32 bits and in fewer; every step is a command.", flush=True)
-    write_settings(output_dir)
+    make_folder(output_dir)
     run_stages(make_stages(output_dir), at_once=min(2, cpu_info().cores))
     _show_results(output_dir)
     print(f"Took {time.monotonic() - start:.0f} s.")

@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 
 from lowbit.errors import LowbitError
 from lowbit.tipc.step_outputs import last_accuracy
 
-_CONFIG = "digits.yaml"
+_CONFIG = "digits"
 # What starts from trained weights needs small steps, and no warm-up.
 _FINE = ("-o", "Optimizer.lr.learning_rate=0.01", "-o", "Optimizer.lr.warmup_epoch=0")
 BENCH = ("resnet20", "--rounds", "3")
@@ -38,7 +37,7 @@ TRAININGS = (
         title="W8A8 PACT",
         side="QAT W8A8",
         epochs=2,
-        recipe="qat_w8a8.yaml",
+        recipe="qat_w8a8",
         from_fp32=True,
         options=_FINE,
     ),
@@ -47,11 +46,11 @@ TRAININGS = (
         title="W4A4 LSQ",
         side="QAT W4A4",
         epochs=2,
-        recipe="qat_w4a4.yaml",
+        recipe="qat_w4a4",
         from_fp32=True,
         options=_FINE,
     ),
-    Training(name="w4a4g4", title="W4A4G4", side="W4A4G4", epochs=5, recipe="qt_w4a4g4.yaml"),
+    Training(name="w4a4g4", title="W4A4G4", side="W4A4G4", epochs=5, recipe="qt_w4a4g4"),
 )
 
 
@@ -66,12 +65,10 @@ class Step:
     epochs: int | None = None  # of a training, to show how far it is
 
 
-def write_settings(folder: Path) -> None:
-    """The config and the recipes, so that the commands work outside a clone, too."""
+def make_folder(folder: Path) -> None:
+    """Creates the demo's folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in (files("lowbit.cli") / "demo_files").iterdir():
-            (folder / file.name).write_bytes(file.read_bytes())
     except OSError as error:
         raise LowbitError(
             f"cannot write into {folder}: {error.strerror}; give another folder with --output-dir"
@@ -105,11 +102,11 @@ def report_file(folder: Path) -> Path:
 
 
 def _train(folder: Path, training: Training) -> Step:
-    arguments = ["train", "-c", str(folder / _CONFIG), "--output-dir", str(folder / training.name)]
+    arguments = ["train", "-c", _CONFIG, "--output-dir", str(folder / training.name)]
     arguments += ["--epochs", str(training.epochs), "--resume", "auto"]
     title = f"Train {training.title}"
     if training.recipe:
-        arguments += ["--recipe", str(folder / training.recipe)]
+        arguments += ["--recipe", training.recipe]
     if training.from_fp32:
         arguments += ["--pretrained", str(folder / "fp32" / "checkpoints" / "best.pdparams")]
         title += " from fp32"

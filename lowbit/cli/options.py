@@ -7,12 +7,36 @@ from typing import Annotated, Any
 
 import typer
 
+from lowbit.config.lookup import CONFIGS, RECIPES, bundled_names
 from lowbit.config.schema import AmpDtype, AmpLevel
 from lowbit.errors import LowbitError
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
-]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The bundled recipes for the shell's completion; files are completed where none fits."""
+    return [name for name in bundled_names(RECIPES) if name.startswith(incomplete)]
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """The bundled configs, likewise."""
+    return [name for name in bundled_names(CONFIGS) if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The models' names, likewise."""
+    from lowbit.models import model_names
+
+    return [name for name in model_names() if name.startswith(incomplete)]
+
+
+_CONFIG = typer.Option(
+    "--config",
+    "-c",
+    metavar="NAME|FILE",
+    help="A config with PaddleClas's sections; `lowbit models` lists names.",
+    autocompletion=complete_config,
+)
+ConfigFile = Annotated[Path | None, _CONFIG]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -23,9 +47,7 @@ Weights = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Weights for the config's model, instead of a checkpoint."),
 ]
-RequiredConfig = Annotated[
-    Path, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
-]
+RequiredConfig = Annotated[Path, _CONFIG]
 RunFolder = Annotated[Path | None, typer.Option(help="The run's folder.")]
 # Of the commands that quantize without training.
 TrainedWeights = Annotated[
@@ -73,6 +95,11 @@ TeacherName = Annotated[
         help="Learn from this model's answers, too: weights, a run, or `fp32`, what is started from.",
     ),
 ]
+
+
+def recipe_option(help_: str, *names: str) -> Any:
+    """An option that takes a recipe: the name of a bundled one, or a file."""
+    return typer.Option(*names, metavar="NAME|FILE", help=help_, autocompletion=complete_recipe)
 
 
 def check_amp(level: str | None, dtype: str | None) -> None:

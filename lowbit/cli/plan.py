@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.options import ConfigFile, Overrides
+from lowbit.cli.options import ConfigFile, Overrides, complete_model, recipe_option
 from lowbit.cli.plan_tables import print_plan
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
@@ -20,12 +20,13 @@ _CLASSES = 1000  # ImageNet's, where nobody says
 def plan(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model's name, or `package.module:Class`.", show_default=False),
+        typer.Argument(
+            help="A model's name, or `package.module:Class`.",
+            show_default=False,
+            autocompletion=complete_model,
+        ),
     ] = None,
-    recipe: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The recipe, in any of its dialects."),
-    ] = ...,
+    recipe: Annotated[str, recipe_option("The recipe, in any of its dialects.")] = ...,
     config: ConfigFile = None,
     override: Overrides = None,
     num_classes: Annotated[
@@ -37,9 +38,9 @@ def plan(
 
     **Examples**
 
-    - `lowbit plan resnet20 --recipe recipes/qat_w4a4.yaml`
-    - `lowbit plan resnet20 --recipe recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml`
-    - `lowbit plan -c configs/digits.yaml --recipe recipes/qat_w8a8.yaml --json`
+    - `lowbit plan resnet20 --recipe qat_w4a4`
+    - `lowbit plan resnet20 --recipe qt_W4_mse_det__A4_mse_det__G4_minmax_sto`
+    - `lowbit plan -c digits --recipe qat_w8a8 --json`
     """
     from lowbit.models import build_model
     from lowbit.recipe import describe_layers, load_recipe
@@ -49,7 +50,7 @@ def plan(
     count = num_classes or classes or _CLASSES
     layers = loaded.assign(build_model(name, count, **kwargs))
     if as_json:
-        found = {"model": name, "num_classes": count, "recipe": str(recipe)}
+        found = {"model": name, "num_classes": count, "recipe": recipe}
         found["layers"] = describe_layers(layers)
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return

@@ -17,6 +17,7 @@ from lowbit.cli.options import (
     RequiredConfig,
     RunFolder,
     TrainedWeights,
+    recipe_option,
 )
 from lowbit.errors import LowbitError
 
@@ -33,8 +34,7 @@ def quantize(
         ),
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="What is quantized how, instead of 8 bits with --algo."),
+        str | None, recipe_option("What is quantized how, instead of 8 bits with --algo.")
     ] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
@@ -49,7 +49,7 @@ def quantize(
 
     **Examples**
 
-    - `lowbit quantize -c configs/digits.yaml --pretrained runs/digits/checkpoints/best.pdparams
+    - `lowbit quantize -c digits --pretrained runs/digits/checkpoints/best.pdparams
       --output-dir runs/ptq`
     - `lowbit verify runs/ptq` proves that the exported model computes the same
     """

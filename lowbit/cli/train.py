@@ -12,18 +12,18 @@ from lowbit.cli.options import (
     AmpLevelName,
     DeviceName,
     Overrides,
+    RequiredConfig,
     TeacherName,
     check_amp,
     given,
+    recipe_option,
 )
 from lowbit.config import load_config
 from lowbit.config.load import parse_override
 
 
 def train(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="A config with PaddleClas's sections.")
-    ],
+    config: RequiredConfig,
     override: Overrides = None,
     output_dir: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often the training data is gone through.")] = None,
@@ -37,9 +37,7 @@ def train(
             metavar="CHECKPOINT", help="Go on from a checkpoint; `auto`: from the latest of the folder."
         ),
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Train quantized, in low precision or not, as it says.")
-    ] = None,
+    recipe: Annotated[str | None, recipe_option("Train quantized, in low precision or not.")] = None,
     teacher: TeacherName = None,
     executor: Annotated[
         str | None,
@@ -58,12 +56,12 @@ def train(
 
     **Examples**
 
-    - `lowbit train -c configs/digits.yaml`
+    - `lowbit train -c digits`
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
-    - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml` trains in 4 bits
-    - `lowbit train -c configs/digits.yaml --recipe recipes/qat_w4a4.yaml --pretrained W --teacher fp32`
-    - `lowbit train -c configs/digits.yaml --recipe recipes/qt_w4a4g4.yaml` with gradients in 4 bits, too
-    - `lowbit train -c configs/digits.yaml --resume auto` goes on after an interruption, bit for bit
+    - `lowbit train -c digits --recipe qat_w4a4` trains in 4 bits
+    - `lowbit train -c digits --recipe qat_w4a4 --pretrained W --teacher fp32`
+    - `lowbit train -c digits --recipe qt_w4a4g4` with gradients in 4 bits, too
+    - `lowbit train -c digits --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait

@@ -25,7 +25,7 @@ from lowbit.deploy.save_program import save_program
 from lowbit.errors import LowbitError
 from lowbit.layers import find_quantizers, fold_batch_norm, has_quantized_layers, preparation_of, prepare
 from lowbit.recipe import PACT, parse_quant_config
-from lowbit.recipe.settings import BatchNorm, Pact
+from lowbit.recipe.recipe import BatchNorm, Pact
 
 __all__ = ["PACT", "QAT"]
 

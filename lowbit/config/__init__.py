@@ -1,6 +1,15 @@
 """Configs with PaddleClas's sections: read, overridden, validated."""
 
 from lowbit.config.load import dump_config, load_config, override_config, validate
+from lowbit.config.lookup import ConfigEntry, list_configs
 from lowbit.config.schema import Config
 
-__all__ = ["Config", "dump_config", "load_config", "override_config", "validate"]
+__all__ = [
+    "Config",
+    "ConfigEntry",
+    "dump_config",
+    "list_configs",
+    "load_config",
+    "override_config",
+    "validate",
+]

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from lowbit.config.lookup import CONFIGS, find_file
 from lowbit.config.mistakes import check_section
 from lowbit.config.schema import Config
 from lowbit.config.transform_ops import prepared_size
@@ -22,9 +23,11 @@ def load_config(
 
     `options` are settings that have a command-line option of their own: `{"--epochs": ("Global.epochs", 2)}`.
 
-    load_config("configs/digits.yaml", ["Global.epochs=2", "DataLoader.Train.sampler.batch_size=8"])
+    `path` is a file, or the name of a config that comes with the package (`list_configs`).
+
+    load_config("digits", ["Global.epochs=2", "DataLoader.Train.sampler.batch_size=8"])
     """
-    path = Path(path)
+    path = find_file(path, CONFIGS, "config", ("configs",))
     values, lines = read_yaml(path)
     if not isinstance(values, dict):
         raise LowbitError(
@@ -75,7 +78,19 @@ def _override(
             del sources[replaced]
         for depth in range(1, len(at) + 1):  # also the sections that only the override brought in
             sources.setdefault(at[:depth], source)
+    _rename_qconfigdir(values, sources, origin)
     return validate(values, sources, origin)
+
+
+def _rename_qconfigdir(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> None:
+    """`qconfigdir`, under which low-precision training's original has its recipe, is `Recipe` here."""
+    if "qconfigdir" not in values:
+        return
+    place = sources.pop(("qconfigdir",), origin)
+    if values.get("Recipe") is not None:
+        raise LowbitError(f"{place}: qconfigdir and Recipe both say what is quantized; give one")
+    values["Recipe"] = values.pop("qconfigdir")
+    sources[("Recipe",)] = place
 
 
 def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> Config:

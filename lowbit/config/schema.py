@@ -211,7 +211,7 @@ class Config(Section):
     Infer: InferSection = InferSection()
     Metric: MetricSection = MetricSection()
     Slim: SlimSection | None = None  # PaddleClas's way to ask for PACT
-    Recipe: str | dict[str, Any] | None = None  # ours: what is quantized how, a file or the recipe itself
+    Recipe: str | dict[str, Any] | None = None  # ours: what is quantized how: a name, a file or values
     Distillation: DistillationSection | None = None
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.kernels.library import ADDRESS, declare, kernels
 from lowbit.kernels.onednn import Geometry
 
@@ -62,8 +63,7 @@ def forward(
 
     >>> forward(geometry, x, w, y.data_ptr(), bias=bias.data_ptr())
     """
-    _share("x", of_c=x.of_c, of_pixel=x.of_pixel)
-    _share("w", of_c=w.of_c, of_pixel=w.of_pixel)
+    _check_scales("forward", x, w)
     _library().lowbit_forward(_shape(geometry), x, w, bias, y, sums)
 
 
@@ -74,8 +74,7 @@ def grad_input(
 
     >>> grad_input(geometry, dy, w, dx.data_ptr())
     """
-    _share("dy", of_c=dy.of_c)
-    _share("w", of_n=w.of_n, of_pixel=w.of_pixel)
+    _check_scales("grad_input", dy, w)
     _library().lowbit_grad_input(_shape(geometry), dy, w, dx, sums)
 
 
@@ -86,8 +85,7 @@ def grad_weight(
 
     >>> grad_weight(geometry, dy, x, dw.data_ptr())
     """
-    _share("dy", of_pixel=dy.of_pixel)
-    _share("x", of_pixel=x.of_pixel)
+    _check_scales("grad_weight", dy, x)
     _library().lowbit_grad_weight(_shape(geometry), dy, x, dw, sums)
 
 
@@ -140,7 +138,8 @@ def _shape(geometry: Geometry) -> _Geometry:
     )  # fmt: skip
 
 
-def _share(name: str, **steps: int) -> None:
-    for axis, step in steps.items():
-        if step:
-            raise ValueError(f"{name} has scales along an axis that is summed over ({axis})")
+def _check_scales(product: str, *operands: Operand) -> None:
+    for (name, allowed), operand in zip(INTEGER_SCALES["Conv2D"][product].items(), operands, strict=True):
+        for letter, axis in (("N", "of_n"), ("C", "of_c"), ("H", "of_pixel")):
+            if letter not in allowed and getattr(operand, axis):
+                raise ValueError(f"{name} has scales along an axis that is summed over ({axis})")

@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
 from lowbit.numerics.exact import multiply
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 class Contraction(ABC):

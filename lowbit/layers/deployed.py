@@ -12,8 +12,8 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.layers.quantizer import Quantizer
 from lowbit.numerics import quantize_to_integers
-from lowbit.numerics.clip import usable_bound
 from lowbit.numerics.exact import negate
+from lowbit.numerics.fake_quant import usable_bound
 
 
 @dataclass(frozen=True, kw_only=True)

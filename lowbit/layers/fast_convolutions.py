@@ -15,7 +15,7 @@ from lowbit.kernels import onednn, onednn_objects
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.op_overrides import OpOverrides
 from lowbit.numerics import fused
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from lowbit.layers.neighbours import MaxPool, Relu
 from lowbit.layers.op_overrides import OpOverrides
 from lowbit.layers.product_scale import attached_scale
 from lowbit.layers.trained_norm import BatchNorm, Statistics, takes
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from lowbit.layers.prepare import note_preparation, preparation_of
 from lowbit.layers.quantized import is_quantized, replan_layer
 from lowbit.layers.quantizer import Quantizer
 from lowbit.recipe import Forward, Plan, Recipe, TensorSpec, operands_of
+from lowbit.recipe.recipe import Calibration
 from lowbit.recipe.rules import Rule
-from lowbit.recipe.settings import Calibration
 
 _FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
 _NEAREST = {"rounding": "nearest", "samples": "1"}

@@ -10,6 +10,7 @@ from typing import Any
 import paddle
 from paddle import Tensor, nn
 
+from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.layers.eval_mode import eval_mode
 from lowbit.layers.quantizer import Quantizer
 from lowbit.numerics import nearest
@@ -17,6 +18,9 @@ from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
+# Here the scales are one factor of the whole output, so that those of a convolution hold for all layers:
+# a scale per pixel, which Linear and Conv2DTranspose may have, stays inside.
+_SCALES = INTEGER_SCALES["Conv2D"]["forward"]
 
 
 class Frozen(nn.Layer):
@@ -57,10 +61,10 @@ def runs_in_integers(layer: nn.Layer) -> bool:
 def forward_is_of_integers(layer: nn.Layer) -> bool:
     """Whether both operands of forward are integers, with scales that come out of its sum."""
     return all(
-        isinstance(operand, Quantizer)  # not a class of the user's own
-        and operand.gives_integers
-        and set(operand.spec.granularity.letters) <= {"N"}
-        for operand in (layer.input_quantizer, layer.weight_quantizer)
+        isinstance(quantizer, Quantizer)  # not a class of the user's own
+        and quantizer.gives_integers
+        and set(quantizer.spec.granularity.letters) <= set(_SCALES[operand])
+        for operand, quantizer in (("input", layer.input_quantizer), ("weight", layer.weight_quantizer))
     )
 
 

@@ -12,17 +12,17 @@ from paddle import Tensor
 
 from lowbit.kernels import gemm as cpp
 from lowbit.kernels import kernels
+from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.kernels.onednn import Geometry
 from lowbit.layers.channels_last import ChannelsLast, channels_first, channels_last
 from lowbit.layers.contraction import Contraction, Convolution, Matrix, Transposed
 from lowbit.layers.operand import Operand
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 # Along which axes of NCHW scales may differ, per product, for its first and its second operand.
 _SCALES = {
-    "forward": ({0}, {0}),
-    "grad_input": ({0, 2, 3}, {1}),
-    "grad_weight": ({0, 1}, {0, 1}),
+    product: tuple({"NCHW".index(letter) for letter in letters} for letters in operands.values())
+    for product, operands in INTEGER_SCALES["Conv2D"].items()
 }
 _BYTES = (paddle.int8, paddle.uint8)
 

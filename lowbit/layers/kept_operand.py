@@ -9,7 +9,7 @@ from paddle import Tensor
 from lowbit.kernels.quantize import quantize_kernels
 from lowbit.layers.operand import Operand
 from lowbit.numerics import fused
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 class KeptOperand:

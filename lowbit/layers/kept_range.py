@@ -15,7 +15,7 @@ _COUNTS = ("entered", "left_out")
 
 
 class KeptRange(nn.Layer):
-    """A state of lowbit.numerics.range_state whose arrays are buffers; `range` is what it comes to.
+    """A state of lowbit.numerics.scale whose arrays are buffers; `range` is what it comes to.
 
     Every update reads the buffers and writes them back: they are the only state, so `set_state_dict` and
     `deepcopy` need nothing more.

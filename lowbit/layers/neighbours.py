@@ -15,7 +15,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.kernels.norm import Pool, norm_kernels
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 class Relu(PyLayer):

@@ -21,7 +21,7 @@ from lowbit.layers.three_products import three_products
 from lowbit.layers.training_quantizer import TrainingQuantizer
 from lowbit.numerics.exact import as_float32
 from lowbit.recipe.plan import Plan
-from lowbit.recipe.settings import Pact
+from lowbit.recipe.recipe import Pact
 
 
 class _Quantized:

@@ -25,10 +25,10 @@ from lowbit.numerics import (
     round_to_grid,
     scale_from_range,
 )
-from lowbit.numerics.clip import usable_bound
+from lowbit.numerics.fake_quant import usable_bound
 from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.numerics.scale import at_least_smallest
-from lowbit.recipe.settings import Pact
+from lowbit.recipe.recipe import Pact
 from lowbit.recipe.spec import TensorSpec
 
 _UNKNOWN = -1  # of the buffer `unsigned`

@@ -9,7 +9,7 @@ from paddle import Tensor
 
 from lowbit.layers.across_ranks import largest_across_ranks, mean_across_ranks
 from lowbit.numerics import Calibrated, Grid, lsq_initial_step, pact_initial_alpha, parse_grid
-from lowbit.numerics.sensitivity import Sensitivity
+from lowbit.numerics.histogram_observers import Sensitivity
 from lowbit.recipe.spec import TensorSpec
 
 _ENOUGH = 1 << 17  # values: the search for the best bound reads them up to 50 times

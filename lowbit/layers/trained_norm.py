@@ -21,7 +21,7 @@ from lowbit.errors import LowbitError
 from lowbit.kernels.norm import Norm, norm_kernels
 from lowbit.kernels.quantize import Layout
 from lowbit.numerics import fused
-from lowbit.numerics.new_tensor import new_tensor
+from lowbit.numerics.fused import new_tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,18 +10,18 @@ from paddle import Tensor, nn
 
 from lowbit.layers.low_precision import BackwardQuantizers
 from lowbit.layers.operand import Operand
-from lowbit.numerics.health import Health, measure_health
+from lowbit.numerics.stats import QuantStats, measure_stats
 
 _ENOUGH = 1 << 16  # values to measure the health of an operand by
 
 Seen = TypeVar("Seen")
 # layer -> operand, such as `grad_input.grad_output` -> what was seen of it
-Sight = dict[str, dict[str, Health]]
+Sight = dict[str, dict[str, QuantStats]]
 
 
-def operand_health(x: Tensor, made: Operand) -> Health:
+def operand_health(x: Tensor, made: Operand) -> QuantStats:
     """The health of an operand that was made of `x`."""
-    return measure_health(x, made.data, made.scale, lowest=made.lowest, highest=made.highest, most=_ENOUGH)
+    return measure_stats(x, made.data, made.scale, lowest=made.lowest, highest=made.highest, most=_ENOUGH)
 
 
 @contextmanager

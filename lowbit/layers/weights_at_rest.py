@@ -9,14 +9,13 @@ from paddle import Tensor, nn
 from lowbit.errors import LowbitError
 from lowbit.layers.quantized import is_quantized
 from lowbit.numerics.exact import as_float32
-from lowbit.numerics.health import Health, measure_health
-from lowbit.numerics.level_histogram import LevelHistogram, level_histogram, value_histogram
+from lowbit.numerics.stats import LevelHistogram, QuantStats, level_histogram, measure_stats, value_histogram
 from lowbit.recipe.model_layers import find_layers
 
 _ENOUGH = 1 << 20  # values that stand for a weight in its health
 
 
-def weight_health(layer: nn.Layer) -> Health | None:
+def weight_health(layer: nn.Layer) -> QuantStats | None:
     """What quantizing does to a layer's weight, as in evaluation; None where the weight is on no grid.
 
     weight_health(model.conv1).sqnr
@@ -25,7 +24,7 @@ def weight_health(layer: nn.Layer) -> Health | None:
         return None
     weight, integers, scale = _on_grid(layer)
     grid = layer.weight_quantizer.grid()
-    return measure_health(weight, integers, scale, lowest=grid.lowest, highest=grid.highest, most=_ENOUGH)
+    return measure_stats(weight, integers, scale, lowest=grid.lowest, highest=grid.highest, most=_ENOUGH)
 
 
 def kept_scales(layer: nn.Layer) -> dict[str, float]:

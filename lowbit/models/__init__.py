@@ -2,7 +2,7 @@
 
 from lowbit.models import resnet_cifar, vision  # noqa: F401  (they register their models)
 from lowbit.models.build import build_model, check_trusted
-from lowbit.models.registry import model_aliases, model_names, register_model
+from lowbit.models.registry import ModelEntry, list_models, model_aliases, model_names, register_model
 from lowbit.models.weights import (
     assign_weights,
     count_classes,
@@ -14,10 +14,12 @@ from lowbit.models.weights import (
 )
 
 __all__ = [
+    "ModelEntry",
     "assign_weights",
     "build_model",
     "check_trusted",
     "count_classes",
+    "list_models",
     "load_weights",
     "model_aliases",
     "model_names",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from paddle.nn import Layer
 
@@ -41,6 +43,35 @@ def model_names() -> list[str]:
 def model_aliases() -> dict[str, str]:
     """Other spellings that `build_model` takes, each with the name it stands for."""
     return dict(_ALIASES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A registered model: its name, its other spellings, and its builder's first line of documentation."""
+
+    name: str
+    aliases: tuple[str, ...]
+    description: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return asdict(self)
+
+
+def list_models() -> list[ModelEntry]:
+    """The registered models, sorted by name.
+
+    >>> [model.aliases for model in list_models() if model.name == "resnet18"]
+    [('ResNet18',)]
+    """
+    return [
+        ModelEntry(
+            name=name,
+            aliases=tuple(alias for alias, meant in _ALIASES.items() if meant == name),
+            description=(_BUILDERS[name].__doc__ or "").strip().partition("\n")[0],
+        )
+        for name in model_names()
+    ]
 
 
 def find_builder(name: str) -> Builder:

@@ -81,14 +81,17 @@ def _stage(channels_in: int, channels_out: int, stride: int, blocks: int) -> nn.
 
 @register_model("resnet20")
 def resnet20(num_classes: int) -> CifarResNet:
+    """ResNet with 20 layers for images of 32x32 pixels, as in CIFAR-10."""
     return CifarResNet(3, num_classes)
 
 
 @register_model("resnet32")
 def resnet32(num_classes: int) -> CifarResNet:
+    """ResNet with 32 layers for images of 32x32 pixels, as in CIFAR-10."""
     return CifarResNet(5, num_classes)
 
 
 @register_model("resnet56")
 def resnet56(num_classes: int) -> CifarResNet:
+    """ResNet with 56 layers for images of 32x32 pixels, as in CIFAR-10."""
     return CifarResNet(9, num_classes)

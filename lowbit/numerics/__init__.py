@@ -1,17 +1,47 @@
-"""What a low-bit number is: grids, granularities, observers, scaling, rounding, quantizing, gradients."""
+"""What a low-bit number is, and how a tensor becomes one. Start with `grid` and `fake_quant`.
 
+| module | has |
+|---|---|
+| `grid`, `granularity` | the representable values, the axes that own a scale |
+| `observers`, `histogram_observers` | a range from values: minmax, mse; percentile, kl, hist, sensitivity |
+| `scale` | a scale from a range; when it is chosen (scaling); running ranges |
+| `rounding` | nearest, stochastic, the counter-based random generator, powers of two |
+| `fake_quant` | quantize, dequantize, and the gradients: straight-through, LSQ, PACT |
+| `hadamard`, `stats` | rotation before quantizing; error, clipping and level histograms after it |
+| `fused`, `fused_groups`, `exact` | the C++ kernels' front; fp32 operators rounded once, their twins |
+| `spec_parser` | words with a number in brackets |
+"""
+
+from lowbit.numerics.fake_quant import (
+    dequantize,
+    fake_quantize,
+    lsq_fake_quantize,
+    pact_clip,
+    pact_fake_quantize,
+    quantize_to_integers,
+)
 from lowbit.numerics.granularity import Granularity, parse_granularity
 from lowbit.numerics.grid import BF16, FP16, FULL, Grid, grid_names, parse_grid, round_to_grid
-from lowbit.numerics.health import Health, measure_health
-from lowbit.numerics.lsq import lsq_fake_quantize, lsq_initial_step
-from lowbit.numerics.observers import Observer, observer_names, parse_observer
-from lowbit.numerics.pact import pact_clip, pact_fake_quantize, pact_initial_alpha
-from lowbit.numerics.quantize import dequantize, fake_quantize, quantize_to_integers
-from lowbit.numerics.range_state import Calibrated, MovingAverage, RangeState, Window
-from lowbit.numerics.rotation import Rotation, hadamard, parse_rotation
+from lowbit.numerics.hadamard import Rotation, hadamard_transform, parse_rotation
+from lowbit.numerics.observers import (
+    Observer,
+    lsq_initial_step,
+    observer_names,
+    pact_initial_alpha,
+    parse_observer,
+)
 from lowbit.numerics.rounding import Rounding, Stochastic, nearest, parse_rounding, rounding_names
-from lowbit.numerics.scale import scale_from_range
-from lowbit.numerics.scaling import Scaling, parse_scaling, scaling_names
+from lowbit.numerics.scale import (
+    Calibrated,
+    MovingAverage,
+    RangeState,
+    Scaling,
+    Window,
+    parse_scaling,
+    scale_from_range,
+    scaling_names,
+)
+from lowbit.numerics.stats import QuantStats, measure_stats
 
 __all__ = [
     "BF16",
@@ -20,9 +50,9 @@ __all__ = [
     "Calibrated",
     "Granularity",
     "Grid",
-    "Health",
     "MovingAverage",
     "Observer",
+    "QuantStats",
     "RangeState",
     "Rotation",
     "Rounding",
@@ -32,10 +62,10 @@ __all__ = [
     "dequantize",
     "fake_quantize",
     "grid_names",
-    "hadamard",
+    "hadamard_transform",
     "lsq_fake_quantize",
     "lsq_initial_step",
-    "measure_health",
+    "measure_stats",
     "nearest",
     "observer_names",
     "pact_clip",

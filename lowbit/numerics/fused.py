@@ -8,17 +8,32 @@ bits on how memory is aligned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import paddle
-from paddle import Tensor
+from paddle import Tensor, _C_ops
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
+from lowbit.kernels.large_pages import advise_large_pages
 from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.new_tensor import new_tensor
+
+_CPU = paddle.CPUPlace()
+
+
+def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
+    """A tensor on the CPU whose values are yet to be written, all of them; a large one in large pages.
+
+    >>> list(new_tensor([2, 3]).shape)
+    [2, 3]
+    """
+    # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step.
+    tensor = _C_ops.empty(shape, getattr(paddle, dtype), _CPU)
+    advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
+    return tensor
 
 
 def layout(x: Tensor, *scales: Tensor) -> Layout | None:

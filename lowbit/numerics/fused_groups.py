@@ -14,10 +14,9 @@ import paddle
 from paddle import Tensor
 
 from lowbit.kernels.quantize import Axes, Draw, Integers, QuantizeKernels, axes_of, quantize_kernels
-from lowbit.numerics.fused import is_plain_memory
+from lowbit.numerics.fused import is_plain_memory, new_tensor
+from lowbit.numerics.granularity import shape_of_scales
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import shape_of_scales
-from lowbit.numerics.new_tensor import new_tensor
 from lowbit.numerics.rounding import Rounding, Stochastic
 
 _MOST_AXES = 4
@@ -59,7 +58,7 @@ def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | N
 def mse_ranges(
     x: Tensor, grid: Grid, axes: Sequence[int], turns: int, start: Tensor | None = None
 ) -> Tensor | None:
-    """What lowbit.numerics.mse computes; `start` is max |x| of every group, where it is known."""
+    """What `observers.mse_range` computes; `start` is max |x| of every group, where it is known."""
     kernels = _kernels(x)
     if kernels is None:
         return None
@@ -71,7 +70,7 @@ def mse_ranges(
 
 
 def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
-    """What lowbit.numerics.scale computes from ranges."""
+    """What `scale.scale_from_range` computes."""
     kernels = _kernels(ranges_)
     if kernels is None:
         return None
@@ -123,7 +122,7 @@ def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
 
 
 def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
-    """What lowbit.numerics.rotation computes."""
+    """What `hadamard.hadamard_transform` computes."""
     kernels = _kernels(x)
     if kernels is None or not x.stop_gradient:  # a gradient comes through operators
         return None

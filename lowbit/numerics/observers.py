@@ -1,26 +1,81 @@
-"""Observers: how a range, and from it a scale, is chosen from values."""
+"""Observers: how a range, and from it a scale, is chosen from values; and where learned values start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
 from lowbit.numerics import fused_groups
-from lowbit.numerics.clip import clip_to_bound, usable_bound
-from lowbit.numerics.exact import as_float32
+from lowbit.numerics.exact import as_float32, divide, multiply, subtract
+from lowbit.numerics.fake_quant import clip_to_bound, quantize_to_integers, usable_bound
 from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics.granularity import largest_magnitude, require_values, shape_of_scales, sum_groups
 from lowbit.numerics.grid import Grid
-from lowbit.numerics.groups import largest_magnitude, shape_of_scales
-from lowbit.numerics.hist import hist_range
-from lowbit.numerics.kl import kl_range
-from lowbit.numerics.mse import mse_range
-from lowbit.numerics.percentile import percentile_range
-from lowbit.numerics.scale import scale_from_range
-from lowbit.numerics.sensitivity import sensitivity_range
-from lowbit.numerics.words import join_word, name_and_number
+from lowbit.numerics.histogram_observers import hist_range, kl_range, percentile_range, sensitivity_range
+from lowbit.numerics.scale import SMALLEST_SCALE, largest_scale, nan_where_not_finite, scale_from_range
+from lowbit.numerics.spec_parser import Kind, join_word, name_and_number
+
+_STOP = 1e-6
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
+
+def mse_range(
+    x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | None, start: Tensor | None = None
+) -> Tensor:
+    """The observer `mse`: the range whose scale has the least squared error, found by turns.
+
+    From the scale of minmax, q = clip(round(x / scale)), then scale = <x, q> / <q, q>, which is best for that
+    q; and again, `iterations` times, fewer for a group whose range changes by 1e-6 or less. The sums are of
+    integers, so they do not depend on the order of adding: however a tensor is split, the bits are the same.
+
+    In a turn, with s the scale of minmax, 2^b >= |q| for all q of the grid, and f = 30 - 2b fraction bits:
+
+        i = round(x / s * 2^f)                             in 32 bits, and so is i * q
+        ratio = fp32(sum(i * q) / sum(q * q)) * 2^-f       the division in fp64
+        range = (s * highest) * ratio                      in fp32, at most the largest float
+
+    A group whose q are all 0 keeps its range, which happens to denormal numbers only. `start` is max |x| of
+    every group, where the caller knows it; the kernel writes over it.
+    """
+    turns = int(iterations or 1)
+    if turns > 1:  # when to stop depends on the values
+        require_values(x, f"mse({turns})")
+    found = fused_groups.mse_ranges(x, grid, axes, turns, start)
+    if found is not None:
+        return found
+    range_ = largest_magnitude(x, axes)
+    start = scale_from_range(range_, grid)
+    fraction_bits = 30 - 2 * (max(-grid.lowest, grid.highest) - 1).bit_length()
+    fixed_point = paddle.round(multiply(divide(x, start), _number(2.0**fraction_bits))).cast("int32")
+    at_start = multiply(start, _number(grid.highest))
+    moving = paddle.isfinite(range_)
+    for turn in range(turns):
+        q = quantize_to_integers(x, scale_from_range(range_, grid), grid).cast("int32")
+        ratio = multiply(_projection(fixed_point, q, axes), _number(2.0**-fraction_bits))
+        best = paddle.clip(multiply(at_start, ratio), max=_LARGEST_FLOAT)
+        before, range_ = range_, paddle.where(moving & (best > 0), best, range_)
+        if turn + 1 < turns:
+            moving = moving & (paddle.abs(subtract(range_, before)) > multiply(before, _number(_STOP)))
+            if not bool(moving.any()):
+                break
+    return range_
+
+
+def _projection(x: Tensor, q: Tensor, axes: Sequence[int]) -> Tensor:
+    """<x, q> / <q, q> of integers, fp32."""
+    along = sum_groups(multiply(x, q), axes, "int64").cast("float64")
+    square = sum_groups(multiply(q, q), axes, "int64").cast("float64")
+    # No product in fp64: in a served program, oneDNN gives nonsense for it (Paddle 3.3).
+    return divide(along, paddle.maximum(square, paddle.ones_like(square))).cast("float32")
+
+
+def _number(value: float) -> Tensor:
+    return paddle.full([], value, "float32")
 
 
 def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
@@ -28,23 +83,13 @@ def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float |
     return largest_magnitude(x, axes) if largest is None else largest
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What a name stands for: the function, and the number that may follow in brackets, if any."""
-
-    range: Callable[[Tensor, Grid, Sequence[int], float | None], Tensor]
-    default: float | None = None
-    meaning: str = ""
-    accepts: Callable[[float], bool] = lambda number: False
-
-
-OBSERVERS: dict[str, _Kind] = {
-    "minmax": _Kind(_minmax_range),
-    "mse": _Kind(mse_range, 1, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
-    "percentile": _Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
-    "kl": _Kind(kl_range),
-    "hist": _Kind(hist_range),
-    "sensitivity": _Kind(sensitivity_range),
+OBSERVERS: dict[str, Kind] = {
+    "minmax": Kind(_minmax_range),
+    "mse": Kind(mse_range, 1, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
+    "percentile": Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
+    "kl": Kind(kl_range),
+    "hist": Kind(hist_range),
+    "sensitivity": Kind(sensitivity_range),
 }
 
 
@@ -95,7 +140,7 @@ class Observer:
             start = known.of(axes)
             if start is not None:
                 return start if self.name == "minmax" else mse_range(x, grid, axes, self.parameter, start)
-        return OBSERVERS[self.name].range(x, grid, axes, self.parameter)
+        return OBSERVERS[self.name].function(x, grid, axes, self.parameter)
 
     def __str__(self) -> str:
         return join_word(self.name, self.parameter, OBSERVERS[self.name].default)
@@ -114,3 +159,30 @@ def parse_observer(word: str) -> Observer:
     'percentile(99.9)'
     """
     return Observer(*name_and_number("observer", word, OBSERVERS))
+
+
+def lsq_initial_step(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    """2 * mean|x| / sqrt(highest) of every group; 1 for a group of zeros, NaN where a value is not finite.
+
+    >>> lsq_initial_step(paddle.to_tensor([1.0, -3.0]), parse_grid("uint2"), axes=(0,)).tolist()
+    [2.309401035308838]
+    """
+    shape = shape_of_scales(x.shape, axes)
+    count = max(1, x.size // max(1, math.prod(shape)))
+    factor = paddle.full([], 2.0 / (count * math.sqrt(grid.highest)), "float64")
+    mean = multiply(sum_groups(paddle.abs(x.detach()), tuple(axes), "float64"), factor)
+    step = paddle.clip(mean, SMALLEST_SCALE, largest_scale(grid)).cast("float32")
+    step = paddle.where(mean > 0, step, paddle.ones_like(step))
+    return paddle.where(paddle.isfinite(mean), step, paddle.full_like(step, float("nan")))
+
+
+def pact_initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
+    """The bound to start from: that with the least squared error on this grid for these values.
+
+    1 for a group of zeros, since a bound of 0 would let nothing through; NaN where a value is not finite.
+
+    >>> pact_initial_alpha(paddle.to_tensor([0.0, 3.0]), parse_grid("uint2"), axes=(0,)).tolist()
+    [3.0]
+    """
+    best = parse_observer("mse(50)").range(x, grid, axes)
+    return nan_where_not_finite(paddle.where(best > 0, best, paddle.ones_like(best)), best)

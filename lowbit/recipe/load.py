@@ -1,37 +1,51 @@
-"""From a recipe file, in whichever dialect, to a Recipe; and from values in Python."""
+"""Recipes by name, from a file in any dialect or from values in Python; and back to YAML."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lowbit.config.lookup import RECIPES, bundled_names, find_file
+from lowbit.config.mistakes import check_section
 from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError, nearest
-from lowbit.recipe.dialects import DIALECTS
-from lowbit.recipe.dialects.dialect import Dialect, Sources
-from lowbit.recipe.recipe import Recipe
+from lowbit.recipe.dialects import low_precision, paddleslim
+from lowbit.recipe.recipe import Recipe, Sources
+
+_FOLDERS = ("recipes", "qt_config")  # where the repository has them, and low-precision training's original
+_ABOUT = ("description", "reached")  # keys of a recipe that are for people
+_KINDS = {"ptq": "post-training", "qat": "QAT", "qt": "low-precision training"}
 
 
-def load_recipe(path: str | Path) -> Recipe:
-    """Reads a recipe file; its keys say which dialect it is in.
+def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
+    """The recipe that is meant: the name of a bundled one, a file, values in any dialect, or a Recipe itself.
 
-    load_recipe("recipes/qat_w8a8.yaml")
+    A text with a path separator or the suffix .yaml or .yml is a file, any other a name (`list_recipes`).
+
+    >>> load_recipe("qat_w4a4") == load_recipe("qt_config/qat_w4a4.yaml")
+    True
     """
-    path = Path(path)
-    if not os.path.exists(path):  # also False for a name that is too long or has a NUL character in it
-        raise LowbitError(f"no recipe file {path}; those that come with lowbit are in recipes/")
-    values, lines = read_yaml(path)
-    if not isinstance(values, dict) or not values:
-        raise LowbitError(f"{path}: expected a recipe, such as `rules:` and a list of rules below it")
+    if isinstance(source, Recipe):
+        return source
+    if isinstance(source, Mapping):
+        return make_recipe(source)
+    if not isinstance(source, str | os.PathLike):
+        what = type(source).__name__
+        raise LowbitError(f"a recipe is a name, a path, a dict or a lowbit.Recipe, got {what}")
+    path = find_file(os.fspath(source), RECIPES, "recipe", _FOLDERS)
+    values, lines = _read_file(path)
     return _read(values, {at: f"{path}:{line}" for at, line in lines.items()}, str(path))
 
 
 def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     """A recipe out of a dictionary, in whichever dialect; mistakes are LowbitErrors that name the key.
 
-    >>> make_recipe({"weight_bits": 4}).rules[0].forward.weight.grid
+    >>> str(make_recipe({"weight_bits": 4}).rules[0].forward.weight.grid)
     'int4-narrow'
     """
     if not isinstance(values, Mapping):
@@ -39,7 +53,65 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     return _read(dict(values), {}, origin)
 
 
+def recipe_file_values(name: str) -> dict[str, Any]:
+    """A bundled recipe as plain values, in its own dialect.
+
+    >>> recipe_file_values("ptq_w8a8")["calibration"]["steps"]
+    10
+    """
+    values, _ = _read_file(find_file(name, RECIPES, "recipe", _FOLDERS))
+    return {key: value for key, value in values.items() if key not in _ABOUT}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeEntry:
+    """A bundled recipe: what it is for, and what was reached with it."""
+
+    name: str
+    kind: str  # post-training, QAT or low-precision training
+    description: str
+    reached: str
+
+    def to_dict(self) -> dict[str, str]:
+        """As plain values for JSON."""
+        return asdict(self)
+
+
+def list_recipes() -> list[RecipeEntry]:
+    """The recipes that come with the package; each can be given by its name.
+
+    >>> [recipe.kind for recipe in list_recipes() if recipe.name == "qat_w4a4"]
+    ['QAT']
+    """
+    return [_entry(name) for name in bundled_names(RECIPES)]
+
+
+def _entry(name: str) -> RecipeEntry:
+    values, _ = _read_file(RECIPES / f"{name}.yaml")
+    kind = _KINDS[name.partition("_")[0]]
+    return RecipeEntry(name=name, kind=kind, **{key: values[key] for key in _ABOUT})
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as YAML in lowbit's dialect, complete: it is saved with every run and can be read again."""
+    values = recipe.model_dump(mode="json", exclude={"rules"})
+    rules = [rule.model_dump(mode="json", exclude_unset=True) for rule in recipe.rules]
+    return yaml.safe_dump({"rules": rules, **values}, sort_keys=False, width=100)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[Any, int]]:
+    values, lines = read_yaml(path)
+    if not isinstance(values, dict) or not values:
+        raise LowbitError(f"{path}: expected a recipe, such as `rules:` and a list of rules below it")
+    return values, lines
+
+
 def _read(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
+    for key in _ABOUT:
+        if not isinstance(values.get(key, ""), str):
+            raise LowbitError(f"{sources.get((key,), origin)}: {key}: expected a text, got {values[key]!r}")
+    values = {key: value for key, value in values.items() if key not in _ABOUT}
+
     # The dialect that most of the keys belong to, misspelt ones included: a slip must not change the dialect.
     # Keys of several look alike, so that those without a slip decide between equals.
     def belonging(dialect: Dialect) -> tuple[int, int]:
@@ -48,3 +120,38 @@ def _read(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
         return near, sum(word in dialect.keys for word in words)
 
     return max(DIALECTS, key=belonging).read(values, sources, origin)
+
+
+def read_rules(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
+    """lowbit's own dialect, which the others are translated into: `rules`, each with its place.
+
+    >>> read_rules({"rules": [{"forward": {"input": {"grid": "uint4"}}}]}, {}, "here").rules[0].match
+    Match(name=None, regex=None, type=None, index=None)
+    """
+    recipe = check_section(Recipe, values, sources, origin)
+    rules = [rule.at(sources.get(("rules", index), "")) for index, rule in enumerate(recipe.rules)]
+    return recipe.model_copy(update={"rules": rules})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """A way to write recipes: its top-level keys, by which a file is recognised, and its reader."""
+
+    name: str
+    keys: frozenset[str]
+    read: Callable[[dict[str, Any], Sources, str], Recipe]
+
+
+DIALECTS = (
+    Dialect(name="lowbit", keys=frozenset(Recipe.model_fields), read=read_rules),
+    Dialect(
+        name="PaddleSlim",
+        keys=frozenset(paddleslim.QuantConfig.model_fields),
+        read=paddleslim.read_recipe,
+    ),
+    Dialect(
+        name="low precision",
+        keys=frozenset(low_precision.LowPrecisionConfig.model_fields),
+        read=low_precision.read_recipe,
+    ),
+)

@@ -1,13 +1,16 @@
-"""A layer's plan: its three products, and the specs of their operands."""
+"""A layer's plan: its three products, the specs of their operands, and whether they can run in integers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from lowbit.errors import LowbitError
-from lowbit.recipe.integers import why_not_in_integers
+from lowbit.kernels.integer_scales import INTEGER_SCALES, SUMS_OVER
 from lowbit.recipe.spec import FULL_SPEC, TensorSpec
+
+_SIGNED_BYTE, _BYTE = 127, 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +151,27 @@ def _for_gradients_only(spec: TensorSpec) -> str | None:
     if spec.scaling.name == "hindsight":
         return f"scaling {spec.scaling}"
     return f"rotation {spec.rotation}" if spec.rotation else None
+
+
+def why_not_in_integers(layer_type: str, product: str, operands: Mapping[str, TensorSpec]) -> str | None:
+    """The reason why a product cannot run in integers, or None when it can.
+
+    >>> x, w = TensorSpec(grid="int8"), TensorSpec(grid="int8", granularity="C")
+    >>> why_not_in_integers("Conv2D", "forward", {"input": x, "weight": w})
+    'weight has scales per C, but forward sums over the input channels and the kernel; it may have them per N'
+    """
+    for operand, spec in operands.items():
+        if not spec.grid.is_integer:
+            return f"{operand} is on the grid {spec.grid}"
+        if spec.rotation:
+            return f"{operand} is rotated, and what is turned back is on no grid"
+        if spec.samples * spec.grid.highest > (_SIGNED_BYTE if spec.grid.signed else _BYTE):
+            return f"the sum of {spec.samples} samples of {operand} on the grid {spec.grid} leaves a byte"
+    for operand, spec in operands.items():
+        allowed = INTEGER_SCALES[layer_type][product][operand]
+        if not set(spec.granularity.letters) <= set(allowed):
+            return (
+                f"{operand} has scales per {spec.granularity}, "
+                f"but {product} sums over {SUMS_OVER[product]}; it may have them per {allowed}"
+            )
+    return None

@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from paddle import nn
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from lowbit.config.base import Count, Number, parse_number
+from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
-from lowbit.numerics import parse_grid
+from lowbit.numerics import FULL
 from lowbit.recipe.model_layers import ModelLayer, find_layers
 from lowbit.recipe.plan import PRODUCTS, Plan, operands_of
 from lowbit.recipe.rules import Rule
-from lowbit.recipe.settings import BatchNorm, Calibration, FrozenSection, Pact
-from lowbit.recipe.spec import TensorSpec
+from lowbit.recipe.spec import FrozenSection, TensorSpec
 
-# product -> operand -> key -> word
-_Words = dict[str, dict[str, dict[str, str]]]
+Sources = Mapping[KeyPath, str]  # where each key of a recipe was written, such as `recipe.yaml:7`
+# product -> operand -> key of a TensorSpec -> value
+_Settings = dict[str, dict[str, dict[str, Any]]]
+
+
+class Calibration(FrozenSection):
+    """Batches that are only looked at, before training, to choose the first scales.
+
+    `correct_bias` takes out of the biases what the rounded weights add to the outputs on average.
+    """
+
+    steps: Count = 0
+    correct_bias: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _has_batches(self) -> Calibration:
+        if self.correct_bias and not self.steps:
+            raise ValueError("correct_bias needs batches: {steps: 10, correct_bias: true}")
+        return self
+
+
+class BatchNorm(FrozenSection):
+    """What becomes of a batch norm behind a quantized layer.
+
+    `fold: training` quantizes the weight with the batch norm folded into it; `export` folds when exporting.
+    """
+
+    fold: Literal["training", "export"] = "export"
+    freeze_after: Count | None = None  # steps, after which its statistics stand still
+
+
+def _initial(value: Any) -> Any:
+    if value == "data":
+        return value
+    try:
+        return parse_number(value)
+    except ValueError:
+        raise ValueError(f"expected `data` or a number above 0, got {value!r}") from None
+
+
+class Pact(FrozenSection):
+    """How the clipping bounds of `clip: pact` are trained.
+
+    PaddleSlim's own are `{initial: 100, learning_rate: 1000, weight_decay: 0}`.
+    """
+
+    initial: Annotated[
+        Literal["data"] | Annotated[float, Field(gt=0, allow_inf_nan=False)], BeforeValidator(_initial)
+    ] = "data"
+    learning_rate: Annotated[Number, Field(gt=0)] = 1.0  # times the learning rate of the weights
+    weight_decay: Annotated[Number, Field(ge=0)] = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +101,8 @@ class Recipe(FrozenSection):
         >>> Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}]).quantizes_gradients
         False
         """
-        words = [keys for rule in self.rules for name, keys in rule.given() if name.endswith(".grad_output")]
-        return any(keys.get("grid", "full") != "full" for keys in words)
+        given = [keys for rule in self.rules for name, keys in rule.given() if name.endswith(".grad_output")]
+        return any(keys.get("grid", FULL) != FULL for keys in given)
 
     def plans(self, model: nn.Layer) -> dict[str, Plan]:
         """The plan of every Conv2D, Conv2DTranspose and Linear, by the layer's (first) name."""
@@ -68,18 +119,18 @@ class Recipe(FrozenSection):
     def _assign_one(self, layer: ModelLayer, count: int) -> LayerPlan:
         if layer.left_alone:
             return LayerPlan(layer=layer, plan=Plan(), note=layer.left_alone)
-        words: _Words = {}
+        settings: _Settings = {}
         numbers = [n for n, rule in enumerate(self.rules, start=1) if rule.match.matches(layer, count)]
         note = "" if numbers else "no rule is about it"
         try:
             for number in numbers:
                 rule = self.rules[number - 1]
                 if rule.skip:
-                    words, note = {}, f"skipped by rule {number}"
+                    settings, note = {}, f"skipped by rule {number}"
                 else:
                     note = ""
-                    _override(words, rule)
-            plan = _plan_of(words)
+                    _override(settings, rule)
+            plan = _plan_of(settings)
             if not self.calibration.steps:
                 _check_without_calibration(plan)
         except LowbitError as error:
@@ -98,22 +149,22 @@ class Recipe(FrozenSection):
         return ", ".join(rule.called(number) for number, rule in about or rules)
 
 
-def _override(words: _Words, rule: Rule) -> None:
+def _override(settings: _Settings, rule: Rule) -> None:
     for name, new in rule.given():
         if _is_without_scales(new):
             _spec_of(name, new)  # one rule that says `grid: full` and how to scale contradicts itself
         product, operand = name.split(".")
-        operands = words.setdefault(product, {})
+        operands = settings.setdefault(product, {})
         operands[operand] = operands.get(operand, {}) | new
 
 
-def _is_without_scales(keys: dict[str, str]) -> bool:
-    return "grid" in keys and not parse_grid(keys["grid"]).is_integer
+def _is_without_scales(keys: dict[str, Any]) -> bool:
+    return "grid" in keys and not keys["grid"].is_integer
 
 
-def _plan_of(words: _Words) -> Plan:
+def _plan_of(settings: _Settings) -> Plan:
     products = {}
-    for product, operands in words.items():
+    for product, operands in settings.items():
         specs = {}
         for operand, keys in operands.items():
             # What went with another grid rests until a rule gives one again.
@@ -123,7 +174,7 @@ def _plan_of(words: _Words) -> Plan:
     return Plan(**products)
 
 
-def _spec_of(name: str, keys: dict[str, str]) -> TensorSpec:
+def _spec_of(name: str, keys: dict[str, Any]) -> TensorSpec:
     try:
         return TensorSpec(**keys)
     except LowbitError as error:
@@ -152,3 +203,32 @@ def _check_without_calibration(plan: Plan) -> None:
                     f"{product.name}.{operand}: it has {what}, which calibration finds out; "
                     "add calibration: {steps: 20}"
                 )
+
+
+def describe_layers(layers: Iterable[LayerPlan]) -> list[dict[str, Any]]:
+    """One entry per layer: what it is, its plan in words, and for each product why it is not in integers."""
+    return [
+        {
+            "index": assigned.layer.index,
+            "name": assigned.layer.name,
+            "other_names": list(assigned.layer.names[1:]),
+            "type": assigned.layer.type,
+            "shape": list(assigned.layer.shape),
+            "quantized": not assigned.plan.is_full,
+            "rules": list(assigned.rules),
+            "note": assigned.note,
+            "plan": _describe_plan(assigned.plan),
+            "why_not_in_integers": assigned.plan.runs_in_integers(assigned.layer.type),
+        }
+        for assigned in layers
+    ]
+
+
+def _describe_plan(plan: Plan) -> dict[str, Any]:
+    """Each product's operands in words; None where it is straight-through."""
+    return {
+        name: {operand: spec.as_words() for operand, spec in operands_of(product).items()}
+        if product
+        else None
+        for name, product in ((name, getattr(plan, name)) for name in PRODUCTS)
+    }

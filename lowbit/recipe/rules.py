@@ -12,12 +12,7 @@ from lowbit.config.base import Integer
 from lowbit.errors import did_you_mean, nearest
 from lowbit.recipe.model_layers import QUANTIZABLE, ModelLayer
 from lowbit.recipe.plan import PRODUCTS
-from lowbit.recipe.settings import (
-    ForwardSettings,
-    FrozenSection,
-    GradInputSettings,
-    GradWeightSettings,
-)
+from lowbit.recipe.spec import FrozenSection, SpecSettings
 
 
 def _as_list(value: Any) -> Any:
@@ -99,12 +94,45 @@ class Match(FrozenSection):
         return ", ".join(f"{key} {' or '.join(map(str, values))}" for key, values in given.items())
 
 
+class _ProductSettings(FrozenSection):
+    @model_validator(mode="after")
+    def _names_an_operand(self) -> _ProductSettings:
+        if not self.model_fields_set:
+            raise ValueError(f"empty; give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def given(self) -> dict[str, SpecSettings]:
+        """The operands that are set."""
+        return {operand: getattr(self, operand) for operand in sorted(self.model_fields_set)}
+
+
+class ForwardSettings(_ProductSettings):
+    """What a rule says about Y = X·W."""
+
+    input: SpecSettings = None
+    weight: SpecSettings = None
+
+
+class GradInputSettings(_ProductSettings):
+    """What a rule says about dX = dY·W."""
+
+    grad_output: SpecSettings = None
+    weight: SpecSettings = None
+
+
+class GradWeightSettings(_ProductSettings):
+    """What a rule says about dW = dY·X."""
+
+    grad_output: SpecSettings = None
+    input: SpecSettings = None
+
+
 class Rule(FrozenSection):
     """What is set for the layers that `match` (all of them, where it is left out).
 
     >>> rule = Rule(match={"index": 0}, forward={"weight": {"grid": "int8"}})
-    >>> rule.forward.weight.given()
-    {'grid': 'int8'}
+    >>> str(rule.forward.weight.grid)
+    'int8'
     """
 
     match: Match = Match()
@@ -124,11 +152,11 @@ class Rule(FrozenSection):
             raise ValueError(f"sets nothing; give {', '.join(PRODUCTS)} or skip: true")
         return self
 
-    def given(self) -> list[tuple[str, dict[str, str]]]:
-        """What it sets: `product.operand` with the keys and their words.
+    def given(self) -> list[tuple[str, dict[str, Any]]]:
+        """What it sets: `product.operand` with the keys of its TensorSpec and their values.
 
-        >>> Rule(forward={"weight": {"grid": "int8"}}).given()
-        [('forward.weight', {'grid': 'int8'})]
+        >>> Rule(forward={"weight": {"granularity": "N"}}).given()
+        [('forward.weight', {'granularity': Granularity(letters='N')})]
         """
         return [
             (f"{product}.{operand}", spec.given())

@@ -1,11 +1,17 @@
-"""TensorSpec: how one operand of a product is put on a grid."""
+"""TensorSpec: how one operand of a product is put on a grid; SpecSettings: the keys of it that a rule sets.
+
+This is the one place where the words of recipes become values: `parse_setting`, key by key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, WrapValidator, model_validator
+
+from lowbit.config.base import Section
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.numerics import (
     FULL,
@@ -27,6 +33,7 @@ NO_ROTATION = Rotation()
 CLIPS = ("none", "pact")
 SIGNS = ("fixed", "auto")
 SAMPLES = (1, 2)
+_VALUES = (Grid, Granularity, Observer, Scaling, Rotation)
 
 
 def _one_of(kind: str, words: tuple[str, ...]) -> Callable[[str], str]:
@@ -135,3 +142,55 @@ class TensorSpec:
 
 
 FULL_SPEC = TensorSpec()
+
+
+class FrozenSection(Section):
+    """A section that does not change once it is made: a recipe is shared by a whole run."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _setting(key: str) -> Any:
+    """A value of a TensorSpec's key: parsed out of a word, and written as its one spelling."""
+
+    def check(value: Any, is_text: Callable[[Any], str]) -> Any:
+        if isinstance(value, _VALUES):
+            return value
+        try:
+            return parse_setting(key, is_text(value))
+        except LowbitError as error:
+            raise ValueError(str(error)) from None
+
+    return Annotated[str, WrapValidator(check), PlainSerializer(str)]
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+class SpecSettings(FrozenSection):
+    """The keys of a TensorSpec that a rule sets; the others stay as earlier rules left them."""
+
+    grid: _setting("grid") = None
+    granularity: _setting("granularity") = None
+    observer: _setting("observer") = None
+    scaling: _setting("scaling") = None
+    rounding: _setting("rounding") = None
+    clip: _setting("clip") = None
+    sign: _setting("sign") = None
+    rotation: _setting("rotation") = None
+    samples: Annotated[_setting("samples"), BeforeValidator(_as_text)] = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> SpecSettings:
+        if not self.model_fields_set:
+            raise ValueError(f"empty; give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+    def given(self) -> dict[str, Any]:
+        """The keys that are set, with their values.
+
+        >>> SpecSettings(granularity="WNH").given()
+        {'granularity': Granularity(letters='NHW')}
+        """
+        return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}

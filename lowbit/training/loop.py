@@ -30,7 +30,7 @@ from lowbit.training.step import TrainingStep
 def train(config: Config, *, insist_on_device: bool = False) -> Path:
     """Trains as the config says and returns the run's folder.
 
-        train(load_config("configs/digits.yaml", ["Global.epochs=2"]))
+        train(load_config("digits", ["Global.epochs=2"]))
 
     Resumes where `Global.checkpoints` names a checkpoint, or `auto`: the latest one of this folder, if any.
     """

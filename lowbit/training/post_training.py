@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.config import Config, validate
-from lowbit.config.yaml_file import read_yaml
 from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.recipe.settings import Calibration
+from lowbit.recipe.load import recipe_file_values
+from lowbit.recipe.recipe import Calibration
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.comparison import comparison_table
 from lowbit.training.display import accuracy_line, open_display
@@ -20,7 +20,6 @@ from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import open_session
 
 _BATCH_SIZE = 32
-_RECIPE = Path(__file__).with_name("ptq_w8a8.yaml")  # a link to recipes/, for use outside a clone
 
 
 def ptq_recipe(observer: str | None = None) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def ptq_recipe(observer: str | None = None) -> dict[str, Any]:
     >>> ptq_recipe("kl")["rules"][0]["forward"]["input"]["observer"]
     'kl'
     """
-    values, _ = read_yaml(_RECIPE)
+    values = recipe_file_values("ptq_w8a8")
     for rule in values["rules"] if observer is not None else ():
         if "input" in rule.get("forward", {}):
             rule["forward"]["input"]["observer"] = observer

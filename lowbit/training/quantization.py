@@ -14,7 +14,7 @@ from lowbit.recipe import Recipe, dump_recipe, load_recipe, make_recipe
 
 
 def recipe_of(config: Config) -> Recipe | None:
-    """The recipe that a config asks for: the path of a file, or the recipe itself; None without one."""
+    """The recipe that a config asks for: a name, the path of a file, or its values; None without one."""
     source = config.recipe_source
     if source is None:
         return None

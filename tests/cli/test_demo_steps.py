@@ -4,25 +4,26 @@ import json
 
 import pytest
 
-from lowbit.cli.demo_steps import TRAININGS, make_stages, write_settings
+from lowbit.cli.demo_steps import TRAININGS, make_folder, make_stages
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
 from lowbit.recipe import load_recipe
 from tests.test_docs import OPTIONS
 
 
-def test_the_settings_can_be_read(tmp_path):
-    write_settings(tmp_path / "new" / "demo")
-    assert load_config(tmp_path / "new" / "demo" / "digits.yaml").Arch.name == "resnet20"
+def test_the_settings_are_found_by_name(tmp_path, monkeypatch):
+    make_folder(tmp_path / "new" / "demo")
+    monkeypatch.chdir(tmp_path / "new" / "demo")
+    assert load_config("digits").Arch.name == "resnet20"
     for training in TRAININGS:
         if training.recipe:
-            assert load_recipe(tmp_path / "new" / "demo" / training.recipe).rules
+            assert load_recipe(training.recipe).rules
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LowbitError, match="--output-dir"):
-        write_settings(tmp_path / "file" / "demo")
+        make_folder(tmp_path / "file" / "demo")
 
 
 def test_the_trainings_are_those_that_were_promised():

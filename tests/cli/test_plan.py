@@ -184,6 +184,6 @@ def test_no_recipe(run, tmp_path):
 def test_help_teaches_with_examples_and_shows_no_markup(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     result = run("lowbit", "plan", "--help")
-    assert "lowbit plan resnet20 --recipe recipes/qat_w4a4.yaml" in result.out.split("Example")[1]
+    assert "lowbit plan resnet20 --recipe qat_w4a4" in result.out.split("Example")[1]
     assert "**" not in result.out
     assert "`" not in result.out

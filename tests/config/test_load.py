@@ -8,7 +8,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lowbit.config import Config, dump_config, load_config, override_config, validate
+from lowbit.config import Config, dump_config, list_configs, load_config, override_config, validate
 from lowbit.config.load import parse_override, set_value
 from lowbit.config.schema import GlobalSection
 from lowbit.config.transform_ops import OPS
@@ -164,7 +164,7 @@ def test_every_config_we_ship(file):
     assert config.DataLoader.Train is not None and config.DataLoader.Eval is not None
     first = file.read_text().splitlines()[0]
     assert first.startswith("# ")
-    assert f"`lowbit train -c configs/{file.name}`" in first
+    assert f"`lowbit train -c {file.stem}`" in first
     size = config.DataLoader.Eval.dataset.transform_ops[-2:]
     crops = [op.size for op in size if hasattr(op, "size")]
     assert all(crop == config.Global.image_shape[1] for crop in crops)
@@ -306,3 +306,30 @@ def test_an_image_shape_that_contradicts_the_transforms_is_an_error(tmp_path):
 
 def test_an_image_shape_that_is_left_out_is_that_of_evaluation(tmp_path):
     assert load_text(tmp_path, _SIZED.replace("{GLOBAL}", "{epochs: 2}")).Global.image_shape == (3, 32, 40)
+
+
+@pytest.mark.parametrize("source", ["digits", "digits.yaml", "configs/digits.yaml"])
+def test_a_config_by_name_from_any_folder(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    assert load_config(source) == load_config(CONFIGS / "digits.yaml")
+
+
+def test_a_misspelt_config_gets_the_nearest():
+    with pytest.raises(LowbitError, match=r'^unknown config "digit": did you mean "digits"\?$'):
+        load_config("digit")
+
+
+def test_the_list_of_configs():
+    found = {config.name: config for config in list_configs()}
+    assert list(found) == sorted(file.stem for file in CONFIGS.glob("*.yaml"))
+    for config in found.values():
+        assert config.model == load_config(config.name).Arch.name
+        assert config.description and "`lowbit" not in config.description
+    assert found["digits"].to_dict()["model"] == "resnet20"
+
+
+def test_the_original_calls_the_recipe_qconfigdir(tmp_path):
+    path = "qt_config/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml"
+    assert load_config("digits", [f"qconfigdir={path}"]).Recipe == path
+    with pytest.raises(LowbitError, match=r"^-o qconfigdir=a: qconfigdir and Recipe both say"):
+        load_config("digits", ["Recipe=b", "qconfigdir=a"])

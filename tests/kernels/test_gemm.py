@@ -341,9 +341,9 @@ def test_operands_that_cannot_be():
     plain = Operand(integers=0, lowest=0, highest=1)
     by_c = Operand(integers=0, lowest=0, highest=1, of_c=1)
     by_n = Operand(integers=0, lowest=0, highest=1, of_n=1)
-    with pytest.raises(ValueError, match=r"x has scales along an axis that is summed over \(of_c\)"):
+    with pytest.raises(ValueError, match=r"input has scales along an axis that is summed over \(of_c\)"):
         gemm.forward(square(1, 1, 3), by_c, plain, None)
-    with pytest.raises(ValueError, match=r"w has scales .* \(of_n\)"):
+    with pytest.raises(ValueError, match=r"weight has scales .* \(of_n\)"):
         gemm.grad_input(square(1, 1, 3), plain, by_n, None)
 
 

@@ -21,12 +21,11 @@ from lowbit.numerics import (
     parse_grid,
     scale_from_range,
 )
-from lowbit.numerics.counter_random import random_integers
-from lowbit.numerics.groups import shape_of_scales
-from lowbit.numerics.log_grid import log_round
-from lowbit.numerics.mse import mse_range
-from lowbit.numerics.quantize import quantize_to_integers
-from lowbit.numerics.rotation import butterflies
+from lowbit.numerics.fake_quant import quantize_to_integers
+from lowbit.numerics.granularity import shape_of_scales
+from lowbit.numerics.hadamard import butterflies
+from lowbit.numerics.observers import mse_range
+from lowbit.numerics.rounding import log_round, random_integers
 from tests.numerics.twin import F32, HUGE, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")

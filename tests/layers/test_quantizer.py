@@ -15,7 +15,7 @@ from lowbit.errors import LowbitError
 from lowbit.layers.quantizer import Quantizer
 from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
-from lowbit.recipe.settings import Pact
+from lowbit.recipe.recipe import Pact
 from tests.layers import quantizer_ranks as ranks
 from tests.two_ranks import run_on_two_ranks
 

@@ -1,3 +1,5 @@
+"""The fused kernels against plain operators."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from lowbit.numerics import (
     parse_observer,
     quantize_to_integers,
 )
+from lowbit.numerics.fused import new_tensor
 from tests.numerics.twin import F32, HUGE, TINY, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -307,3 +310,11 @@ def test_a_tensor_that_was_changed_in_place_is_an_error():
             value.add_(paddle.ones([3]))
         with pytest.raises(OSError, match="changed in place"):  # Paddle puts ours into one of its own
             y.sum().backward()
+
+
+def test_shape_type_and_all_of_its_memory_in_large_pages(monkeypatch: pytest.MonkeyPatch):
+    advised = []
+    monkeypatch.setattr(fused, "advise_large_pages", lambda *call: advised.append(call))
+    tensor = new_tensor([3, 5], "int32")
+    assert tensor.shape == [3, 5] and tensor.dtype == paddle.int32
+    assert advised == [(tensor.data_ptr(), 60)]

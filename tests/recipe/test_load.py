@@ -1,15 +1,22 @@
+"""Recipes by name, from files and from values, in any dialect; and back to YAML."""
+
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
 from lowbit.models import build_model
-from lowbit.recipe import TensorSpec, load_recipe, make_recipe, operands_of
+from lowbit.recipe import Recipe, TensorSpec, dump_recipe, list_recipes, load_recipe, make_recipe, operands_of
+from lowbit.recipe.load import DIALECTS, read_rules
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES_FOLDER = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted(RECIPES_FOLDER.glob("*.yaml"))
 
 
 def _write(path: Path, text: str) -> Path:
@@ -32,11 +39,8 @@ def test_the_recipes_that_come_with_lowbit_fit_any_model(file, model):
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_recipes_say_what_they_are_for(file):
-    first, second, *_ = file.read_text("utf-8").splitlines()
-    assert first.startswith("# ")
-    assert f"--recipe recipes/{file.name}" in first
-    if "_manager" in file.read_text("utf-8"):
-        assert second.startswith("# Reached here: ")
+    first = file.read_text("utf-8").partition("\n")[0]
+    assert first.startswith("# lowbit ") and first.endswith(f"--recipe {file.stem}")
 
 
 _PART = r"([WAG])(\d)_(minmax|mse)_(det|sto)"
@@ -147,8 +151,10 @@ def test_mistakes_in_different_places_are_listed_together(tmp_path):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(LowbitError, match=r"no recipe file .*those that come with lowbit are in recipes/"):
+    with pytest.raises(LowbitError, match=r"no recipe file .*; `lowbit recipes` lists those of lowbit$"):
         load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(LowbitError, match=r'no recipe file .*qat_w4a5\.yaml; did you mean "qat_w4a4"\?$'):
+        load_recipe(tmp_path / "qat_w4a5.yaml")
     with pytest.raises(LowbitError, match="cannot read"):
         load_recipe(tmp_path)
 
@@ -173,3 +179,132 @@ def test_from_values_in_python(tiny):
 def test_values_that_are_no_dictionary_are_an_error(values):
     with pytest.raises(LowbitError, match="expected a recipe, a dictionary"):
         make_recipe(values)
+
+
+def test_dialects_are_told_apart_by_their_keys():
+    seen: set[str] = set()
+    for dialect in DIALECTS:
+        assert dialect.keys and not dialect.keys & seen
+        seen |= dialect.keys
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "grid": st.sampled_from(["int4", "uint8", "int8-narrow", "bf16", "full"]),
+        "granularity": st.sampled_from(["per-tensor", "NHW", "CN"]),
+        "observer": st.sampled_from(["mse", "mse(3)", "percentile(99.97)"]),
+        "scaling": st.sampled_from(["dynamic", "moving_average(0.1)", "window(3)"]),
+        "rounding": st.sampled_from(["nearest", "stochastic"]),
+        "clip": st.sampled_from(["none", "pact"]),
+        "sign": st.sampled_from(["fixed", "auto"]),
+    },
+).filter(bool)
+MATCHES = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.text(min_size=1) | st.lists(st.text(min_size=1), min_size=1, max_size=2),
+        "regex": st.sampled_from([".*", r"layer\d+\.conv[12]"]),
+        "type": st.sampled_from(["Conv2D", ["Conv2D", "Linear"]]),
+        "index": st.integers(-5, 5),
+    },
+)
+RULES = st.fixed_dictionaries(
+    {"match": MATCHES, "forward": st.fixed_dictionaries({"input": SETTINGS}, optional={"weight": SETTINGS})},
+    optional={"grad_input": st.fixed_dictionaries({"grad_output": SETTINGS})},
+) | st.just({"skip": True})
+VALUES = st.fixed_dictionaries(
+    {"rules": st.lists(RULES, min_size=1, max_size=3)},
+    optional={
+        "calibration": st.fixed_dictionaries({"steps": st.integers(0, 99)}),
+        "batch_norm": st.sampled_from([{"fold": "training"}, {"freeze_after": 100}]),
+        "pact": st.sampled_from([{"initial": 100}, {"initial": "data", "learning_rate": "1e3"}]),
+    },
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back(values):
+    recipe = make_recipe(values)
+    text = dump_recipe(recipe)
+    assert make_recipe(yaml.safe_load(text)) == recipe
+    assert dump_recipe(make_recipe(yaml.safe_load(text))) == text
+
+
+def test_what_is_written_is_complete_and_says_no_more_of_rules_than_they_said():
+    written = yaml.safe_load(dump_recipe(Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])))
+    assert written == {
+        "rules": [{"forward": {"weight": {"grid": "int8"}}}],
+        "calibration": {"steps": 0, "correct_bias": False},
+        "batch_norm": {"fold": "export", "freeze_after": None},
+        "pact": {"initial": "data", "learning_rate": 1.0, "weight_decay": 0.0001},
+    }
+
+
+def test_rules_remember_their_places():
+    values = {"rules": [{"skip": True}, {"skip": True}]}
+    recipe = read_rules(values, {("rules", 0): "a.yaml:2", ("rules", 1): "a.yaml:3"}, "a.yaml")
+    assert [rule.place for rule in recipe.rules] == ["a.yaml:2", "a.yaml:3"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "qat_w8a8",
+        Path("qat_w8a8"),
+        "qat_w8a8.yaml",
+        "recipes/qat_w8a8.yaml",
+        "qt_config/qat_w8a8.yaml",
+        "./ppcls/qt_config/qat_w8a8.yaml",
+    ],
+)
+def test_by_name_from_any_folder(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe(source) == load_recipe(RECIPES_FOLDER / "qat_w8a8.yaml")
+
+
+def test_a_file_wins_only_where_a_path_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bundled = load_recipe("qat_w8a8")
+    for name in ("qat_w8a8", "qat_w8a8.yaml", "mine"):
+        Path(name).write_text("weight_bits: 3\n")
+    assert load_recipe("qat_w8a8") == bundled
+    assert load_recipe("./qat_w8a8") == load_recipe("qat_w8a8.yaml") == make_recipe({"weight_bits": 3})
+    with pytest.raises(LowbitError, match='unknown recipe "mine": for the file of that name write /'):
+        load_recipe("mine")
+
+
+def test_a_misspelt_name_gets_the_nearest():
+    with pytest.raises(LowbitError, match=r'^unknown recipe "qat_w4a5": did you mean "qat_w4a4"\?$'):
+        load_recipe("qat_w4a5")
+    with pytest.raises(LowbitError, match=r'^unknown recipe "zzz": `lowbit recipes` lists those of lowbit$'):
+        load_recipe("zzz")
+    with pytest.raises(LowbitError, match=r"no recipe file /elsewhere/recipes/qat_w8a8\.yaml"):
+        load_recipe("/elsewhere/recipes/qat_w8a8.yaml")
+
+
+def test_a_recipe_and_values_are_taken_as_they_are():
+    recipe = make_recipe({"weight_bits": 4})
+    assert load_recipe(recipe) is recipe
+    assert load_recipe({"weight_bits": 4}) == recipe
+
+
+def test_the_list_of_recipes():
+    found = list_recipes()
+    assert [recipe.name for recipe in found] == [file.stem for file in RECIPES]
+    for recipe in found:
+        loaded = load_recipe(recipe.name)
+        assert loaded.quantizes_gradients == (recipe.kind == "low-precision training")
+        assert recipe.description and recipe.reached and "\n" not in recipe.description + recipe.reached
+        assert recipe.to_dict()["kind"] in ("post-training", "QAT", "low-precision training")
+
+
+def test_what_is_said_about_a_recipe_does_not_change_it():
+    assert make_recipe({"weight_bits": 4, "description": "mine"}) == make_recipe({"weight_bits": 4})
+    with pytest.raises(LowbitError, match=r"^recipe: description: expected a text, got 3$"):
+        make_recipe({"weight_bits": 4, "description": 3})
+
+
+def test_what_is_no_recipe():
+    with pytest.raises(LowbitError, match=r"^a recipe is a name, a path, a dict or a lowbit.Recipe, got int"):
+        load_recipe(3)

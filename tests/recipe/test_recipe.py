@@ -1,13 +1,26 @@
+"""The recipe: rules, settings of the model as a whole, plans in words."""
+
 from __future__ import annotations
+
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paddle import nn
+from pydantic import ValidationError
 
 from lowbit.errors import LowbitError
 from lowbit.models import build_model
-from lowbit.recipe import FULL_SPEC, Plan, Recipe, TensorSpec
+from lowbit.recipe import (
+    FULL_SPEC,
+    Plan,
+    Recipe,
+    TensorSpec,
+    describe_layers,
+    make_recipe,
+)
+from lowbit.recipe.recipe import BatchNorm, Calibration, Pact
 
 W8 = {"weight": {"grid": "int8", "granularity": "N"}}
 
@@ -227,3 +240,48 @@ _CHAIN = _chain()
 )
 def test_whether_gradients_are_quantized(rules, expected):
     assert Recipe(rules=rules).quantizes_gradients is expected
+
+
+def test_defaults_of_the_model_as_a_whole():
+    assert Calibration().steps == 0
+    assert BatchNorm() == BatchNorm(fold="export", freeze_after=None)
+    assert Pact() == Pact(initial="data", learning_rate=1, weight_decay="1e-4")
+
+
+def test_paddleslims_own_pact():
+    assert Pact(initial=100, learning_rate=1000, weight_decay=0).initial == 100.0
+
+
+@pytest.mark.parametrize("initial", ["dta", 0, -1, float("inf"), True, None])
+def test_where_pact_cannot_start(initial):
+    with pytest.raises(ValidationError):
+        Pact(initial=initial)
+
+
+@pytest.mark.parametrize("values", [{"fold": "never"}, {"freeze_after": -1}, {"freeze_after": 1.5}])
+def test_batch_norm_limits(values):
+    with pytest.raises(ValidationError):
+        BatchNorm(**values)
+
+
+def test_plans_in_words(tiny):
+    tiny.conv.skip_quant = True
+    gradient = {"grid": "int4", "granularity": "NC", "rounding": "stochastic"}
+    recipe = Recipe(
+        rules=[{"forward": {"weight": {"grid": "int8"}}, "grad_weight": {"grad_output": gradient}}]
+    )
+    conv, head = json.loads(json.dumps(describe_layers(recipe.assign(tiny))))
+    assert conv["quantized"] is False and conv["note"] == "skip_quant" and conv["rules"] == []
+    assert (head["index"], head["name"], head["other_names"]) == (1, "head", [])
+    assert (head["type"], head["shape"], head["rules"]) == ("Linear", [128, 4], [1])
+    assert head["quantized"] is True
+    assert head["plan"]["grad_input"] is None
+    assert head["plan"]["grad_weight"]["grad_output"]["rounding"] == "stochastic"
+    assert head["why_not_in_integers"]["forward"] == "input is on the grid full"
+
+
+def test_the_words_make_the_same_plans(tiny):
+    recipe = make_recipe({"weight_bits": 4, "activation_quantize_type": "range_abs_max", "window_size": 7})
+    described = describe_layers(recipe.assign(tiny))
+    rules = [{"match": {"index": entry["index"]}, "forward": entry["plan"]["forward"]} for entry in described]
+    assert Recipe(rules=rules).plans(tiny) == recipe.plans(tiny)

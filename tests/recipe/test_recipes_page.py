@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.models import build_model
 from lowbit.numerics import observer_names, rounding_names, scaling_names
-from lowbit.recipe import QuantConfig, Recipe, make_recipe, parse_quant_config
-from lowbit.recipe.dialects.low_precision_blocks import Block
-from lowbit.recipe.dialects.low_precision_yaml import OPERANDS
-from lowbit.recipe.settings import SpecSettings
-from lowbit.recipe.spec import CLIPS, FULL_SPEC, SIGNS
+from lowbit.recipe import QuantConfig, Recipe, list_recipes, make_recipe, parse_quant_config
+from lowbit.recipe.dialects.low_precision import OPERANDS, Block
+from lowbit.recipe.spec import CLIPS, FULL_SPEC, SIGNS, SpecSettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/recipes.md").read_text("utf-8")
@@ -39,8 +38,20 @@ def test_its_recipes_are_valid():
 
 
 def test_the_files_it_names_are_those_there():
-    named = set(re.findall(r"^\| `(recipes/\S+)` \|", PAGE, re.MULTILINE))
-    assert named == {f"recipes/{file.name}" for file in (ROOT / "recipes").iterdir()}
+    named = set(re.findall(r"^\| `((?:ptq|qat|qt)_\w+)` \|", PAGE, re.MULTILINE))
+    assert named == {recipe.name for recipe in list_recipes()}
+
+
+def test_which_scales_run_in_integers():
+    table = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(\w+)` (\w+), `(\w+)` (\w+) \|$", PAGE, re.MULTILINE)
+    found = {
+        (layer, name): {first: its, second: letters} for layer, name, first, its, second, letters in table
+    }
+    assert found == {
+        (layer, name): operands
+        for layer, products in INTEGER_SCALES.items()
+        for name, operands in products.items()
+    }
 
 
 def test_keys_and_words_of_a_spec():
@@ -78,8 +89,8 @@ def test_what_paddleslims_types_become(key):
     assert words
     for word in words:
         spec = getattr(parse_quant_config({key: word}).recipe().rules[0].forward, operand)
-        full = {"scaling": "window(10000)"} if spec.scaling == "window" else {}
-        given = spec.given() | full
+        given = spec.model_dump()
+        given |= {"scaling": "window(10000)"} if given["scaling"] == "window" else {}
         assert (given["grid"], given["granularity"], given["scaling"]) == written[word]
 
 
@@ -104,3 +115,15 @@ def test_the_python_runs(monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "\nint4-narrow N\n" in out
     assert "'forward': None" in out
+
+
+def test_the_walk_from_a_recipe_to_a_layer():
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    walk = page.split("### From a recipe to a layer")[1].partition("\n## ")[0]
+    files = re.findall(r"^\d+\. (.*)$", walk, re.MULTILINE)
+    assert 0 < len(files) <= 8
+    for name in re.findall(r"`([a-z_/]+\.py)`", "".join(files)):
+        assert (ROOT / "lowbit" / name).is_file(), name
+    # No module of recipe/ is left out but the dialects of other projects, which `load` names.
+    modules = {f"recipe/{file.name}" for file in (ROOT / "lowbit/recipe").glob("[a-z]*.py")}
+    assert modules <= set(re.findall(r"`([a-z_/]+\.py)`", walk))

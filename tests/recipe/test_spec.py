@@ -1,15 +1,19 @@
+"""TensorSpec and SpecSettings: the words of one operand."""
+
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lowbit.errors import LowbitError
 from lowbit.numerics import FULL, Granularity, grid_names, observer_names, parse_grid, scaling_names
-from lowbit.recipe import FULL_SPEC, TensorSpec
-from lowbit.recipe.spec import CLIPS, parse_setting
+from lowbit.recipe import FULL_SPEC, PRODUCTS, Rule, TensorSpec, operands_of
+from lowbit.recipe.spec import CLIPS, SpecSettings, parse_setting
 
 INTEGER_GRIDS = [
     name for name in grid_names() if parse_grid(name).is_integer and not parse_grid(name).logarithmic
@@ -121,3 +125,39 @@ def test_what_is_kept_and_what_is_trained():
 def test_a_setting_has_one_spelling():
     assert str(parse_setting("granularity", "CN")) == "NC"
     assert str(parse_setting("scaling", "moving_average(0.9)")) == "moving_average"
+
+
+def test_the_keys_are_those_of_a_spec():
+    assert list(SpecSettings.model_fields) == [field.name for field in fields(TensorSpec)]
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_operands_are_those_of_the_products(name):
+    rule = Rule(**{name: {operand: {"grid": "int8"} for operand in operands_of(PRODUCTS[name]())}})
+    assert [f"{name}.{operand}" for operand in operands_of(PRODUCTS[name]())] == sorted(
+        key for key, _ in rule.given()
+    )
+
+
+def test_words_are_kept_in_their_one_spelling():
+    settings = SpecSettings(granularity="WHN", scaling="moving_average(0.9)", observer=" mse ( 50 ) ")
+    words = {"granularity": "NHW", "observer": "mse(50)", "scaling": "moving_average"}
+    assert {key: str(value) for key, value in settings.given().items()} == words
+    assert settings.model_dump(exclude_unset=True) == words
+    assert SpecSettings(**settings.given()) == settings  # values are taken as they are
+
+
+@pytest.mark.parametrize("values", [{"grid": 8}, {"grid": None}, {"clip": True}, {"granularity": ["N"]}])
+def test_a_word_is_text(values):
+    with pytest.raises(ValidationError, match="valid string"):
+        SpecSettings(**values)
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        SpecSettings(grid="int8").grid = "int4"
+
+
+def test_empty_settings_are_a_mistake():
+    with pytest.raises(ValidationError, match="empty; give at least one of grid"):
+        SpecSettings()

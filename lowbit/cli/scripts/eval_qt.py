@@ -40,7 +40,7 @@ def eval_qt(
     **Examples**
 
     - `python tools/eval_qt.py runs/w4a4g4`
-    - `python tools/eval_qt.py -c configs/digits.yaml -o Global.pretrained_model=runs/w4a4g4/latest.pdparams`
+    - `python tools/eval_qt.py -c digits -o Global.pretrained_model=runs/w4a4g4/latest.pdparams`
     """
     if checkpoint is None and pretrained is None and config is not None:
         named = load_config(config, override or ()).pretrained

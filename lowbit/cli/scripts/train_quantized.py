@@ -16,7 +16,9 @@ from lowbit.cli.options import (
     RunFolder,
     TeacherName,
     check_amp,
+    complete_model,
     given,
+    recipe_option,
 )
 from lowbit.config import Config, load_config
 from lowbit.config.data import AutoDataset
@@ -26,8 +28,8 @@ from lowbit.errors import LowbitError
 if TYPE_CHECKING:
     from lowbit.recipe import Recipe
 
-_QT_EXAMPLE = "recipes/qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml"
-_QAT_EXAMPLE = "recipes/qat_w4_mse_a4_mse.yaml"
+_QT_EXAMPLE = "qt_W4_mse_det__A4_mse_det__G4_minmax_sto"
+_QAT_EXAMPLE = "qat_w4_mse_a4_mse"
 
 
 def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> Callable[..., None]:
@@ -38,14 +40,13 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         override: Overrides = None,
         recipe: Annotated[
             str | None,
-            typer.Option(
-                "--recipe",
-                "--quant-config",
-                metavar="FILE",
-                help="What is quantized how; left out: `Recipe` of the config.",
+            recipe_option(
+                "What is quantized how; left out: `Recipe` of the config.", "--recipe", "--quant-config"
             ),
         ] = None,
-        model: Annotated[str | None, typer.Option(help="Another model than the config's.")] = None,
+        model: Annotated[
+            str | None, typer.Option(help="Another model than the config's.", autocompletion=complete_model)
+        ] = None,
         data_path: Annotated[
             str | None, typer.Option(help="A folder or archive of images, instead of the config's.")
         ] = None,
@@ -107,7 +108,7 @@ def _check_recipe(config: Config, check: Callable[[Recipe, str], None], example:
     recipe, source = recipe_of(config), config.recipe_source
     if recipe is None:
         raise LowbitError(
-            f"there is no recipe that says what is quantized: give --recipe FILE, such as {example}, or "
+            f"there is no recipe that says what is quantized: give --recipe NAME, such as {example}, or "
             "Recipe in the config"
         )
     check(recipe, source if isinstance(source, str) else "the config's recipe")
@@ -144,7 +145,7 @@ train_qt = _script(
 
     **Examples**
 
-    - `python tools/train_qt.py -c configs/digits.yaml --recipe {_QT_EXAMPLE}`
+    - `python tools/train_qt.py -c digits --recipe {_QT_EXAMPLE}`
     - `python tools/train_qt.py -c ResNet18.yaml -o Global.epochs=2 --recipe FILE --data-path ./imagenet`
     """,
 )
@@ -153,6 +154,6 @@ train_qat = _script(
     _QAT_EXAMPLE,
     f"""Quantization-aware training: weights and activations in few bits, gradients in full precision.
 
-    **Example**: `python tools/train_qat.py -c configs/digits.yaml --recipe {_QAT_EXAMPLE}`
+    **Example**: `python tools/train_qat.py -c digits --recipe {_QAT_EXAMPLE}`
     """,
 )

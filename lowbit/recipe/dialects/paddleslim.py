@@ -10,10 +10,9 @@ from pydantic import BeforeValidator, Field
 from lowbit.config.base import Integer, Number, Positive
 from lowbit.config.mistakes import check_section
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
-from lowbit.recipe.dialects.dialect import Dialect, Sources
 from lowbit.recipe.model_layers import QUANTIZABLE
-from lowbit.recipe.recipe import Recipe
-from lowbit.recipe.settings import FrozenSection
+from lowbit.recipe.recipe import Recipe, Sources
+from lowbit.recipe.spec import FrozenSection
 
 
 class PACT:
@@ -73,8 +72,8 @@ class QuantConfig(FrozenSection):
     def recipe(self) -> Recipe:
         """The same as a recipe.
 
-        >>> QuantConfig(activation_bits=4).recipe().rules[0].forward.input.given()
-        {'grid': 'int4-narrow', 'granularity': 'per-tensor', 'scaling': 'moving_average', 'clip': 'none'}
+        >>> print(dump_recipe(QuantConfig(activation_bits=4).recipe()).splitlines()[6])
+              grid: int4-narrow
         """
         weight = self._settings(self.weight_quantize_type, self.weight_bits, self.weight_preprocess_type)
         input_ = self._settings(
@@ -116,6 +115,3 @@ def parse_quant_config(
 def read_recipe(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
     """The recipe of a `quant_config` that was written into a file."""
     return parse_quant_config(values, sources, origin).recipe()
-
-
-DIALECT = Dialect(name="PaddleSlim", keys=frozenset(QuantConfig.model_fields), read=read_recipe)

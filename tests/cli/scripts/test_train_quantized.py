@@ -76,10 +76,10 @@ def test_the_config_may_bring_the_recipe_and_the_checkpoints_folder(run, asked, 
 @pytest.mark.parametrize(
     ("script", "given", "message"),
     [
-        ("train_qt.py", "qat", r"qat.yaml quantizes no gradients, .*: use tools/train_qat.py, or .*/qt_W4_"),
-        ("train_qat.py", "qt", r"qt.yaml quantizes gradients, .*: use tools/train_qt.py, or .*/qat_w4_"),
-        ("train_qt.py", None, r"no recipe that says what is quantized: give --recipe FILE, .*/qt_W4_"),
-        ("train_qat.py", None, r"no recipe that says what is quantized: give --recipe FILE, .*/qat_w4_"),
+        ("train_qt.py", "qat", r"qat.yaml quantizes no gradients, .*: use tools/train_qat.py, or .*qt_W4_"),
+        ("train_qat.py", "qt", r"qt.yaml quantizes gradients, .*: use tools/train_qt.py, or .*qat_w4_"),
+        ("train_qt.py", None, r"no recipe that says what is quantized: give --recipe NAME, .*qt_W4_"),
+        ("train_qat.py", None, r"no recipe that says what is quantized: give --recipe NAME, .*qat_w4_"),
     ],
 )
 def test_a_recipe_for_the_other_script_is_refused(run, asked, config_file, recipes, script, given, message):

@@ -1,0 +1,73 @@
+"""`lowbit recipes` and `lowbit models`: what can be given by name, what it is for, and what it reached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+
+
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes that come with lowbit: what each is for, and what was reached with it.
+
+    **Examples**
+
+    - `lowbit recipes`
+    - `lowbit plan resnet20 --recipe qat_w4a4` shows one in full
+    - `lowbit train -c digits --recipe qat_w4a4` trains with it
+    """
+    from lowbit.recipe import list_recipes
+
+    found = list_recipes()
+    if as_json:
+        _print_json(recipe.to_dict() for recipe in found)
+        return
+    console = Console(highlight=False)
+    for kind in dict.fromkeys(recipe.kind for recipe in found):
+        console.print(Text(kind, "bold"))
+        for recipe in (recipe for recipe in found if recipe.kind == kind):
+            _print_entry(console, recipe.name, recipe.description, f"Reached: {recipe.reached}")
+
+
+def models(as_json: AsJson = False) -> None:
+    """List the models and configs that come with lowbit.
+
+    **Examples**
+
+    - `lowbit models`
+    - `lowbit train -c digits` trains by a config, `-o Arch.name=resnet32` with another model
+    """
+    from lowbit.config import list_configs
+    from lowbit.models import list_models
+
+    networks, configs = list_models(), list_configs()
+    if as_json:
+        _print_json([*({"type": "model"} | model.to_dict() for model in networks),
+                     *({"type": "config"} | config.to_dict() for config in configs)])  # fmt: skip
+        return
+    console = Console(highlight=False)
+    console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))
+    for model in networks:
+        also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
+        _print_entry(console, model.name + also, model.description)
+    console.print(Text("Configs (-c NAME)", "bold"))
+    for config in configs:
+        _print_entry(console, config.name, config.description, f"Model: {config.model}")
+
+
+def _print_json(entries: Iterable[dict[str, object]]) -> None:
+    typer.echo(json.dumps(list(entries), indent=2, ensure_ascii=False))
+
+
+def _print_entry(console: Console, name: str, *lines: str) -> None:
+    """The name, and below it what is said about it, wrapped between words."""
+    console.print(Padding(Text(name, "cyan"), (0, 0, 0, 2), expand=False))
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lowbit.cli.options import complete_config, complete_model, complete_recipe
+from lowbit.config import list_configs
+from lowbit.models import list_models, model_names
+from lowbit.recipe import list_recipes
+
+
+def test_recipes_say_what_they_are_for_and_what_they_reached(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("lowbit", "recipes").out
+    for recipe in list_recipes():
+        assert f"\n  {recipe.name}\n" in out
+        assert " ".join(recipe.reached.split()) in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_recipes_as_json(run):
+    assert json.loads(run("lowbit", "recipes", "--json").out) == [
+        recipe.to_dict() for recipe in list_recipes()
+    ]
+
+
+def test_models_and_configs(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("lowbit", "models").out
+    for entry in [*list_models(), *list_configs()]:
+        assert entry.name in out and entry.description
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_models_as_json(run):
+    found = json.loads(run("lowbit", "models", "--json").out)
+    assert [entry["name"] for entry in found if entry["type"] == "model"] == model_names()
+    assert {entry["name"] for entry in found if entry["type"] == "config"} >= {"digits", "lite"}
+
+
+@pytest.mark.parametrize(
+    ("complete", "begun", "expected"),
+    [
+        (complete_recipe, "qat_w4a4", ["qat_w4a4", "qat_w4a4_pact"]),
+        (complete_recipe, "./mine", []),
+        (complete_config, "di", ["digits"]),
+        (complete_model, "resnet2", ["resnet20"]),
+    ],
+)
+def test_completion(complete, begun, expected):
+    assert complete(begun) == expected
+
+
+def test_a_plan_of_a_recipe_and_a_config_by_name(run):
+    found = json.loads(run("lowbit", "plan", "-c", "digits", "--recipe", "qat_w4a4", "--json").out)
+    assert (found["model"], found["recipe"]) == ("resnet20", "qat_w4a4")
