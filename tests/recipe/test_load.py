@@ -200,10 +200,11 @@ SETTINGS = st.fixed_dictionaries(
         "sign": st.sampled_from(["fixed", "auto"]),
     },
 ).filter(bool)
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 MATCHES = st.fixed_dictionaries(
     {},
     optional={
-        "name": st.text(min_size=1) | st.lists(st.text(min_size=1), min_size=1, max_size=2),
+        "name": NAMES | st.lists(NAMES, min_size=1, max_size=2),
         "regex": st.sampled_from([".*", r"layer\d+\.conv[12]"]),
         "type": st.sampled_from(["Conv2D", ["Conv2D", "Linear"]]),
         "index": st.integers(-5, 5),
