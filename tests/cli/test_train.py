@@ -100,6 +100,7 @@ FASTER = [
     f"{TRAIN}.0.RandCropImage.size=32",
     f"{EVAL}.0.ResizeImage.resize_short=36",
     f"{EVAL}.1.CropImage.size=32",
+    "Global.image_shape=[3, 32, 32]",
 ]
 
 
