@@ -23,11 +23,11 @@ _PICTURE = 64  # pixels of its longer side
 class Predictions:
     """Records labels and predicted classes while images go through the model and the engines.
 
-        predictions = Predictions()
-        answer = predictions.record("model", model_answer(net))
-        for batch in predictions.labelled(loader.epoch(0)):
-            answer(batch.images)
-        predictions.to_dict(loader.dataset, loader.sampler.order(0))
+    predictions = Predictions()
+    answer = predictions.record("model", model_answer(net))
+    for batch in predictions.labelled(loader.epoch(0)):
+        answer(batch.images)
+    predictions.to_dict(loader.dataset, loader.sampler.order(0))
     """
 
     def __init__(self) -> None:
