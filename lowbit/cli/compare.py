@@ -26,9 +26,8 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from lowbit.report import figures, open_runs
-    from lowbit.report.config_differences import config_differences
-    from lowbit.report.words import NOTHING
+    from lowbit.report import config_differences, figures, open_runs
+    from lowbit.report.formatting import NOTHING
 
     if len(runs) < 2:
         raise LowbitError("give two runs or more to compare; one alone is shown by `lowbit report`")

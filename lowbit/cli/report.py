@@ -19,7 +19,7 @@ def report(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a self-contained HTML report: curves, layers, plan, verification, sizes, environment.
+    """Write a self-contained HTML report: verdict, curves, predictions, layers, plan, verification, sizes.
 
     **Examples**
 

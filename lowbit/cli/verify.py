@@ -106,7 +106,9 @@ def verify(
             latency=not no_latency,
         )
         sizes = compare_sizes(keys, folder, fp32)
-    text = json.dumps(report_values(report, sizes, **_about(run, trained)), indent=2, ensure_ascii=False)
+    values = report_values(report, sizes, **_about(run, trained))
+    values["predictions"] = report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
+    text = json.dumps(values, indent=2, ensure_ascii=False)
     write_atomically(run / "verify.json", lambda file: file.write_text(text + "\n", "utf-8"))
     if as_json:
         print(text)

@@ -1,7 +1,22 @@
-"""What a run has left, to look at: the HTML report, and runs side by side."""
+"""The HTML report of runs and the figures to compare them: start with `page.write_report`.
 
-from lowbit.report.figures import figures
+`run_files` reads a run folder (checked by `run_schema`), `summary` computes the figures, `charts` the
+numbers behind charts. `sections` (training) and `deployment` (deployed models) make HTML of them out of
+`elements`; `page` puts the file together.
+"""
+
 from lowbit.report.page import make_page, write_report
 from lowbit.report.run_files import Run, open_run, open_runs
+from lowbit.report.summary import Verdict, config_differences, figures, verdicts
 
-__all__ = ["Run", "figures", "make_page", "open_run", "open_runs", "write_report"]
+__all__ = [
+    "Run",
+    "Verdict",
+    "config_differences",
+    "figures",
+    "make_page",
+    "open_run",
+    "open_runs",
+    "verdicts",
+    "write_report",
+]

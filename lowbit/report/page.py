@@ -8,11 +8,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lowbit.report import sections
+from lowbit.report import deployment, sections
+from lowbit.report.charts import curves, layer_series, weight_histograms
 from lowbit.report.elements import chart, choice, json_block, paragraph, section
 from lowbit.report.run_files import Run, open_runs
-from lowbit.report.series import curves, layer_series
-from lowbit.report.weights import weight_histograms
 from lowbit.training.files import write_atomically
 from lowbit.version import __version__
 
@@ -53,14 +52,16 @@ def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
         "layers": [_layers(run, found) for run, found in zip(runs, histograms, strict=True)],
     }
     parts = [
-        sections.summary(runs),
-        _curves(data["curves"]),
+        deployment.verdict(runs),
+        _curves(data["curves"], sections.throughput_note(runs)),
+        deployment.predictions(runs),
         _layer_section(runs, data["layers"]),
         sections.gradients(runs),
         sections.sensitivities(runs),
-        sections.verified(runs),
-        sections.sizes(runs),
+        deployment.verified(runs),
+        deployment.sizes(runs),
         sections.plans(runs),
+        sections.summary(runs),
         sections.environment(runs),
         sections.commands(runs),
     ]
@@ -73,7 +74,7 @@ def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(names)} · lowbit report</title>"
         f"<style>{_asset('uPlot.min.css')}{_asset('page.css')}</style></head>\n<body>"
-        f'<a class="skip" href="#summary">Skip to the figures</a><header><h1>{escape(names)}</h1>'
+        f'<a class="skip" href="#verdict">Skip to the verdict</a><header><h1>{escape(names)}</h1>'
         f"<p>lowbit {__version__} report, {made}</p>{_navigation(parts)}</header>\n<main>"
         "<noscript><p>The charts need JavaScript; tables and text do not.</p></noscript>"
         f"{chr(10).join(part for part in parts if part)}</main>\n"
@@ -82,11 +83,12 @@ def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
     )
 
 
-def _curves(found: list[dict[str, Any]]) -> str:
+def _curves(found: list[dict[str, Any]], note: str) -> str:
     if not found:
         return section("curves", "Curves", paragraph("Nothing was trained or evaluated in these runs yet."))
     charts = "".join(chart(one["id"], one["title"], one["unit"]) for one in found)
-    return section("curves", "Curves", f'<div class="charts">{charts}</div>')
+    noted = paragraph(note, "note") if note else ""
+    return section("curves", "Curves", f'<div class="charts">{charts}</div>', noted)
 
 
 def _layers(run: Run, histograms: dict[str, Any]) -> dict[str, Any]:

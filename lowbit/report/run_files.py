@@ -14,6 +14,7 @@ from lowbit.numerics import parse_grid
 from lowbit.report import run_schema as schema
 
 _FULL_BITS = {"full": 32, "bf16": 16, "fp16": 16}
+ALONE = 0.1  # of the processor, used by other processes: with more, a speed is not shown
 Points = list[tuple[float, float]]  # epoch and value
 
 
@@ -40,6 +41,11 @@ class Run:
             for one in self.of_kind(kind)
             if isinstance(one.get(key), int | float) and abs(one[key]) < schema.LARGEST
         ]
+
+    def speeds(self) -> Points:
+        """Images a second by epoch, of the epochs in which other processes used little of the processor."""
+        alone = {epoch for epoch, used in self.points("train", "other_processes") if used <= ALONE}
+        return [point for point in self.points("train", "images_per_second") if point[0] in alone]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """The records of one kind, in their order."""

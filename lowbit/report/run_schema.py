@@ -37,6 +37,8 @@ def _grid(name: str) -> str:
 
 Number = Annotated[int | float, AfterValidator(_moderate)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Fraction = Annotated[int | float, Field(ge=0, le=1)]
+Ratio = Annotated[int | float, Field(ge=1e-9, le=1e9)]
 
 
 @with_config(_STRICT)
@@ -93,9 +95,9 @@ class Answers(TypedDict):
     """What the model, or an engine, answered."""
 
     images: Annotated[int, Field(ge=1, le=2**53)]
-    top1: Number
-    top5: Number
-    agreement: Number
+    top1: Fraction
+    top5: Fraction
+    agreement: Fraction
     max_difference: Number | None
     seconds: Number
 
@@ -108,7 +110,7 @@ class Latency(TypedDict):
     batch_size: int
     fp32_ms: Number
     quantized_ms: Number
-    ratio: Number
+    ratio: Ratio
     verdict: str
 
 
@@ -145,6 +147,7 @@ class Verified(TypedDict):
     engines: list[EngineAnswers]
     sizes: list[Size]
     evidence: NotRequired[Evidence]
+    predictions: NotRequired[Predictions | None]
 
 
 @with_config(_STRICT)
@@ -153,6 +156,38 @@ class Evidence(TypedDict):
 
     judged_by: str
     reason: str
+
+
+@with_config(_STRICT)
+class DifferingImage(TypedDict):
+    """An image to which fp32 and the quantized model give different classes."""
+
+    name: str
+    label: Count
+    classes: dict[str, Count]
+    jpeg: Annotated[str, Field(max_length=100_000, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
+@with_config(_STRICT)
+class Differing(TypedDict):
+    """All images on which fp32 and the quantized model differ: how many, and some of them."""
+
+    lost: Count
+    gained: Count
+    both_wrong: Count
+    images: Annotated[list[DifferingImage], Field(max_length=100)]
+
+
+_Index = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+
+
+@with_config(_STRICT)
+class Predictions(TypedDict):
+    """The classes that the images got; see `lowbit.deploy.verify.predictions`."""
+
+    classes: list[str]
+    confusion: dict[str, dict[_Index, dict[_Index, Count]]]
+    differing: Differing | None
 
 
 @with_config(_STRICT)

@@ -1,16 +1,38 @@
-"""The sections of a report that are plain tables and text: they can be read without the page's script."""
+"""The sections about training: figures, plans, gradients, sensitive layers, environment, commands."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Any
 
-from lowbit.report.elements import bars, code, details, heading, paragraph, section, table
-from lowbit.report.figures import figures
-from lowbit.report.run_files import Run
-from lowbit.report.words import NOTHING, decibels, number, percent, size
+from lowbit.report import elements
+from lowbit.report.elements import details, heading, paragraph, section, table
+from lowbit.report.formatting import NOTHING, decibels, number, percent
+from lowbit.report.run_files import ALONE, Run
+from lowbit.report.summary import figures
 
 _SICKEST = 8  # rows of gradients that are shown at once
+
+
+def throughput_note(runs: list[Run]) -> str:
+    """Why images a second are not shown for some of the runs; empty where they are shown for all."""
+    busy, unknown = [], []
+    for run in runs:
+        used = [value for _, value in run.points("train", "other_processes")]
+        if run.speeds() or not run.of_kind("train"):
+            continue
+        if used:
+            busy.append(f"{run.name} (other processes used {100 * min(used):.0f} % of the processor)")
+        else:
+            unknown.append(run.name)
+    parts = [f"busy during {', '.join(busy)}"] if busy else []
+    parts += [f"not recorded for {', '.join(unknown)}"] if unknown else []
+    if not parts:
+        return ""
+    return (
+        "Images a second are shown only for epochs in which other processes used at most "
+        f"{100 * ALONE:.0f} % of the processor. The machine's load: {'; '.join(parts)}."
+    )
 
 
 def summary(runs: list[Run]) -> str:
@@ -19,9 +41,8 @@ def summary(runs: list[Run]) -> str:
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[name, *(column.get(name, NOTHING) for column in columns)] for name in names]
     shown = [row for row in rows if any(cell != NOTHING for cell in row[1:])]
-    return section(
-        "summary", "Summary", table("The runs in figures", ["", *(run.name for run in runs)], shown)
-    )
+    title = "Figures of training, export and engines"
+    return section("summary", "Summary", table(title, ["", *(run.name for run in runs)], shown))
 
 
 def plans(runs: list[Run]) -> str:
@@ -112,67 +133,6 @@ def gradients(runs: list[Run]) -> str:
     return section("gradients", "Health of the gradients", paragraph(note, "note"), *content)
 
 
-def verified(runs: list[Run]) -> str:
-    """What each engine makes of the exported model."""
-    content = []
-    for run in runs:
-        if run.verify is None:
-            continue
-        found = run.verify
-        content.append(heading(run.name))
-        verdict = "passed" if found["passed"] else "failed"
-        limit = (
-            f"{found['images']} images, at least {percent(found['limit'])} must get the trained model's class"
-        )
-        content.append(paragraph(f"Verification {verdict}: {limit}.", "good" if found["passed"] else "bad"))
-        evidence = found.get("evidence")
-        if evidence and evidence["reason"]:
-            content.append(paragraph(f"Agreement proves little: {evidence['reason']}.", "bad"))
-        content += [paragraph(one["verdict"]) for one in found["engines"] if "verdict" in one]
-        answers = [("fp32, before quantization", found["fp32"]), ("trained model", found["model"])]
-        answers += [("integer reference", found["integer_reference"])]
-        answers += [(engine["name"], engine) for engine in found["engines"]]
-        rows = [
-            [
-                *(name, percent(one["top1"]), percent(one["top5"]), percent(one["agreement"])),
-                *(number(one["max_difference"], 3), number(1000 * one["seconds"] / one["images"], 3)),
-            ]
-            for name, one in answers
-            if one is not None
-        ]
-        head = ["", "top-1", "top-5", "same class", "largest difference", "ms per image"]
-        content.append(table(f"{run.name}: answers of the engines", head, rows))
-        rows = [
-            [
-                *(engine["name"], str(one["threads"]), str(one["batch_size"]), number(one["fp32_ms"], 3)),
-                *(number(one["quantized_ms"], 3), f"{one['ratio']:.2f}x", one["verdict"]),
-            ]
-            for engine in found["engines"]
-            for one in engine["latency"]
-        ]
-        head = ["", "threads", "batch", "fp32 ms", "quantized ms", "ratio", "so"]
-        if rows:
-            content.append(table(f"{run.name}: latency, fp32 and quantized in turns", head, rows))
-        guilty = [f"{one['name']}: {', '.join(one['guilty'])}" for one in found["engines"] if one["guilty"]]
-        if guilty:
-            content.append(paragraph(f"First layers that depart: {'; '.join(guilty)}", "bad"))
-    return section("verify", "Verified in engines", *content) if content else ""
-
-
-def sizes(runs: list[Run]) -> str:
-    """Bars of what the weights and the exported files take."""
-    rows: list[tuple[str, float, str]] = []
-    for run in runs:
-        if run.weight_bytes is not None:
-            rows.append((f"{run.name}: weights in fp32", run.full_weight_bytes, size(run.full_weight_bytes)))
-            rows.append((f"{run.name}: weights as planned", run.weight_bytes, size(run.weight_bytes)))
-        for one in (run.verify or {}).get("sizes", ()):
-            if one["fp32"] is not None:
-                rows.append((f"{run.name}: {one['format']} file, fp32", one["fp32"], size(one["fp32"])))
-            rows.append((f"{run.name}: {one['format']} file", one["exported"], size(one["exported"])))
-    return section("sizes", "Sizes", bars("Sizes of weights and files", rows)) if rows else ""
-
-
 def sensitivities(runs: list[Run]) -> str:
     """What `lowbit analyze` found out, where it has looked at the run."""
     content = []
@@ -219,7 +179,7 @@ def commands(runs: list[Run]) -> str:
     """How to make the same again."""
     content = []
     for run in runs:
-        content += [heading(run.name), code(reproduce(run))]
+        content += [heading(run.name), elements.commands(reproduce(run))]
     note = (
         "The first line is how the run was started; the second gives the same from the config that it kept."
     )

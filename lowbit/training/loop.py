@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from lowbit.errors import LowbitError
 from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours
 from lowbit.layers.low_precision import in_full_gradients
+from lowbit.machine.load import OtherProcesses
 from lowbit.training.beginning import begin_run, keep_baseline
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
@@ -170,6 +172,7 @@ def train_epoch(
     window, window_start = Meter(topk, parts=session.loss_parts), time.perf_counter()
     reading, count = 0.0, 0
     started, samples_before = window_start, meter.samples
+    others = OtherProcesses()
 
     def rate_of(batch: int) -> float:
         step = progress.epoch * steps + batch
@@ -237,6 +240,8 @@ def train_epoch(
     return meter.result(ranks) | {
         "lr": rate_of(steps - 1),
         "images_per_second": float(seen / seconds),
+        # Of several processes each would count the others. NaN becomes null: not known.
+        "other_processes": others.fraction() if ranks.world == 1 else math.nan,
         "bad_steps": progress.bad_steps,
         "bad_images": int(ranks.sum(np.array([len(loader.bad_images)]))[0]),
     }

@@ -62,6 +62,10 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     assert [row["layer"] for row in kept["engines"][1]["layers"]] == ["conv", "head", "logits"]
     assert {"onnxruntime", "openvino", "paddle", "cpu"} <= set(kept["environment"])
     assert kept["integer_reference"]["unequal"] == 0
+    found = kept["predictions"]
+    assert set(found["confusion"]) == {"model", "paddle", "onnxruntime", "openvino"}
+    assert sum(sum(row.values()) for row in found["confusion"]["model"].values()) == 64
+    assert found["differing"] is None and len(found["classes"]) == 10  # there is no fp32 model
     assert [size["format"] for size in kept["sizes"]] == ["Paddle", "ONNX"]
 
 
@@ -101,7 +105,9 @@ def test_latency_and_the_fp32_model_beside_it(run, folder):
     result = run("lowbit", "verify", folder, "--images", 20, "--engines", "onnxruntime", "--threads", 1)
     assert result.code == 0, result
     assert "fp32, before quantization" in result.out and "Quantized minus fp32: +0.00 points" in result.out
-    (engine,) = json.loads((folder / "verify.json").read_text("utf-8"))["engines"]
+    values = json.loads((folder / "verify.json").read_text("utf-8"))
+    assert values["predictions"]["differing"] == {"lost": 0, "gained": 0, "both_wrong": 0, "images": []}
+    (engine,) = values["engines"]
     assert [found["batch_size"] for found in engine["latency"]] == [1, 16]
     for found in engine["latency"]:
         assert found["verdict"] in result.out and found["threads"] == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from PIL import Image
 
 GRADIENTS = ("grad_input.grad_output", "grad_weight.grad_output")
 OPERANDS = ("forward.input", "forward.weight", "grad_input.weight", "grad_weight.input", *GRADIENTS)
@@ -48,6 +51,30 @@ def histograms(layers: int) -> dict[str, Any]:
     counts = [round(1000 * math.exp(-(((i - 48) / 15) ** 2))) for i in range(96)]
     found = {"start": -9.0, "width": 18 / 96, "counts": counts, "lowest": -8, "highest": 7, "clipped": 0.01}
     return {_name(index): found | {"dead": 1} for index in range(layers)}
+
+
+def predictions() -> dict[str, Any]:
+    """Of three classes and 200 images, two of which fp32 and the quantized model see differently."""
+    right = {"0": {"0": 70}, "1": {"1": 69, "2": 1}, "2": {"2": 60}}
+    image = {"name": "val/7.png", "label": 1, "jpeg": picture()}
+    return {
+        "classes": ["zero", "one", "two"],
+        "confusion": {"model": right, "fp32": right, "onnxruntime": right},
+        "differing": {
+            **{"lost": 1, "gained": 1, "both_wrong": 0},
+            "images": [
+                image | {"classes": {"fp32": 1, "model": 2, "onnxruntime": 2}},
+                image | {"classes": {"fp32": 0, "model": 1, "onnxruntime": 2}},
+            ],
+        },
+    }
+
+
+def picture() -> str:
+    """A JPEG in base64."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(file, "JPEG")
+    return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def _name(index: int) -> str:
@@ -94,7 +121,10 @@ def _epoch(rng: np.random.Generator, epoch: int, layers: int) -> list[dict[str, 
             for operand in OPERANDS
         }
     return [
-        {"kind": "train", **at, **train, "images_per_second": 100 + 5 * float(rng.random())},
+        {
+            **{"kind": "train", **at, **train, "images_per_second": 100 + 5 * float(rng.random())},
+            "other_processes": 0.02,
+        },
         {"kind": "health", **at, "layers": health},
         {"kind": "eval", **at, "loss": loss + 0.05, "top1": 1 - loss / 2.5, "top5": 1.0},
     ]
@@ -123,5 +153,6 @@ def _verify() -> dict[str, Any]:
         **{"format": 1, "images": 200, "limit": 0.99, "passed": True, "model": answers, "fp32": answers},
         **{"integer_reference": None, "engines": [engine]},
         "evidence": {"judged_by": "agreement and outputs", "reason": "200 images are few"},
+        "predictions": predictions(),
         "sizes": [{"format": "ONNX", "exported": 150_000, "fp32": 1_100_000, "ratio": 7.3}],
     }

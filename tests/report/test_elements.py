@@ -1,16 +1,27 @@
-"""Pieces of HTML."""
+"""Elements of HTML."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from lowbit.report.elements import bars, json_block, table
+import pytest
+
+from lowbit.report import elements
+from lowbit.report.elements import Cell, Point, bars, json_block, table, ticks
 
 
 def test_text_is_escaped_everywhere():
-    made = table("<c>", ["<h>"], [["<r>", "<d>"]]) + bars("<c>", [("<n>", 1, "<w>")])
-    assert not re.search(r"<[chrdnw]>", made)
+    bad = '"x="<y>'
+    cell = Cell(bad, "good", run=1)
+    made = [
+        *(table(bad, [bad], [[bad, bad], [cell, cell]]), bars(bad, [(0, bad, 1, bad)])),
+        *(elements.section("key", bad), elements.heading(bad), elements.paragraph(bad)),
+        *(elements.details(bad, ""), elements.commands([bad]), elements.choice("key", bad, [bad])),
+        *(elements.gallery([(bad, bad, [Cell(bad)])]), elements.statements([(cell, cell, bad)])),
+        *(elements.scatter("key", bad, bad, [Point(bad, 1, 2, 0)], bad), elements.chart("key", bad, bad)),
+    ]
+    assert [text for text in made if "<y>" in text or '"x=' in text] == []
 
 
 def test_a_block_of_data_holds_what_it_was_given():
@@ -21,8 +32,34 @@ def test_a_block_of_data_holds_what_it_was_given():
 
 
 def test_bars_are_relative_to_the_longest():
-    assert re.findall(r"width:([\d.]+)%", bars("sizes", [("a", 1, "1"), ("b", 4, "4")])) == [
-        "25.00",
-        "100.00",
-    ]
-    assert "width:0.00%" in bars("none", [("a", 0, "0")])
+    rows = [(0, "a", 1, "1"), (1, "b", 4, "4")]
+    assert re.findall(r"width:([\d.]+)%", bars("sizes", rows)) == ["25.00", "100.00"]
+    assert re.findall(r"left:([\d.]+)%", bars("ratios", rows, mark=8)) == ["100.00", "100.00"]
+    assert "width:0.00%" in bars("none", [(0, "a", 0, "0")])
+    assert bars("nothing", []) == ""
+
+
+def test_cells_of_a_table():
+    rows = [[Cell("a", run=9), Cell("98 %", "best")], ["b", Cell("3", heat=0.5)]]
+    made = table("t", ["run", "top-1"], rows)
+    assert 'var(--c1)">10</span> a</th>' in made  # the tenth run has the second colour again
+    assert '<td class="number best">98 % <span class="star"' in made
+    assert 'style="--heat:50%">3</td>' in made
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(98.1, 99.4), (0, 1234), (5, 5), (0, 0), (-3, 1e-12), (1e300, 1e300), (0.9999, 1.0)]
+)
+def test_ticks_enclose_the_range(low, high):
+    found = ticks(low, high)
+    slack = 1e-8 * max(abs(low), abs(high), 1)
+    assert found[0] <= low + slack and found[-1] >= high - slack
+    assert 2 <= len(found) <= 8 and len(set(found)) == len(found)
+
+
+def test_a_scatter_chart_does_not_start_at_0_and_moves_points_apart():
+    points = [Point("a", 10, 98.1, 0), Point("b", 10, 98.1, 1), Point("c", 20, 99.4, 2, (40, 99.4))]
+    made = elements.scatter("size", "Accuracy", "percent", points, "KB")
+    assert re.findall(r'class="tick y"[^>]*>([\d.]+)<', made)[0] == "97.5"
+    assert re.findall(r"translate:(\d+)px", made) == ["0", "22", "0"]
+    assert made.count("<line ") == 1 and made.count("dot open") == 2  # one of them in the legend

@@ -40,7 +40,7 @@ def open_page(browser):
 
 def see_all(page) -> None:
     """Brings every chart into view, where it is drawn."""
-    for figure in page.locator("figure.chart:visible").all():
+    for figure in page.locator("figure.chart:has(.plot):visible").all():
         figure.scroll_into_view_if_needed()
         figure.locator("canvas").wait_for()
 
@@ -145,6 +145,76 @@ def test_what_analyze_saw_of_inputs_and_gradients_is_drawn(open_page, tmp_path):
     assert page.said == []
 
 
+def test_the_accuracy_axis_shows_late_differences_and_the_whole_range_when_asked(open_page, two_runs):
+    page = open_page(two_runs)
+    page.locator("#chart-loss canvas").wait_for()
+    chart = page.locator("#chart-loss")
+    picture = "document.querySelector('#chart-loss canvas')?.toDataURL()"
+    first = page.evaluate(picture)
+    chart.locator("figcaption button").press("Enter")
+    page.wait_for_function(f"first => {picture} && {picture} !== first", arg=first)
+    assert chart.locator("figcaption button").text_content() == "Last epochs"
+    chart.locator("figcaption button").press("Enter")
+    page.wait_for_function(f"first => {picture} === first", arg=first)
+
+
+def test_a_legend_does_not_move_while_the_cursor_does(open_page, two_runs):
+    page = open_page(two_runs)
+    see_all(page)
+    for key in ("top1", "glance", "scale"):
+        boxes = []
+        for press in ("Home", "ArrowRight", "End"):
+            page.locator(f"#chart-{key} .plot").focus()
+            page.keyboard.press(press)
+            rows = page.locator(f"#chart-{key} .u-series").all()
+            boxes.append([row.bounding_box() for row in rows])
+        assert boxes[0] == boxes[1] == boxes[2], key
+
+
+def test_commands_are_copied(open_page, two_runs):
+    page = open_page(two_runs)
+    page.evaluate("() => { navigator.clipboard.writeText = async (text) => { window.copied = text; }; }")
+    command = page.locator("#reproduce .command").first
+    command.locator("button").click()
+    command.get_by_text("Copied").wait_for()
+    assert page.evaluate("window.copied") == command.locator("code").text_content()
+    # Where the clipboard is not allowed, the text is selected and copied as by hand.
+    page.evaluate(
+        "() => { navigator.clipboard.writeText = async () => { throw new Error('not allowed'); };"
+        " document.addEventListener('copy', () => { window.copied = String(getSelection()); }); }"
+    )
+    last = page.locator("#reproduce .command").last
+    last.locator("button").click()
+    last.get_by_text("Copied").wait_for()
+    assert page.evaluate("window.copied") == last.locator("code").text_content()
+    assert page.said == []
+
+
+def test_a_wide_table_scrolls_with_its_first_column_in_place(open_page, two_runs):
+    page = open_page(two_runs, width=PHONE)
+    frame = page.locator("#verdict .scroll")
+    page.wait_for_function("document.querySelector('#verdict .scroll').matches('.wide.more')")
+    first, second = frame.locator("tbody th").first, frame.locator("tbody td").first
+    before = first.bounding_box()["x"], second.bounding_box()["x"]
+    frame.evaluate("frame => { frame.scrollLeft = frame.scrollWidth; }")
+    page.wait_for_function("!document.querySelector('#verdict .scroll').matches('.more')")
+    assert first.bounding_box()["x"] == before[0] and second.bounding_box()["x"] < before[1]
+    page.set_viewport_size({"width": 2000, "height": 900})
+    page.wait_for_function("!document.querySelector('#verdict .scroll').matches('.wide')")
+
+
+def test_layers_are_named_on_the_axis(open_page, two_runs):
+    page = open_page(two_runs)
+    page.add_init_script(
+        "const fill = CanvasRenderingContext2D.prototype.fillText; window.drawn = [];"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {"
+        " window.drawn.push(text); fill.call(this, text, ...at); };"
+    )
+    page.reload()
+    see_all(page)
+    assert {"layers.0.conv", "layers.1.conv", "layers.2.conv"} <= set(page.evaluate("window.drawn"))
+
+
 def test_a_large_run_is_small_enough_and_opens(open_page, tmp_path):
     runs = open_runs([write_run(tmp_path / "large", layers=100, epochs=200)])
     file = tmp_path / "report.html"
@@ -160,19 +230,28 @@ def test_names_cannot_break_the_page(tmp_path, open_page):
     plan = json.loads((folder / "plan.json").read_text())
     plan[0]["name"] = "</script><script>alert(1)</script>"
     (folder / "plan.json").write_text(json.dumps(plan))
+    verify = json.loads((folder / "verify.json").read_text())
+    picture = '"><img src="x.png" onerror="alert(1)">'
+    verify["engines"][0] |= {"name": picture, "verdict": picture, "guilty": [picture]}
+    verify["engines"][0]["latency"][0]["verdict"] = verify["sizes"][0]["format"] = picture
+    verify["predictions"]["classes"] = [picture] * 3
+    verify["predictions"]["differing"]["images"][0]["name"] = picture
+    (folder / "verify.json").write_text(json.dumps(verify))
     file = tmp_path / "report.html"
     file.write_text(make_page(open_runs([folder]), [{}]), "utf-8")
     page = open_page(file)
     page.locator("#chart-loss canvas").wait_for()
     assert page.locator("h1").text_content() == "<b>&'\""
     assert page.locator("#layer option").first.text_content() == plan[0]["name"]
+    assert page.locator("#predictions thead th").nth(1).text_content() == picture
+    assert page.locator("img").count() == 2  # those of the predictions
     assert page.said == []
 
 
 def test_the_file_names_no_other(two_runs):
     text = two_runs.read_text("utf-8")
-    outside = re.findall(r"""(?:src|href)=["']?(?!#)([^"'\s>]+)""", text.split("<script>")[0])
-    assert outside == []
+    named = re.findall(r"""(?:src|href)=["']?(?!#)([^"'\s>]+)""", text.split("<script>")[0])
+    assert [one for one in named if not one.startswith("data:image/jpeg;base64,")] == []
     assert "connect-src" not in text and "default-src 'none'" in text
     assert "Leon Sorokin" in text  # the licence of the charts goes with them
 

@@ -13,8 +13,7 @@ import yaml
 
 from lowbit.analysis.store import Store
 from lowbit.errors import LowbitError
-from lowbit.report import figures, make_page, open_runs
-from lowbit.report.config_differences import config_differences
+from lowbit.report import config_differences, figures, make_page, open_runs, verdicts
 from tests.report.fake_run import histograms, write_run
 
 WRONG = [None, True, -3, 2.5, 1e301, "text", "\ud800", [], [[]], {}, {"a": 1}]
@@ -43,6 +42,7 @@ def show(*folders: Path) -> None:
     for run in runs:
         figures(run)
     config_differences(runs)
+    verdicts(runs)
     make_page(runs, [histograms(1)] * len(runs)).encode()
 
 

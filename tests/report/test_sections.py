@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from lowbit.report import open_run, sections
+from lowbit.report import open_run, open_runs, sections
 from tests.report.fake_run import write_run
 
 
@@ -35,8 +35,18 @@ def test_what_there_is_not_has_no_section(tmp_path):
     folder = write_run(tmp_path / "run", verified=False)
     (folder / "plan.json").unlink()
     run = open_run(folder)
-    assert sections.verified([run]) == sections.plans([run]) == sections.sizes([run]) == ""
-    assert sections.sensitivities([run]) == ""
+    assert sections.plans([run]) == sections.sensitivities([run]) == ""
+
+
+def test_it_is_said_why_there_is_no_throughput(tmp_path):
+    runs = open_runs([write_run(tmp_path / name) for name in ("idle", "busy", "old")])
+    assert sections.throughput_note(runs) == ""
+    for record in runs[1].of_kind("train"):
+        record["other_processes"] = 0.5
+    for record in runs[2].of_kind("train"):
+        del record["other_processes"]
+    text = sections.throughput_note(runs)
+    assert "busy (other processes used 50 % of the processor); not recorded for old." in text
 
 
 def test_the_plan_says_how_each_operand_is_quantized(tmp_path):

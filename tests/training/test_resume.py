@@ -41,7 +41,8 @@ def test_killed_at_random_steps_a_run_ends_with_the_same_weights(tmp_path):
     calm, killed = (tmp_path / name / "checkpoints" / "latest.lowbit" for name in ("calm", "killed"))
     assert weights_hash(killed) == weights_hash(calm), output
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("calm", "killed")]
-    without_speed = [re.sub(r'"images_per_second": [\d.]+', "", log) for log in logs]
+    # What depends on the machine's load is not compared.
+    without_speed = [re.sub(r'"(images_per_second|other_processes)": [\d.e-]+', "", log) for log in logs]
     assert without_speed[0] == without_speed[1]
 
 

@@ -14,6 +14,7 @@ from lowbit.deploy.verify.files import export_fp32, export_missing
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.predictions import Predictions
 from lowbit.deploy.verify.record import report_values
 from lowbit.deploy.verify.verify import EngineReport, Report, verify
 
@@ -26,6 +27,7 @@ __all__ = [
     "Latency",
     "LayerDifference",
     "OnnxGraph",
+    "Predictions",
     "Report",
     "Size",
     "compare_latency",

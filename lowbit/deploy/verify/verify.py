@@ -16,6 +16,7 @@ from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
 from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.predictions import FP32, MODEL, Predictions
 from lowbit.errors import LowbitError
 from lowbit.layers import has_quantized_layers
 
@@ -79,6 +80,7 @@ class Report:
     integers_compared: int = 0
     integers_unequal: int = 0
     integers_first_layer: str | None = None
+    predictions: Predictions = field(default_factory=Predictions)
 
     @property
     def evidence(self) -> Evidence:
@@ -133,20 +135,27 @@ def verify(
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
     quantized = has_quantized_layers(model)
-    others = {candidate.key: candidate.engine.run for candidate in candidates}
+    predictions = Predictions()
+    others = {one.key: predictions.record(one.key, one.engine.run) for one in candidates}
     reference = IntegerReference(model) if quantized else None
     if reference is not None:
         others["integers"] = reference
     if baseline is not None:
-        others["fp32"] = model_answer(baseline)
+        others[FP32] = predictions.record(FP32, model_answer(baseline))
     watch.begin("verify", len(loader))
-    own, results = measure_agreement(model_answer(model), others, loader.epoch(0), on_batch=watch.advance)
+    own, results = measure_agreement(
+        predictions.record(MODEL, model_answer(model)),
+        others,
+        predictions.labelled(loader.epoch(0)),
+        on_batch=watch.advance,
+    )
     report = Report(
         limit=limit,
         model=own,
         engines=[_engine_report(candidate, results[candidate.key]) for candidate in candidates],
-        fp32=results.get("fp32"),
+        fp32=results.get(FP32),
         integers=results.get("integers"),
+        predictions=predictions,
     )
     if reference is not None:
         report.integers_compared, report.integers_unequal = reference.integers, reference.unequal

@@ -8,8 +8,10 @@
     "grad_weight.grad_output", "grad_weight.input",
   ];
   const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
+  const LONGEST = 22; // letters of a layer's name on an axis; its end tells it from the others
+  const MOST_DOTS = 30; // points of a line that are marked; one alone would be no line
   const LEAST_GAP = 4; // pixels between lines of a grid; closer ones would be a grey area
-  const charts = new Map(); // figure -> {describe, plot}
+  const charts = new Map(); // figure -> {describe, plot, whole}
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const short = (value) => (value == null ? "–" : String(Number(value.toPrecision(4))));
@@ -39,13 +41,29 @@
     };
   }
 
-  function options(found, width) {
+  // Names of layers are written upwards, as many as there is space for.
+  function xAxis(found) {
+    if (!found.xWords) return axis(found.bars ? {} : { incrs: WHOLE });
+    const shown = (name) => (name.length > LONGEST ? `…${name.slice(1 - LONGEST)}` : name);
+    return axis({
+      incrs: WHOLE, rotate: -90, space: 15, size: found.xSize, font: "11px system-ui, sans-serif",
+      values: (_u, places) => places.map((place) => shown(found.xWords(place))),
+    });
+  }
+
+  function height(found) {
+    return 240 + (found.xSize ?? 50) - 50;
+  }
+
+  function options(found, width, whole) {
+    const around = found.dots ? 0.5 : 0; // points at the edge of the area are hard to see
     return {
-      width, height: 240,
+      width, height: height(found),
       scales: {
-        x: { time: false, range: (_u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+        x: { time: false, range: (_u, low, high) => (low === high ? [low - 1, high + 1] : [low - around, high + around]) },
+        ...(found.zoom && !whole ? { y: { range: () => found.zoom } } : {}),
       },
-      axes: [axis(found.bars ? {} : { incrs: WHOLE }), axis({ size: 58 })],
+      axes: [xAxis(found), axis({ size: 58, values: (_u, values) => values.map(short) })],
       cursor: { points: { size: 7 } },
       legend: { markers: { dash: (_u, index) => (index && found.series[index - 1].dashed ? "dashed" : "solid") } },
       series: [
@@ -55,7 +73,7 @@
           dash: one.dashed ? [5, 4] : undefined,
           fill: found.bars ? colour(one.colour) + "66" : undefined,
           paths: found.bars ? uPlot.paths.bars({ size: [1, 100] }) : found.dots ? () => null : undefined,
-          points: found.bars ? { show: false } : { show: found.dots || undefined, size: found.dots ? 8 : 5, fill: colour(one.colour) },
+          points: { show: !found.bars && (found.dots || one.x.length <= MOST_DOTS), size: found.dots ? 8 : 6, fill: colour(one.colour) },
           value: (_u, y) => short(y),
         })),
       ],
@@ -94,16 +112,35 @@
     if (chart.plot) chart.plot.destroy();
     chart.plot = null;
     place.replaceChildren();
-    figure.querySelectorAll("details, .remark").forEach((old) => old.remove());
+    figure.querySelectorAll("details, .remark, figcaption button").forEach((old) => old.remove());
     if (!found) return;
     const columned = columns(found.series);
-    const plot = new uPlot(options(found, place.clientWidth), columned, place);
+    const plot = new uPlot(options(found, place.clientWidth, chart.whole), columned, place);
     chart.plot = plot;
+    if (found.zoom) figure.querySelector("figcaption").append(zoomButton(figure, chart));
+    reserveLegend(plot, found);
     if (found.remark) figure.append(make("p", found.remark, { class: "remark" }));
     figure.append(asTable(figure, found, columned));
     legendByKeyboard(plot);
     cursorByKeyboard(place, plot, found);
     if (found.pick) plot.over.addEventListener("click", () => pickAt(plot, found));
+  }
+
+  function zoomButton(figure, chart) {
+    const button = make("button", chart.whole ? "Last epochs" : "Whole range", { type: "button" });
+    button.onclick = () => {
+      chart.whole = !chart.whole;
+      draw(figure);
+      figure.querySelector("figcaption button").focus();
+    };
+    return button;
+  }
+
+  // The legend shows the values under the cursor: space for the longest, so that nothing moves.
+  function reserveLegend(plot, found) {
+    if (!found.xWords) return;
+    const longest = Math.max(...plot.data[0].map((x) => found.xWords(x).length));
+    plot.root.querySelector(".u-legend .u-value").style.width = `${longest + 1}ch`;
   }
 
   function pickAt(plot, found) {
@@ -177,7 +214,7 @@
   function add(id, describe) {
     const figure = document.getElementById(`chart-${id}`);
     if (!figure) return;
-    charts.set(figure, { describe, plot: null });
+    charts.set(figure, { describe, plot: null, whole: false });
     const place = figure.querySelector(".plot");
     const name = figure.querySelector("figcaption").textContent;
     for (const [key, value] of Object.entries({ tabindex: "0", role: "group", "aria-label": `Chart: ${name}. Arrow keys move through it.` }))
@@ -187,7 +224,7 @@
 
   for (const curve of data.curves)
     add(curve.id, () => ({
-      xLabel: "epoch",
+      xLabel: "epoch", zoom: curve.zoom,
       series: curve.series.map((one) => ({ ...one, colour: `c${one.run % 8}` })),
     }));
 
@@ -220,7 +257,8 @@
     }).filter((one) => one.x.length);
     if (!series.length) return null;
     const pick = (index) => { layerChoice.value = String(index); layerChanged(); };
-    return { xLabel: "layer", xWords: (index) => names[index] ?? "", series, pick, dots: true, mark: () => Number(layerChoice.value) };
+    const xSize = 20 + 6 * Math.min(LONGEST, Math.max(...names.map((name) => name.length)));
+    return { xLabel: "layer", xWords: (index) => names[index] ?? "", xSize, series, pick, dots: true, mark: () => Number(layerChoice.value) };
   }
 
   function histogram(which) {
@@ -280,9 +318,41 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const [figure, chart] of charts) if (chart.plot) draw(figure);
   });
+  // A table that is wider than its frame says so, and has a shadow where there is more of it.
+  function hint(frame) {
+    const hidden = frame.scrollWidth - frame.clientWidth;
+    frame.classList.toggle("wide", hidden > 2);
+    frame.classList.toggle("more", hidden - frame.scrollLeft > 2);
+  }
+  const frames = document.querySelectorAll("main section > .scroll, main details > .scroll");
+  for (const frame of frames) frame.addEventListener("scroll", () => hint(frame), { passive: true });
+  for (const box of document.querySelectorAll("main details"))
+    box.addEventListener("toggle", () => box.querySelectorAll(".scroll").forEach(hint));
+
+  async function copy(text, source) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // not allowed here: as if selected by hand
+      getSelection().selectAllChildren(source);
+      document.execCommand("copy");
+      getSelection().removeAllRanges();
+    }
+  }
+  for (const box of document.querySelectorAll(".command")) {
+    const source = box.querySelector("code");
+    const button = make("button", "Copy", { type: "button", "aria-label": `Copy: ${source.textContent}` });
+    button.onclick = async () => {
+      await copy(source.textContent, source);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    };
+    box.append(button);
+  }
+
   new ResizeObserver(() => {
+    frames.forEach(hint);
     for (const [figure, { plot }] of charts)
       if (plot && plot.width !== figure.querySelector(".plot").clientWidth)
-        plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: 240 });
+        plot.setSize({ width: figure.querySelector(".plot").clientWidth, height: plot.height });
   }).observe(document.body);
 })();

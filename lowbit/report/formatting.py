@@ -1,8 +1,8 @@
-"""Figures as people read them, in the report and in the terminal alike."""
+"""Numbers as people read them, in the report and in the terminal alike."""
 
 from __future__ import annotations
 
-NOTHING = "–"  # noqa: RUF001 (a dash, for what there is not)
+NOTHING = "–"  # noqa: RUF001 (a dash, for a missing value)
 
 
 def percent(fraction: float | None) -> str:
@@ -11,6 +11,26 @@ def percent(fraction: float | None) -> str:
     '98.76 %'
     """
     return NOTHING if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def points(fraction: float | None) -> str:
+    """A difference of two fractions in percentage points.
+
+    >>> points(-0.0056), points(0.0)
+    ('-0.56', '0.00')
+    """
+    if fraction is None:
+        return NOTHING
+    text = f"{100 * fraction:+.2f}"
+    return "0.00" if text in ("+0.00", "-0.00") else text
+
+
+def ratio(value: float | None) -> str:
+    """
+    >>> ratio(1.897)
+    '1.90x'
+    """
+    return NOTHING if value is None else f"{value:.2f}x"
 
 
 def size(count: int | None) -> str:
@@ -25,7 +45,7 @@ def size(count: int | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """With so many digits, or, where a number has more before the point, all of those.
+    """With so many significant digits, or all those before the point if there are more.
 
     >>> number(0.123456), number(5852.3, 3)
     ('0.1235', '5852')

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+from lowbit.errors import LowbitError
+from lowbit.layers.weights_at_rest import layers_by_name, weight_histogram
+from lowbit.report.elements import Point
 from lowbit.report.run_files import Points, Run
+from lowbit.report.summary import Verdict
+from lowbit.training.checkpoint import find_checkpoint
+from lowbit.training.trained_model import open_checkpoint
 
 MOST_POINTS = 200  # of a series; of more epochs every second (third, …) is shown, and the last
 _DIGITS = 4
@@ -16,10 +23,11 @@ _OF_GRADIENTS = (*_QUANTITIES, "gain")
 # id, title, what the numbers are, and which records they are from: kind and key
 CURVES: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("loss", "Loss", "cross entropy, or what is trained", (("train", "loss"), ("eval", "loss"))),
-    ("top1", "Top-1 accuracy", "fraction of the images", (("train", "top1"), ("eval", "top1"))),
+    ("top1", "Top-1 accuracy", "percent of the images", (("train", "top1"), ("eval", "top1"))),
     ("lr", "Learning rate", "at the end of an epoch", (("train", "lr"),)),
     ("speed", "Throughput", "images a second, in training", (("train", "images_per_second"),)),
 )
+_ZOOMED = ("loss", "top1")  # late differences are small against the first epochs' progress
 _WHOSE = {"train": "training", "eval": "validation"}
 
 
@@ -36,12 +44,56 @@ def curves(runs: list[Run]) -> list[dict[str, Any]]:
                 "label": _label(runs, run, kind, sources),
                 "dashed": kind == "train" and len(sources) > 1,
             }
-            | _xy(run.points(kind, name))
+            | _xy(_points(run, kind, name))
             for number, run in enumerate(runs)
             for kind, name in sources
         ]
         if any(one["x"] for one in series):
-            found.append({"id": key, "title": title, "unit": unit, "series": [s for s in series if s["x"]]})
+            series = [one for one in series if one["x"]]
+            zoom = _late_range(series) if key in _ZOOMED else None
+            found.append({"id": key, "title": title, "unit": unit, "series": series, "zoom": zoom})
+    return found
+
+
+def _points(run: Run, kind: str, name: str) -> Points:
+    if name == "images_per_second":
+        return run.speeds()
+    factor = 100 if name == "top1" else 1
+    return [(epoch, factor * value) for epoch, value in run.points(kind, name)]
+
+
+def _late_range(series: list[dict[str, Any]]) -> list[float] | None:
+    """The range of the values in the last third of each series, with a margin; None where that is most of the
+    range of all."""
+    late, whole = [], []
+    for one in series:
+        points = [(x, y) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
+        whole += [y for _, y in points]
+        late += [y for x, y in points if x > one["x"][-1] * 2 / 3]
+    if not late:
+        return None
+    margin = max(0.1 * (max(late) - min(late)), 1e-3 * max(abs(y) for y in late), 1e-9)
+    low, high = min(late) - margin, max(late) + margin
+    return [low, high] if high - low < 0.6 * (max(whole) - min(whole)) else None
+
+
+def tradeoffs(verdicts: list[Verdict]) -> dict[str, list[Point]]:
+    """Accuracy in percent over the exported file's size in KB, and over the latency in percent of fp32's.
+
+    A point has a line to where fp32 is, if that was measured. The latency is relative because only fp32 and
+    quantized of one run are measured in turns.
+    """
+    found: dict[str, list[Point]] = {"size": [], "latency": []}
+    for index, one in enumerate(verdicts):
+        if one.top1 is None:
+            continue
+        fp32 = None if one.fp32_top1 is None else 100 * one.fp32_top1
+        if one.size:
+            start = (one.fp32_size / 1e3, fp32) if one.fp32_size and fp32 is not None else None
+            found["size"].append(Point(one.run, one.size / 1e3, 100 * one.top1, index, start))
+        if one.speedup:
+            start = (100.0, fp32) if fp32 is not None else None
+            found["latency"].append(Point(one.run, 100 / one.speedup, 100 * one.top1, index, start))
     return found
 
 
@@ -60,6 +112,21 @@ def layer_series(run: Run) -> dict[str, Any]:
                         row = kept.setdefault(quantity, [None] * len(records))
                         row[index] = shorten(numbers[quantity], 3)
     return {"epochs": [record["epoch"] + 1 for record in records], "layers": layers}
+
+
+def weight_histograms(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], str]:
+    """Of a run's latest checkpoint, by layer; and, where there are none, the reason.
+
+    A report can be made without them, for example of a model whose code is not here.
+    """
+    found = find_checkpoint(path)
+    if found is None:
+        return {}, f"no histograms of the weights: {path} has no checkpoint"
+    try:
+        layers = layers_by_name(open_checkpoint(found, trust=trust).model)
+        return {name: weight_histogram(layer).values() for name, layer in layers.items()}, ""
+    except LowbitError as error:
+        return {}, f"no histograms of the weights: {error}"
 
 
 def shorten(value: float | None, digits: int = _DIGITS) -> float | None:
