@@ -61,8 +61,9 @@ lint: $(READY)  ## style, and the types of the public API
 format: $(READY)  ## write the C++ style of .clang-format
 	@$(BIN)/clang-format -i $(CSRC)
 
-docs: $(READY)  ## write docs/api.md anew from the docstrings
+docs: $(READY)  ## write docs/api.md from the docstrings, the READMEs' results from benchmarks/results.yaml
 	@$(BIN)/python docs/make_api.py
+	@$(BIN)/python docs/make_results.py
 
 clean:  ## remove the environment and caches, never your runs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
