@@ -1,7 +1,7 @@
 """Builds the C++ kernels with the package; everything else about it is in pyproject.toml.
 
 Without a compiler the installation succeeds all the same: lowbit then computes with Paddle's own operators,
-and says so in `lowbit doctor` and at the start of a run that quantizes. LOWBIT_REQUIRE_KERNELS=1, which
+and says so in `lowbit doctor` and at the start of a run. LOWBIT_REQUIRE_KERNELS=1, which
 `make wheel` sets, makes it an error.
 """
 
@@ -64,6 +64,7 @@ setup(
             "lowbit.kernels.liblowbit_kernels",
             sources=_sources(".cpp"),
             depends=_sources(".h"),
+            optional=True,
         )
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
