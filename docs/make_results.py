@@ -50,8 +50,7 @@ CHINESE = Language(
     steps="延迟与训练步都是倍数：延迟与同一引擎中的 fp32 相比，训练步与 Paddle 自带的 fp32 相比"
     "（单线程，{processor}，`{command}`，{date}）。",
     accuracy="与 fp32 之差以百分点计；空格表示没有测量。",
-    more="条件、范围和命令见[测量数据](docs/numbers.md)。"
-    "在自己的机器上用 `lowbit bench` 测量训练步。",
+    more="条件、范围和命令见[测量数据](docs/numbers.md)。在自己的机器上用 `lowbit bench` 测量训练步。",
 )
 
 

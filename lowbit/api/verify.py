@@ -286,7 +286,8 @@ def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list
     """The engines to verify, and notes about those that are left out."""
     if engines is not None:
         return parse_engines(engines if isinstance(engines, str) else ",".join(engines)), []
-    notes, keys = [], []
+    keys: list[str] = []
+    notes: list[str] = []
     if any((directory / f"inference{suffix}").is_file() for suffix in MODEL_SUFFIXES):
         keys.append("paddle")
     if (directory / INT8_FOLDER).is_dir():
