@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 
 CSRC := $(wildcard lowbit/kernels/csrc/*/*)
 
-.PHONY: demo test test-slow test-sanitized test-arm test-avx2 lint format docs setup clean help
+.PHONY: demo test test-slow test-sanitized test-arm test-avx2 test-wheel wheel lint format docs setup clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -45,6 +45,13 @@ test-arm: $(READY)  ## the C++ kernels on an ARM processor that qemu imitates: f
 test-avx2: $(READY)  ## kernels, ONNX targets and engines, verify with AVX2 alone, which qemu imitates: needs qemu-user
 	@$(BIN)/python -m tests.kernels.avx2_only
 
+wheel: $(READY)  ## dist/lowbit-*.whl with compiled kernels, for Python 3.10 to 3.12; needs g++ or clang++
+	@LOWBIT_REQUIRE_KERNELS=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	@ls dist/*.whl
+
+test-wheel: wheel  ## install the wheel into an empty environment and train there: some minutes, 1.2 GB, network
+	@$(BIN)/python -m tests.wheel dist
+
 lint: $(READY)  ## style, and the types of the public API
 	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
 	@$(BIN)/mypy
@@ -54,8 +61,9 @@ lint: $(READY)  ## style, and the types of the public API
 format: $(READY)  ## write the C++ style of .clang-format
 	@$(BIN)/clang-format -i $(CSRC)
 
-docs: $(READY)  ## write docs/api.md anew from the docstrings
+docs: $(READY)  ## write docs/api.md from the docstrings, the READMEs' results from benchmarks/results.yaml
 	@$(BIN)/python docs/make_api.py
+	@$(BIN)/python docs/make_results.py
 
 clean:  ## remove the environment and caches, never your runs
-	rm -rf $(VENV) build *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -1,17 +1,20 @@
 """Builds the C++ kernels with the package; everything else about it is in pyproject.toml.
 
 Without a compiler the installation succeeds all the same: lowbit then computes with Paddle's own operators,
-and says so in `lowbit doctor` and at the start of a run that quantizes.
+and says so in `lowbit doctor` and at the start of a run. LOWBIT_REQUIRE_KERNELS=1, which
+`make wheel` sets, makes it an error.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 _BUILD = Path(__file__).parent / "lowbit" / "kernels" / "build.py"
@@ -35,10 +38,19 @@ class BuildKernels(build_ext):
         try:
             build.compile_library(Path(self.get_ext_fullpath(ext.name)))
         except build.BuildError as error:
+            if os.environ.get("LOWBIT_REQUIRE_KERNELS") == "1":
+                raise SystemExit(f"lowbit: the C++ kernels cannot be built ({error})") from None
             print(f"lowbit: installed without its C++ kernels ({error})", file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split(".")[:-1]) / build.LIBRARY.name)
+
+
+class Wheel(bdist_wheel):
+    """One wheel for every Python: the library does not use Python's C interface."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 def _sources(suffix: str) -> list[str]:
@@ -55,5 +67,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
 )

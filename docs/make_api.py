@@ -1,7 +1,7 @@
-"""Writes docs/api.md, the reference of what Python code may import, from the sources: `make docs`.
+"""Writes docs/api.md, the reference of the public Python API, from the sources: `make docs`.
 
-Signatures, fields and docstrings are taken as they are written; nothing is imported. What a room offers is
-its `__all__`.
+Signatures, fields and docstrings are taken as they are written; nothing is imported. The public names are
+those of `lowbit.__all__`, and the classes of what the functions return.
 """
 
 from __future__ import annotations
@@ -15,27 +15,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/api.md"
-# In the order in which a reader needs them; the other rooms are for lowbit itself.
-ROOMS = (
-    "lowbit",
-    "lowbit.recipe",
-    "lowbit.layers",
-    "lowbit.deploy",
-    "lowbit.deploy.verify",
-    "lowbit.analysis",
-    "lowbit.models",
-    "lowbit.data",
-    "lowbit.config",
-    "lowbit.report",
-    "lowbit.numerics",
-)
+PACKAGE = "lowbit"
+RESULT = "Result"  # the base class of results, explained once
 USAGE = ("property", "classmethod", "staticmethod", "contextmanager")
 INTRODUCTION = """\
-# API reference
+# Python API
 
-What Python code may import, room by room. [Commands](commands.md) have a page of their own, and
-[examples](../examples/README.md) show how the pieces go together. This page is made from the docstrings by
-`make docs`; a name that is not on it may change without notice.
+The names of `import lowbit`, and what its functions return. [Commands](commands.md) have a page of their own;
+[examples](../examples/README.md) and [notebooks](../notebooks/quantize_my_model.ipynb) show how the pieces go
+together. Other modules can be imported, but may change without notice. This page is made from the docstrings
+by `make docs`.
 """
 
 
@@ -64,35 +53,64 @@ def source_of(module: str) -> Source:
 
 def make_page() -> str:
     """The whole page."""
+    names = public_names()
+    functions = [name for name in names if isinstance(find(PACKAGE, name)[1], ast.FunctionDef)]
+    classes = [name for name in names if name not in functions]
+    results = result_classes(functions)
     contents, sections = [], []
-    for room in ROOMS:
-        names = sorted(public_names(room), key=str.casefold)
-        anchors = " · ".join(f"[`{name}`](#{anchor(room, name)})" for name in names)
-        contents.append(f"| [`{room}`](#{room.replace('.', '')}) | {anchors} |")
-        sections.append(f"## {room}\n\n{ast.get_docstring(source_of(room).tree)}")
-        sections += [entry(room, name) for name in names]
-    table = "\n".join(["| import from | names |", "|---|---|", *contents])
+    for title, members in (("Functions", functions), ("Classes", classes), ("Results", list(results))):
+        links = " · ".join(f"[`{name}`](#{anchor(name)})" for name in members)
+        contents.append(f"| {title.lower()} | {links} |")
+        sections.append(f"## {title}")
+        sections += [
+            entry(*results[name]) if name in results else entry(*find(PACKAGE, name), f"{PACKAGE}.{name}")
+            for name in members
+        ]
+    table = "\n".join(["| | |", "|---|---|", *contents])
     return "\n\n".join([INTRODUCTION.rstrip(), table, *sections]) + "\n"
 
 
-def public_names(room: str) -> list[str]:
-    """A room's `__all__`, without names like __version__."""
-    for node in source_of(room).tree.body:
+def public_names() -> list[str]:
+    """`lowbit.__all__`, without names like __version__."""
+    for node in source_of(PACKAGE).tree.body:
         if isinstance(node, ast.Assign) and _target(node) == "__all__":
-            return [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
-    raise SystemExit(f"{room} has no __all__")
+            names = [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
+            return sorted(names, key=str.casefold)
+    raise SystemExit(f"{PACKAGE} has no __all__")
 
 
-def anchor(room: str, name: str) -> str:
-    """Where GitHub puts the heading `room.name`."""
-    return f"{room}.{name}".replace(".", "").lower()
+def result_classes(functions: list[str]) -> dict[str, tuple[Source, ast.ClassDef]]:
+    """The classes that the functions return, their base class, and those of their fields."""
+    found: dict[str, tuple[Source, ast.ClassDef]] = {}
+    for function in functions:
+        source, node = find(PACKAGE, function)
+        waiting = _names_in(node.returns)
+        while waiting:
+            name = waiting.pop(0)
+            here = [part for part in source.tree.body if isinstance(part, ast.ClassDef) and part.name == name]
+            if not here or name in found or name in public_names():
+                continue
+            found[name] = (source, here[0])
+            fields = [part for part in here[0].body if isinstance(part, ast.AnnAssign)]
+            waiting += [word for part in fields for word in _names_in(part.annotation)]
+            if RESULT in [ast.unparse(base) for base in here[0].bases]:
+                found.setdefault(RESULT, find("lowbit.api.result", RESULT))
+    return dict(sorted(found.items(), key=lambda item: item[0] != RESULT))
 
 
-def entry(room: str, name: str) -> str:
+def _names_in(annotation: ast.expr | None) -> list[str]:
+    return [part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)] if annotation else []
+
+
+def anchor(name: str) -> str:
+    """Where GitHub puts the heading of a name."""
+    return f"{PACKAGE}{name}".lower() if name in public_names() else name.lower()
+
+
+def entry(source: Source, node: ast.stmt, title: str = "") -> str:
     """The heading, signature and docstring of one name, and of its methods."""
-    source, node = find(room, name)
     link = f"[{source.path.relative_to(ROOT)}](../{source.path.relative_to(ROOT)})"
-    parts = [f"### {room}.{name}"]
+    parts = [f"### {title or node.name}"]
     if isinstance(node, ast.ClassDef):
         parts += [_code(class_head(source, node)), docstring(node)]
         parts += [
@@ -113,8 +131,10 @@ def find(module: str, name: str) -> tuple[Source, ast.stmt]:
             return source, node
         if isinstance(node, ast.Assign | ast.AnnAssign) and _target(node) == name:
             return source, node
-        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            return find(node.module, name)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if name == (alias.asname or alias.name):
+                    return find(node.module, alias.name)
         if isinstance(node, ast.Assign) and _target(node) == "_LAZY":  # see lowbit/__init__.py
             modules = ast.literal_eval(node.value)
             if name in modules:

@@ -18,8 +18,6 @@ from paddle.nn import functional as F
 
 import lowbit
 
-RECIPES = Path(__file__).parents[1] / "recipes"
-
 
 class Net(nn.Layer):
     def __init__(self) -> None:
@@ -70,14 +68,14 @@ def main(folder: Path) -> None:
     train(net, *training, epochs=5, rate=0.02)
 
     # Quantization-aware training: weights and activations in 4 bits.
-    qat = lowbit.quantize(copy.deepcopy(net), RECIPES / "qat_w4a4.yaml", data=training)
+    qat = lowbit.quantize(copy.deepcopy(net), "qat_w4a4", data=training)
     train(qat, *training, epochs=2, rate=0.002)
     print(lowbit.export(qat, folder / "qat", example=example))
     print(lowbit.verify(qat, folder / "qat", test, latency=False, baseline=net))
     print(lowbit.analyze(qat, test))
 
     # Low-precision training from scratch: gradients in 4 bits, too.
-    low = lowbit.quantize(Net(), RECIPES / "qt_w4a4g4.yaml")
+    low = lowbit.quantize(Net(), "qt_w4a4g4")
     train(low, *training, epochs=5, rate=0.02)
     print(lowbit.export(low, folder / "low", example=example, data=training))
     print(lowbit.verify(low, folder / "low", test, latency=False))

@@ -1,4 +1,4 @@
-"""The documentation says what is true: its links, commands, options, config keys and the rows of rooms."""
+"""The documentation says what is true: its links, commands, options, config keys and the rows of packages."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ PAGES = {
         ROOT / "README.md",
         ROOT / "README.zh.md",
         ROOT / "examples/README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").glob("*.md")),
     )
 }
@@ -227,21 +229,21 @@ def test_every_model_is_named():
         assert f"`{name}`" in PAGES["docs/models.md"]
 
 
-def test_rooms_use_only_rooms_of_lower_rows():
+def test_packages_import_only_packages_of_lower_rows():
     rows = {
-        room: int(row)
-        for row, rooms in re.findall(r"^\| (\d+) \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
-        for room in re.findall(r"`(\w+)`", rooms)
+        package: int(row)
+        for row, packages in re.findall(r"^\| (\d+) \| (.+?) \|", PAGES["docs/architecture.md"], re.MULTILINE)
+        for package in re.findall(r"`(\w+)`", packages)
     }
-    rooms = [path.parent.name for path in (ROOT / "lowbit").glob("*/__init__.py")]
-    assert len(rooms) > 5
-    for room in rooms:
-        for path in (ROOT / "lowbit" / room).rglob("*.py"):
-            for used in _rooms_used(path) - {room}:
-                assert rows[used] < rows[room], f"{path.relative_to(ROOT)} uses lowbit.{used}"
+    packages = [path.parent.name for path in (ROOT / "lowbit").glob("*/__init__.py")]
+    assert len(packages) > 5
+    for package in packages:
+        for path in (ROOT / "lowbit" / package).rglob("*.py"):
+            for used in _packages_used(path) - {package}:
+                assert rows[used] < rows[package], f"{path.relative_to(ROOT)} uses lowbit.{used}"
 
 
-def _rooms_used(path: Path) -> set[str]:
+def _packages_used(path: Path) -> set[str]:
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

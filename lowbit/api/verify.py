@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,12 @@ from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import MODEL_SUFFIXES
 from lowbit.deploy.verify import compare_sizes, export_fp32, open_candidates, parse_engines, report_values
 from lowbit.deploy.verify import verify as verify_images
-from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate
+from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
 from lowbit.deploy.verify.closeness import measure_closeness
 from lowbit.deploy.verify.files import ToExport
 from lowbit.deploy.verify.verify import Report
 from lowbit.errors import LowbitError
 from lowbit.layers import eval_mode, has_quantized_layers
-
-_PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
 @dataclass(frozen=True)
@@ -289,17 +286,15 @@ def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list
     """The engines to verify, and notes about those that are left out."""
     if engines is not None:
         return parse_engines(engines if isinstance(engines, str) else ",".join(engines)), []
-    notes, keys = [], []
+    keys: list[str] = []
+    notes: list[str] = []
     if any((directory / f"inference{suffix}").is_file() for suffix in MODEL_SUFFIXES):
         keys.append("paddle")
     if (directory / INT8_FOLDER).is_dir():
         keys.append("paddle-int8")
     if (directory / ONNX_FILE).is_file():
-        for key, package in _PACKAGES.items():
-            if find_spec(package) is not None:
-                keys.append(key)
-            else:
-                notes.append(f"{key} is not installed and was left out: pip install {package}")
+        found, notes = installed_engines(["onnxruntime", "openvino"])
+        keys += found
     if not keys:
         raise LowbitError(
             f"{directory} holds no exported network: lowbit.export(net, {str(directory)!r}, example=x) first"

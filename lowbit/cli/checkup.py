@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Literal
 
 from lowbit.errors import LowbitError
+from lowbit.extras import install_command, is_installed
 from lowbit.kernels import kernels, why_missing
 from lowbit.machine.cpu import CPU_VARIABLE, FEATURES, chosen_processor, hardware_info
 from lowbit.machine.device import paddle_build
@@ -53,6 +54,7 @@ def checkup() -> Iterator[Finding]:
     yield from _paddle()
     yield _package("ONNX Runtime", "onnxruntime", "exported models cannot be run and verified in it")
     yield _package("OpenVINO", "openvino", "exported models cannot be run and verified in it")
+    yield _digits()
     yield _package("VisualDL", "visualdl", "no curves in the browser; metrics.jsonl has the same figures")
     yield _package("simplejpeg", "simplejpeg", "JPEG files cannot be decoded")
     yield _package(
@@ -178,16 +180,24 @@ def _paddle_inference(version: str) -> Finding:
     )
 
 
+def _digits() -> Finding:
+    """scikit-learn is not imported: lowbit only reads the digits inside its folder."""
+    if is_installed("sklearn"):
+        return Finding("scikit-learn", metadata.version("scikit-learn"))
+    cost = "no handwritten digits, which `lowbit demo` and `-c digits` train on"
+    return Finding("scikit-learn", "not installed", "missing", f"{cost}; {install_command('sklearn')}")
+
+
 def _package(title: str, module: str, cost: str, install: str | None = None) -> Finding:
     """Imports it, since an installed package whose libraries are missing is as good as none."""
-    install = install or module
+    command = install_command(install or module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
-            return Finding(title, "not installed", "missing", f"{cost}; pip install {install}")
+            return Finding(title, "not installed", "missing", f"{cost}; {command}")
         return Finding(title, "does not load", "broken", f"{cost}; it lacks the module {error.name}")
     except (
         ImportError,
@@ -195,10 +205,9 @@ def _package(title: str, module: str, cost: str, install: str | None = None) -> 
         AttributeError,
     ) as error:  # what packages raise when a part of them is missing
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Finding(
-            title, "does not load", "broken", f"{cost} ({reason}); pip install --force-reinstall {install}"
-        )
-    return Finding(title, _version(loaded, install))
+        again = command.replace("install", "install --force-reinstall", 1)
+        return Finding(title, "does not load", "broken", f"{cost} ({reason}); {again}")
+    return Finding(title, _version(loaded, install or module))
 
 
 def _version(module: object, distribution: str) -> str:

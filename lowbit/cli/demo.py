@@ -46,7 +46,7 @@ def _show_results(folder: Path) -> None:
     from lowbit.cli.demo_table import NOTES, make_table
 
     console = Console(highlight=False)
-    console.print("\n[bold]What came of it[/bold], on the 360 validation images\n")
+    console.print("\n[bold]Results[/bold] on the 360 validation images\n")
     console.print(make_table(folder, TRAININGS))
     console.print("".join(f"\n[dim]{note}[/dim]" for note in NOTES))
     print(f"\nReport      {report_file(folder)}")

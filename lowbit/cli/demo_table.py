@@ -30,27 +30,32 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("\ntraining")
     titles = ["top-1\ntrained", "top-1\ndeployed"]
-    titles += [f"agrees\n{name}" for name in _ENGINES.values()]
+    runs = [open_run(folder / training.name) for training in trainings]
+    verified = {engine["engine"] for engine in runs[0].verify["engines"]}
+    engines = [key for key in _ENGINES if key in verified]  # OpenVINO may not be installed
+    titles += [f"agrees\n{_ENGINES[key]}" for key in engines]
     for title in (*titles, "ONNX\nfile", "times\nsmaller", "step\nspeed"):
         table.add_column(title, justify="right")
     (measured,) = json.loads(bench_file(folder).read_text("utf-8"))
     faster = {row["side"]: row["faster"] for row in measured["rows"]}
-    for training in trainings:
-        run = open_run(folder / training.name)
+    for training, run in zip(trainings, runs, strict=True):
         trained = max(top1 for _, top1 in run.points("eval", "top1"))
         table.add_row(
-            training.title, f"{trained:.1%}", *_verified(run.verify), f"{faster[training.side]:.2f}x"
+            training.title,
+            f"{trained:.1%}",
+            *_verified(run.verify, engines),
+            f"{faster[training.side]:.2f}x",
         )
     return table
 
 
-def _verified(found: dict[str, Any]) -> list[str]:
+def _verified(found: dict[str, Any], keys: Sequence[str]) -> list[str]:
     engines = {engine["engine"]: engine for engine in found["engines"]}
     (onnx,) = (size for size in found["sizes"] if size["format"] == "ONNX")
     ratio = onnx["ratio"]
     return [
         f"{min(engine['top1'] for engine in engines.values()):.1%}",
-        *(f"{engines[key]['agreement']:.1%}" for key in _ENGINES),
+        *(f"{engines[key]['agreement']:.1%}" for key in keys),
         f"{onnx['exported'] / 1e6:.2f} MB",
         "" if ratio is None else f"{ratio:.1f}x",
     ]

@@ -34,8 +34,12 @@ def verify(
         float, typer.Option(help="Percent of the images on which an engine must give the model's class.")
     ] = 99.0,
     engines: Annotated[
-        str, typer.Option(help="Which engines, with commas between them; also `paddle-int8`.")
-    ] = "paddle,onnxruntime,openvino",
+        str | None,
+        typer.Option(
+            help="Which engines, with commas between them: `paddle`, `onnxruntime`, `openvino`, "
+            "`paddle-int8`; left out: the first three, as far as they are installed."
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(help="Export anew for `avx2`, `vnni`, `arm` or `gpu`; left out: what is there is used."),
@@ -66,6 +70,7 @@ def verify(
         compare_sizes,
         export_fp32,
         export_missing,
+        installed_engines,
         open_candidates,
         parse_engines,
         report_values,
@@ -77,7 +82,7 @@ def verify(
     from lowbit.training.files import write_atomically
     from lowbit.training.trained_model import open_checkpoint
 
-    keys = parse_engines(engines)
+    keys, notes = installed_engines() if engines is None else (parse_engines(engines), [])
     if not 0 <= limit <= 100:
         raise LowbitError(f"--limit is a percentage, from 0 to 100; got {limit:g}")
     if target is not None:
@@ -92,7 +97,7 @@ def verify(
         files, folder = _to_export(trained), run / "export"
         kept = find_fp32(trained.source)
         display.message(f"{trained.source}: {len(loader.dataset)} images")
-        for note in export_missing(files, folder, keys, target):
+        for note in (*notes, *export_missing(files, folder, keys, target)):
             display.message(note)
         fp32 = export_fp32(files, Path(temporary), keys) if files.is_quantized else None
         report = measure(
@@ -153,9 +158,10 @@ def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
     """Which model this is about, and what it was measured with."""
     from importlib.metadata import version
 
+    from lowbit.extras import is_installed
     from lowbit.training.environment import environment_record
 
-    packages = ("onnx", "onnxruntime", "openvino")
+    packages = filter(is_installed, ("onnx", "onnxruntime", "openvino"))
     return {
         "lowbit": __version__,
         "run": str(run),

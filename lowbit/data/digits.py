@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -10,6 +10,7 @@ import numpy as np
 
 from lowbit.data.dataset import ArrayDataset
 from lowbit.errors import LowbitError
+from lowbit.extras import install_command
 
 SIDE = 32
 _TRAINING = 1437  # four fifths
@@ -33,11 +34,12 @@ def open_digits(split: str) -> ArrayDataset:
 
 
 def _find() -> Path:
-    # Looked up without importing scikit-learn, which takes seconds.
-    spec = importlib.util.find_spec("sklearn")
+    # The file inside scikit-learn's folder: importing scikit-learn, and SciPy with it, takes seconds.
+    spec = find_spec("sklearn")
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec and spec.origin else None
     if path is None or not path.is_file():
         raise LowbitError(
-            "the handwritten digits come with scikit-learn, which is not here: pip install scikit-learn"
+            "the handwritten digits come with scikit-learn, which is not installed: "
+            + install_command("sklearn")
         )
     return path

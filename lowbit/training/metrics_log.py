@@ -12,6 +12,7 @@ import numpy as np
 from paddle import nn
 
 from lowbit.errors import LowbitError
+from lowbit.extras import install_command
 from lowbit.layers.weights_at_rest import layers_by_name
 from lowbit.training.files import write_atomically
 
@@ -98,7 +99,7 @@ def _curves(folder: Path, *, required: bool) -> Any:
         if not required:
             return None
         raise LowbitError(
-            "Global.use_visualdl is on, but VisualDL is not installed: pip install 'lowbit[curves]', "
+            f"Global.use_visualdl is on, but VisualDL is not installed: {install_command('visualdl')}, "
             "or leave the key out (metrics.jsonl is written in any case)"
         ) from None
     return LogWriter(logdir=str(folder))

@@ -238,8 +238,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         narrow = config.amp_level != "O0"
         notes += set_executor(model, config.Global.executor, device=device.name, qat_in_floats=narrow)
         notes.append(str(preparation_of(model)))
-        if device.name == "cpu" and (reason := why_missing()):
-            notes.append(f"quantizing on Paddle's operators, which is slower: {reason}")
+    if device.name == "cpu" and (reason := why_missing()):
+        notes.append(f"training on Paddle's operators, which is slower: {reason}")
     if neighbours != "Paddle":
         fuse(model)
     optimizer = build_optimizer(config.Optimizer, model)

@@ -33,7 +33,7 @@ def test_everything_the_report_promises_is_there(findings):
             "GPU",
         ),
         *("threads", "matrix library", "Paddle Inference", "ONNX Runtime", "OpenVINO", "VisualDL"),
-        *("simplejpeg", "OpenCV", "export target"),
+        *("scikit-learn", "simplejpeg", "OpenCV", "export target"),
     }
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 
 import numpy as np
 import pytest
 
+from lowbit.data import digits
 from lowbit.data.digits import open_digits
 from lowbit.errors import LowbitError
 
@@ -33,6 +33,6 @@ def test_images_are_what_scikit_learn_shows():
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LowbitError, match="pip install scikit-learn"):
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(LowbitError, match=r"pip install 'lowbit\[demo\]'"):
         open_digits("train")

@@ -1,10 +1,8 @@
-"""What the engines that read ONNX files have in common: the file, the package, and the names inside."""
+"""What the engines that read ONNX files have in common: the file and the names inside."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lowbit.digest import ONNX, without_digest
@@ -12,14 +10,6 @@ from lowbit.errors import LowbitError, did_you_mean
 
 # What stands before the reason in ONNX Runtime's and OpenVINO's messages: code, source file, check.
 _NOISE = ("[ONNXRuntimeError]", "Exception from", "Check '")
-
-
-def import_package(name: str, program: str) -> ModuleType:
-    """An engine's package, or what to do where it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise LowbitError(f"{program} cannot be used ({error}); install it: pip install {name}") from error
 
 
 def find_onnx_file(path: str | Path) -> Path:

@@ -14,11 +14,11 @@ from lowbit.deploy.engines.onnx_file import (
     check_threads,
     find_onnx_file,
     image_shape_of,
-    import_package,
     reason,
     unknown_tensor,
 )
 from lowbit.errors import LowbitError
+from lowbit.extras import import_package
 from lowbit.machine import cpu_info
 
 _ERRORS_ONLY = 3  # of ONNX Runtime's levels of log messages

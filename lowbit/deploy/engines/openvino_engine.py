@@ -18,11 +18,11 @@ from lowbit.deploy.engines.onnx_file import (
     check_threads,
     find_onnx_file,
     image_shape_of,
-    import_package,
     reason,
     unknown_tensor,
 )
 from lowbit.errors import LowbitError
+from lowbit.extras import import_package
 from lowbit.machine import cpu_info, hardware_info
 
 # OpenVINO 2026.4's int8 matrix products for AMX end the process with an illegal instruction for some shapes.

@@ -6,6 +6,7 @@ from lowbit.deploy.verify.candidates import (
     Candidate,
     Size,
     compare_sizes,
+    installed_engines,
     open_candidates,
     parse_engines,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "export_fp32",
     "export_missing",
     "guilty_layers",
+    "installed_engines",
     "open_candidates",
     "parse_engines",
     "report_values",

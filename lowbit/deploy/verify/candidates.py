@@ -9,10 +9,12 @@ from pathlib import Path
 from lowbit.deploy.engines import Engine, OnnxRuntimeEngine, OpenVinoEngine, PaddleEngine
 from lowbit.deploy.model_files import find_model_files
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.extras import install_command, is_installed
 
 ONNX_FILE = "inference.onnx"
 INT8_FOLDER = "int8"  # inside the export folder: Paddle Inference's form with integers
 ENGINES = ("paddle", "paddle-int8", "onnxruntime", "openvino")
+USUAL_ENGINES = ("paddle", "onnxruntime", "openvino")  # verified unless others are named
 FORMATS = {"paddle": "Paddle", "paddle-int8": "Paddle int8", "onnxruntime": "ONNX", "openvino": "ONNX"}
 
 
@@ -53,6 +55,21 @@ def parse_engines(text: str) -> list[str]:
     if not keys:
         raise LowbitError(f"no engine given; valid: {', '.join(ENGINES)}")
     return list(dict.fromkeys(keys))
+
+
+def installed_engines(keys: Iterable[str] = USUAL_ENGINES) -> tuple[list[str], list[str]]:
+    """Those of the engines whose package is installed, and a line about each of the others.
+
+    >>> installed_engines(["paddle"])
+    (['paddle'], [])
+    """
+    found, notes = [], []
+    for key in keys:
+        if key.startswith("paddle") or is_installed(key):
+            found.append(key)
+        else:
+            notes.append(f"{key} is not installed and was left out: {install_command(key)}")
+    return found, notes
 
 
 def open_candidates(

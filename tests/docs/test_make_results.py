@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from docs import make_results
+from lowbit.recipe import load_recipe
+
+DATA = yaml.safe_load(make_results.DATA.read_text("utf-8"))
+NUMBERS = (make_results.ROOT / "docs/numbers.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("language", [make_results.ENGLISH, make_results.CHINESE], ids=lambda one: one.page)
+def test_the_tables_are_those_of_the_data(language):
+    committed = (make_results.ROOT / language.page).read_text("utf-8")
+    assert committed == make_results.make_page(language), f"{language.page}: run `make docs`"
+    table = make_results.make_table(language)
+    assert len(re.findall(r"^\| ", table, re.MULTILINE)) == 1 + len(DATA["results"])
+
+
+@pytest.mark.parametrize("row", DATA["results"], ids=lambda row: f"{row['network']}-{row['recipe']}")
+def test_rows_name_recipes_and_recorded_figures(row):
+    known = {"network", "recipe", "baseline", "top1", "onnx_bytes", "latency", "step_amx", "step_avx2"}
+    assert set(row) <= known
+    if row["recipe"] != "fp32":
+        load_recipe(row["recipe"])
+    for key in ("step_amx", "step_avx2"):
+        if key in row:
+            assert f"{row[key]:.2f} (" in NUMBERS, f"docs/numbers.md does not record {row[key]}"
+
+
+def test_a_figure_that_was_not_measured_stays_empty():
+    cells = make_results._cells({"network": "N", "recipe": "fp32"}, {}, make_results.ENGLISH)
+    assert cells == ["N", "fp32", "", "", "", "", "", ""]
