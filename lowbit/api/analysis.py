@@ -16,9 +16,10 @@ from lowbit.analysis import LayerCost, parse_budget, propose_bits, proposed_reci
 from lowbit.analysis import analyze as analyze_batches
 from lowbit.analysis.sensitivity import logits_of
 from lowbit.api.data import Batches, Data
-from lowbit.api.result import Result, Section, percent
+from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section, percent
 from lowbit.layers import has_quantized_layers, preparation_of
 from lowbit.layers.prepare import Preparation
 from lowbit.layers.quantizing_only import quantizing_only

@@ -14,7 +14,7 @@ from paddle import nn
 from safetensors.numpy import load_file, save_file
 
 from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
-from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.api.result import Result
 from lowbit.config.mistakes import check_section
 from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
@@ -26,6 +26,7 @@ from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.save_program import save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.formatting import Section, bytes_text, percent
 from lowbit.layers import eval_mode, fix_inputs, fixed_copy, has_quantized_layers
 from lowbit.layers.fixed_inputs import dynamic_inputs, input_scales, restore_inputs
 

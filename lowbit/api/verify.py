@@ -16,7 +16,7 @@ from paddle import nn
 
 from lowbit.api.data import Batches, Data, input_names
 from lowbit.api.deploy import exported_form, is_classifier
-from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import MODEL_SUFFIXES
@@ -27,6 +27,7 @@ from lowbit.deploy.verify.closeness import measure_closeness
 from lowbit.deploy.verify.files import ToExport
 from lowbit.deploy.verify.verify import Report
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section, bytes_text, percent
 from lowbit.layers import eval_mode, has_quantized_layers
 
 _PACKAGES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
