@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+from lowbit.cli.options import AsJson
 
 
 def recipes(as_json: AsJson = False) -> None:
