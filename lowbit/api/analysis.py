@@ -201,4 +201,3 @@ def _layer(row: dict[str, Any], bits: dict[str, int] | None) -> LayerAnalysis:
         dead={role: row[f"{role}_dead"] for role in _ROLES},
         proposed_bits=None if bits is None else bits.get(row["name"]),
     )
-

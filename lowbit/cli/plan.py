@@ -94,7 +94,7 @@ def plan_sections(layers: list[LayerPlan], title: str) -> list[Section]:
         why = assigned.plan.runs_in_integers(assigned.layer.type)["forward"]
         integers = _left_as_it_is(assigned) if assigned.plan.is_full else "none" if why else "forward"
         rows.append((*_cells(assigned), str(forward.input), str(forward.weight), integers))
-    columns = ("layer", *_WIDE, "input", "weight", "in integers")
+    columns = ("layer", *_WIDE, "input", "weight", "integers")
     return [Section(title, columns, tuple(rows), lines, left=len(columns), wide=_WIDE)]
 
 
