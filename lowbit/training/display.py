@@ -198,8 +198,8 @@ def _figures(metrics: dict[str, float], images_per_second: float) -> str:
     return f"loss {metrics['loss']:.3f}{accuracy} {images_per_second:.0f} images/s"
 
 
-def open_display(*, first_rank: bool = True, quiet: bool = False) -> PlainDisplay:
-    """The display that fits where the output goes; with `quiet`, one that shows results only."""
-    if first_rank and sys.stdout.isatty() and not quiet:
+def open_display(*, first_rank: bool = True, quiet: bool = False, silent: bool = False) -> PlainDisplay:
+    """The display that fits where the output goes; with `quiet` it shows results only, `silent` nothing."""
+    if first_rank and sys.stdout.isatty() and not (quiet or silent):
         return TerminalDisplay()
-    return PlainDisplay(silent=not first_rank, quiet=quiet)
+    return PlainDisplay(silent=silent or not first_rank, quiet=quiet)

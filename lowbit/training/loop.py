@@ -28,12 +28,14 @@ from lowbit.training.step import TrainingStep
 from lowbit.training.summary import RunClock, Summary
 
 
-def train(config: Config, *, insist_on_device: bool = False, quiet: bool = False) -> Path:
+def train(
+    config: Config, *, insist_on_device: bool = False, quiet: bool = False, silent: bool = False
+) -> Path:
     """Trains as the config says and returns the run's folder.
 
         train(load_config("digits", ["Global.epochs=2"]))
 
-    With `quiet` nothing is shown but the last lines.
+    With `quiet` nothing is shown but the last lines, with `silent` not even these.
     Resumes where `Global.checkpoints` names a checkpoint, or `auto`: the latest one of this folder, if any.
     """
     session = open_session(config, insist_on_device=insist_on_device)
@@ -43,7 +45,7 @@ def train(config: Config, *, insist_on_device: bool = False, quiet: bool = False
     run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
     first = session.ranks.is_first
     with (
-        open_display(first_rank=first, quiet=quiet) as display,
+        open_display(first_rank=first, quiet=quiet, silent=silent) as display,
         run if first else nullcontext(),
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
