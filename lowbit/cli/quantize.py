@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lowbit.cli.calibrate import calibrate_as_asked
-from lowbit.cli.export import ExportFormats, ExportTarget, check_formats, export
+from lowbit.cli.export import ExportFormats, ExportTarget, export
 from lowbit.cli.options import (
     CalibrationBatch,
     CalibrationData,
@@ -53,6 +53,7 @@ def quantize(
       --output-dir runs/ptq`
     - `lowbit verify runs/ptq` proves that the exported model computes the same
     """
+    from lowbit.api.deploy import check_formats
     from lowbit.training.post_training import ptq_recipe
 
     if algo is not None and recipe is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli.evaluate import auto_split
-from lowbit.cli.opening import open_model
+from lowbit.cli.opening import open_model, to_export
 from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide
 from lowbit.cli.output import open_progress, show
 from lowbit.errors import LowbitError
@@ -17,7 +17,6 @@ from lowbit.version import __version__
 
 if TYPE_CHECKING:
     from lowbit.data import Loader
-    from lowbit.deploy.verify.files import ToExport
     from lowbit.training.trained_model import TrainedModel
 
 
@@ -81,7 +80,7 @@ def verify(
     loader = _open_images(trained, data_path, images)
     with open_progress(quiet=quiet or as_json) as display:
         trained = deployable(trained, tell=display.message)
-        files, fp32 = _to_export(trained), find_fp32(trained.source)
+        files, fp32 = to_export(trained), find_fp32(trained.source)
         display.message(f"{trained.source}: {len(loader.dataset)} images")
         for note in export_missing(files, run / "export", keys, target):
             display.message(note)
@@ -126,19 +125,6 @@ def _open_images(trained: TrainedModel, data_path: Path | None, count: int) -> L
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")
     return build_loader(split, SpreadDataset(dataset, count), training=False)
-
-
-def _to_export(trained: TrainedModel) -> ToExport:
-    from lowbit.deploy.verify.files import ToExport
-
-    return ToExport(
-        model=trained.model,
-        source=trained.source,
-        model_name=trained.config.Arch.name,
-        image_shape=trained.config.Global.image_shape,
-        transform_ops=trained.preprocessing,
-        classes=trained.classes,
-    )
 
 
 def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
