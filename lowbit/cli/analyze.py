@@ -133,7 +133,7 @@ def _analyze(
         digest=sha256(trained.source),
         settings=settings,
     )
-    how = "" if recipe is None else f" with {recipe.name}"
+    how = "" if recipe is None else f" with {Path(recipe).name}"
     title = f"{trained.source.name}{how} on {len(loader.dataset)} images"
     fast = trained.config.Global.fast_convolutions
     with open_progress(quiet=quiet) as display:

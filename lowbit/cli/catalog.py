@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from lowbit.cli.options import AsJson
 
+NamesOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names only.")]
 
-def recipes(as_json: AsJson = False) -> None:
+
+def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
     """List the recipes that come with lowbit: what each is for, and what was reached with it.
 
     **Examples**
@@ -28,6 +31,9 @@ def recipes(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(recipe.to_dict() for recipe in found)
         return
+    if quiet:
+        print(*(recipe.name for recipe in found), sep="\n")
+        return
     console = Console(highlight=False)
     for kind in dict.fromkeys(recipe.kind for recipe in found):
         console.print(Text(kind, "bold"))
@@ -35,7 +41,7 @@ def recipes(as_json: AsJson = False) -> None:
             _print_entry(console, recipe.name, recipe.description, f"Reached: {recipe.reached}")
 
 
-def models(as_json: AsJson = False) -> None:
+def models(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
     """List the models and configs that come with lowbit.
 
     **Examples**
@@ -50,6 +56,9 @@ def models(as_json: AsJson = False) -> None:
     if as_json:
         _print_json([*({"type": "model"} | model.to_dict() for model in networks),
                      *({"type": "config"} | config.to_dict() for config in configs)])  # fmt: skip
+        return
+    if quiet:
+        print(*(entry.name for entry in (*networks, *configs)), sep="\n")
         return
     console = Console(highlight=False)
     console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))

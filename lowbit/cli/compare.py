@@ -19,6 +19,9 @@ _WIDEST = 60  # letters of a setting; a recipe written into a config has many mo
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders.", show_default=False)],
     wide: Wide = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the figures only, no settings.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show runs side by side: accuracy, loss, speed, size, verification, and where their configs differ.
@@ -42,9 +45,9 @@ def compare(
     known = {name: cells for name, cells in rows.items() if any(cell != NOTHING for cell in cells)}
     names = tuple(run.name for run in opened)
     sections = [_table("Figures", names, known, left=1)]
-    if differing:
+    if differing and not quiet:
         sections.append(_table("Settings that differ", names, differing, left=1 + len(names)))
-    else:
+    elif not quiet:
         sections.append(Section("No settings differ."))
     show(sections, wide=wide)
 

@@ -118,8 +118,7 @@ class PlainDisplay:
             return
         self._shown = now
         left = (now - self._began) / (self._done - self._first) * (self._total - self._done)
-        line = f"{self._title}: {self._done} of {self._total}, {duration(left)} left"
-        print(line, file=sys.stderr, flush=True)
+        self._tell_progress(f"{self._title}: {self._done} of {self._total}, {duration(left)} left")
 
     def report(self, step: StepReport) -> None:
         """The figures of the last steps; at an epoch's end and every half minute, where the run stands."""
@@ -128,7 +127,12 @@ class PlainDisplay:
         self._shown = now
         if step.epochs and (step.iteration == step.steps or now - self._told >= _RUN_SECONDS):
             self._told = now
-            self.message(step.progress_line())
+            self._tell_progress(step.progress_line())
+
+    def _tell_progress(self, line: str) -> None:
+        """To stderr: stdout is for what tools parse and for results."""
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
 
     def finish(self, metrics: dict[str, float]) -> None:
         """The stretch is done; in a log its last report has said so already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -94,3 +95,20 @@ def test_catalogs(run, monkeypatch, command):
 def test_results_of_any_width_where_nobody_watches(capsys):
     show(report_sections(verification(), []))
     assert any(len(line) > 80 for line in capsys.readouterr().out.splitlines())
+
+
+def test_every_command_that_prints_results_has_json_and_quiet(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    names = "train calibrate quantize eval export verify infer analyze report compare plan bench digest"
+    for name in (*names.split(), "doctor", "recipes", "models"):
+        text = run("lowbit", name, "--help").out
+        assert "--json" in text and "--quiet" in text, name
+
+
+def test_commands_print_json_and_nothing_else(run, trained, tmp_path):
+    exported = json.loads(run("lowbit", "export", trained, "--output", tmp_path / "e", "--json").out)
+    assert exported["formats"][0]["format"] == "paddle"
+    assert set(json.loads(run("lowbit", "digest", tmp_path / "e", "--json").out).values()) == {"whole"}
+    assert run("lowbit", "digest", tmp_path / "e", "--quiet").out == ""
+    assert run("lowbit", "eval", trained, "--quiet").out.startswith(" * Acc@1 ")
+    assert "qat_w4a4" in run("lowbit", "recipes", "--quiet").out.splitlines()

@@ -35,7 +35,7 @@ def test_a_run_ends_with_accuracies_duration_and_the_next_command(tmp_path, caps
 
 def test_a_log_says_epoch_of_epochs_and_the_time_left(tmp_path, capsys):
     train(tiny_config(tmp_path / "run"))
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     told = [line for line in lines if line.startswith("epoch ")]
     assert told[0].startswith("epoch 1 of 2, step 12 of 12, ") and told[0].endswith(" left")
     assert told[1] == "epoch 2 of 2, step 12 of 12, 0.0 s left"
