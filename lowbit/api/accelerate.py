@@ -11,8 +11,9 @@ from types import TracebackType
 
 import paddle
 
-from lowbit.api.result import Result, Section
+from lowbit.api.result import Result
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section
 from lowbit.kernels import onednn_objects, why_missing
 from lowbit.layers.fast_convolutions import convolution_library, fast_convolutions
 from lowbit.layers.fast_neighbours import fast_neighbours, neighbour_library

@@ -12,17 +12,21 @@ import paddle
 import yaml
 from paddle import nn
 
-from lowbit.analysis import LayerCost, parse_budget, propose_bits, proposed_recipe
+from lowbit.analysis import Analysis as Measured
+from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
 from lowbit.analysis import analyze as analyze_batches
 from lowbit.analysis.sensitivity import logits_of
 from lowbit.api.data import Batches, Data
-from lowbit.api.result import Result, Section, percent
+from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section, decibels, number, percent
 from lowbit.layers import has_quantized_layers, preparation_of
 from lowbit.layers.prepare import Preparation
 from lowbit.layers.quantizing_only import quantizing_only
 from lowbit.recipe import Recipe, dump_recipe
+
+_ROLES = ("weight", "input", "gradient")
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,12 @@ class LayerAnalysis:
     top1: float  # with this layer alone quantized
     divergence: float  # of the answers from those in full precision, in nats, with this layer alone quantized
     loss_without: float  # that goes away when this layer alone is not quantized
+    top1_without: float  # with all layers but this one quantized
     weight_sqnr: float | None
     input_sqnr: float | None
     gradient_sqnr: float | None  # None where gradients are not quantized
+    clipped: dict[str, float | None]  # fraction of the values of "weight", "input" and "gradient"
+    dead: dict[str, int | None]  # groups of them whose values are all zero
     proposed_bits: int | None = None  # under the budget
 
 
@@ -51,6 +58,7 @@ class Analysis(Result):
     quantized: dict[str, float]
     labels: str  # "data", or "network" where the data had none: the classes of the network in full precision
     recipe: Recipe | None = field(default=None, repr=False)  # with the proposed bits
+    title: str = ""  # what was analyzed, where it has a name
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values that JSON can hold."""
@@ -58,16 +66,21 @@ class Analysis(Result):
         return Result.to_dict(replace(self, recipe=None)) | {"recipe": recipe}
 
     def _sections(self) -> list[Section]:
-        gradients = any(one.gradient_sqnr is not None for one in self.layers)
-        columns = ["layer", "bits", "loss", "top-1", "diverg.", "W dB", "A dB"]
-        columns += ["G dB"] if gradients else []
+        roles = _ROLES if any(one.gradient_sqnr is not None for one in self.layers) else _ROLES[:2]
+        letters = {"weight": "W", "input": "A", "gradient": "G"}
+        wide = ["diverg.", "loss, all but it", "top-1, all but it"]
+        wide += [f"{letters[role]} {word}" for role in roles for word in ("clipped", "dead")]
+        columns = ["layer", "bits", "loss", "top-1", *(f"{letters[role]} dB" for role in roles)]
         columns += ["propose"] if self.recipe is not None else []
         rows = []
         for one in self.layers:
-            row = [one.name, one.bits, f"{one.loss:+.3f}", f"{one.top1:.1%}", f"{one.divergence:.4f}"]
-            row += [_decibels(one.weight_sqnr), _decibels(one.input_sqnr)]
-            row += [_decibels(one.gradient_sqnr)] if gradients else []
+            row = [one.name, one.bits, f"{one.loss:+.4f}", percent(one.top1)]
+            row += [decibels(getattr(one, f"{role}_sqnr")) for role in roles]
             row += ["" if one.proposed_bits is None else str(one.proposed_bits)] if self.recipe else []
+            row += [number(one.divergence), f"{-one.loss_without:+.4f}", percent(one.top1_without)]
+            for role in roles:
+                dead = one.dead[role]
+                row += [percent(one.clipped[role]), "" if dead is None else str(dead)]
             rows.append(tuple(row))
         lines = [
             f"full precision: loss {self.full['loss']:.4f}, top-1 {percent(self.full['top1'])}",
@@ -75,8 +88,9 @@ class Analysis(Result):
         ]
         if self.labels == "network":
             lines.append("The data have no labels: those of the network in full precision were used.")
-        title = f"Each layer alone quantized, on {self.samples} samples: those that cost most first"
-        return [Section(title, tuple(columns), tuple(rows), tuple(lines), left=2)]
+        title = self.title or f"{self.samples} samples"
+        title = f"Each layer alone quantized, on {title}: those that cost most first"
+        return [Section(title, (*columns, *wide), tuple(rows), tuple(lines), left=2, wide=tuple(wide))]
 
 
 def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis:
@@ -107,19 +121,27 @@ def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis
     finally:
         for layer, training in modes:
             layer.training = training
+    return analysis_of(found, net, wanted, labels="data" if labelled.has_labels else "network")
+
+
+def analysis_of(
+    found: Measured, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
+) -> Analysis:
+    """What was measured about the layers of a network, with bits for them under the budget."""
     preparation = preparation_of(net)
-    bits = None if wanted is None else propose(preparation, found.ranking, wanted)
+    bits = None if budget is None else propose(preparation, found.ranking, budget)
     return Analysis(
         samples=found.images,
         layers=tuple(_layer(row, bits) for row in found.ranking),
         full=found.full,
         quantized=found.quantized,
-        labels="data" if labelled.has_labels else "network",
+        labels=labels,
         recipe=None if bits is None else proposed_recipe(preparation, bits),
+        title=title,
     )
 
 
-def propose(preparation: Preparation, ranking: list[dict[str, Any]], budget: Any) -> dict[str, int]:
+def propose(preparation: Preparation, ranking: list[dict[str, Any]], budget: Budget) -> dict[str, int]:
     """The bits of every layer whose weight is on an integer grid, under the budget."""
     rows = {row["name"]: row for row in ranking}
     costs, fixed = [], 0
@@ -148,8 +170,8 @@ class _Labelled:
         return sum(1 for _ in self._batches)
 
     def epoch(self, _epoch: int, start: int = 0) -> Iterator[ImageBatch]:
-        for number, batch in enumerate(self._batches):
-            if number < start:
+        for index, batch in enumerate(self._batches):
+            if index < start:
                 continue
             made: Any = ImageBatch(tuple(one.numpy() for one in batch.inputs), np.empty(0), 1.0)  # type: ignore[arg-type]
             classes = batch.classes if self.has_labels else self._classes(made)
@@ -171,12 +193,11 @@ def _layer(row: dict[str, Any], bits: dict[str, int] | None) -> LayerAnalysis:
         top1=row["only_top1"],
         divergence=row["divergence"],
         loss_without=row["without_loss"],
+        top1_without=row["without_top1"],
         weight_sqnr=row["weight_sqnr"],
         input_sqnr=row["input_sqnr"],
         gradient_sqnr=row["gradient_sqnr"],
+        clipped={role: row[f"{role}_clipped"] for role in _ROLES},
+        dead={role: row[f"{role}_dead"] for role in _ROLES},
         proposed_bits=None if bits is None else bits.get(row["name"]),
     )
-
-
-def _decibels(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"

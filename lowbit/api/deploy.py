@@ -14,25 +14,33 @@ from paddle import nn
 from safetensors.numpy import load_file, save_file
 
 from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
-from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.api.result import Result
 from lowbit.config.mistakes import check_section
 from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
-from lowbit.deploy.inference_yml import PreProcessSection
+from lowbit.deploy.inference_yml import (
+    PreProcessSection,
+    describe_inference,
+    read_inference_yml,
+    write_inference_yml,
+)
 from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import find_model_files
 from lowbit.deploy.onnx import export_onnx, resolve_target
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.save_program import save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
+from lowbit.deploy.verify.files import ToExport
 from lowbit.errors import LowbitError, did_you_mean
-from lowbit.layers import eval_mode, fix_inputs, fixed_copy, has_quantized_layers
+from lowbit.formatting import Section, bytes_text, number, percent, times
+from lowbit.layers import eval_mode, fix_inputs, fixed_copy
 from lowbit.layers.fixed_inputs import dynamic_inputs, input_scales, restore_inputs
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
 SCALES_FILE = "input_scales.safetensors"
 _NAME = "inference"
 _BATCHES = 50  # to fix scales on
+_EXAMPLES = 4  # random images to compare an exported classifier on
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Export(Result):
     formats: tuple[ExportedFormat, ...]
     fixed_layers: int  # layers whose input scales were chosen in every call and are fixed now
     notes: tuple[str, ...] = ()
+    source: Path | None = None  # the checkpoint
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -69,9 +78,9 @@ class Export(Result):
             (
                 one.format,
                 bytes_text(one.size),
-                f"{one.fp32_size / one.size:.1f}x",
+                times(one.fp32_size / one.size),
                 percent(one.same_class),
-                f"{one.relative_difference:.1e}",
+                number(one.relative_difference),
             )
             for one in self.formats
         )
@@ -80,7 +89,8 @@ class Export(Result):
         if self.fixed_layers:
             lines.append(f"The input scales of {self.fixed_layers} layers, chosen in every call, were fixed.")
         lines += [line for one in self.formats for line in one.notes]
-        title = f"Exported to {self.directory}, compared with the network on the example"
+        title = f"Exported {'' if self.source is None else f'{self.source} '}to {self.directory}"
+        lines.insert(0, "Same class and difference: of its outputs and the network's, on a few inputs.")
         return [Section(title, columns, rows, (*lines, *self.notes))]
 
 
@@ -116,11 +126,8 @@ def export(
     ['paddle', 'onnx']
     """
     directory = Path(directory)
-    wanted = _formats(formats)
-    if target is not None:
-        resolve_target(target)
-        if "onnx" not in wanted:
-            raise LowbitError("target is about the ONNX file: add it to formats, or leave target out")
+    wanted = _formats(formats) or ["paddle", "onnx"]
+    _check_target(target, wanted)
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     tensors = example_inputs(net, example)
     inputs = ModelInputs(input_names(net, len(tensors)), tuple(one.numpy() for one in tensors))
@@ -128,18 +135,38 @@ def export(
     with eval_mode(net):
         own = answers_of(net, inputs.examples, name)
     model, fixed = _deployable(net, data)
-    writer = _Writer(model, directory, inputs, own, name, is_classifier(inputs, own))
-    made, notes = [], []
-    for word in wanted:
-        try:
-            made.append(writer.write(word, target, classes, _ops(transforms)))
-        except LowbitError as error:
-            if formats is not None or word == "paddle":
-                raise
-            (directory / ONNX_FILE).unlink(missing_ok=True)  # an earlier network's
-            notes.append(f"No ONNX file: {error}")
+    files = ToExport(
+        model=model,
+        source=None,
+        model_name=name,
+        image_shape=inputs.examples[0].shape[1:],
+        transform_ops=_ops(transforms),
+        classes=list(classes),
+    )
+    writer = _Writer(files, directory, inputs, own, is_classifier(inputs, own))
+    made, notes = writer.write_all(wanted, target, strict=formats is not None)
     _keep_scales(net, model, directory / SCALES_FILE)
-    return Export(directory=directory, formats=tuple(made), fixed_layers=fixed, notes=tuple(notes))
+    return Export(directory=directory, formats=made, fixed_layers=fixed, notes=notes)
+
+
+def export_classifier(
+    files: ToExport, directory: Path, *, formats: str | Sequence[str] | None = None, target: str | None = None
+) -> Export:
+    """Export a trained classifier of images with what its checkpoint says about it.
+
+    By default a quantized one as `paddle` and `onnx`, others as `paddle`. It is compared on random images.
+
+    export_classifier(to_export(open_checkpoint("runs/w8a8")), Path("runs/w8a8/export"))
+    """
+    wanted = _formats(formats) or (["paddle", "onnx"] if files.is_quantized else ["paddle"])
+    _check_target(target, wanted)
+    images = np.random.default_rng(0).standard_normal((_EXAMPLES, *files.image_shape), dtype=np.float32)
+    inputs = ModelInputs(input_names(files.model, 1), (images,))
+    with eval_mode(files.model):
+        own = answers_of(files.model, inputs.examples, files.model_name)
+    writer = _Writer(files, directory, inputs, own, classifier=True)
+    made, notes = writer.write_all(wanted, target, strict=formats is not None)
+    return Export(directory=directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -172,53 +199,89 @@ def exported_form(net: nn.Layer, directory: Path) -> nn.Layer:
 class _Writer:
     """Writes one network in one format after the other."""
 
-    model: nn.Layer
+    files: ToExport
     directory: Path
     inputs: ModelInputs
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
-    name: str
     classifier: bool
 
-    def write(self, word: str, target: str | None, classes: Sequence[str], ops: list[Any]) -> ExportedFormat:
-        if word == "onnx":
-            return self._onnx(target)
+    def write_all(
+        self, formats: Sequence[str], target: str | None, *, strict: bool
+    ) -> tuple[tuple[ExportedFormat, ...], tuple[str, ...]]:
+        """All formats, and notes; unless `strict`, ONNX is left out where it cannot hold the network."""
+        made, notes = [], []
+        for word in formats:
+            try:
+                made.append(self._onnx(target) if word == "onnx" else self._paddle(word))
+            except LowbitError as error:
+                if strict or word == "paddle":
+                    raise
+                (self.directory / ONNX_FILE).unlink(missing_ok=True)  # an earlier network's
+                notes.append(f"No ONNX file: {error}")
+        if self.classifier and "onnx" in formats and "paddle" not in formats:
+            self._describe_images()  # else the yml is that of the Paddle model beside it
+        return tuple(made), tuple(notes)
+
+    def _paddle(self, word: str) -> ExportedFormat:
+        model = self.files.model
         folder = self.directory / INT8_FOLDER if word == "paddle-int8" else self.directory
-        if self.classifier:
-            description = {
-                "model_name": self.name,
-                "image_shape": self.inputs.examples[0].shape[1:],
-                "transform_ops": ops,
-                "classes": list(classes),
-            }
-            export_ = export_paddle_int8 if word == "paddle-int8" else export_model
-            export_(self.model, folder, **description)
+        notes: tuple[str, ...] = ()
+        if self.classifier and word == "paddle-int8":
+            made = export_paddle_int8(model, folder, **self._description())
+            notes = (f"{len(made.layers)} layers in int8",)
+        elif self.classifier:
+            export_model(model, folder, **self._description())
         elif word == "paddle-int8":
             raise LowbitError(
                 f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which "
-                f"{self.name} is not: export it as paddle or onnx"
+                f"{self.files.model_name} is not: export it as paddle or onnx"
             )
         else:
             (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
             tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
-            save_program(self.model, str(folder / _NAME), self.inputs.specs(), tensors)
+            save_program(model, str(folder / _NAME), self.inputs.specs(), tensors)
         engine = PaddleEngine(folder)
         program = find_model_files(folder).model.stat().st_size
-        weights = program + sum(4 * int(np.prod(one.shape)) for one in self.model.parameters())
+        weights = program + sum(4 * int(np.prod(one.shape)) for one in model.parameters())
         files = sorted(path for path in folder.glob(f"{_NAME}.*") if path.suffix != ".onnx")
-        return self._described(word, engine, files, weights)
+        return self._described(word, engine, files, weights, notes)
 
     def _onnx(self, target: str | None) -> ExportedFormat:
         path = self.directory / ONNX_FILE
         made = export_onnx(
-            self.model,
+            self.files.model,
             path,
-            model_name=self.name,
-            image_shape=self.inputs.examples[0].shape[1:] if self.classifier else None,
+            model_name=self.files.model_name,
+            image_shape=self.files.image_shape if self.classifier else None,
             inputs=None if self.classifier else self.inputs,
             target=target,
-            quantized=has_quantized_layers(self.model),
+            quantized=self.files.is_quantized,
+            checkpoint=self.files.digest,
         )
-        return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, made.notes)
+        return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "model_name": self.files.model_name,
+            "image_shape": self.files.image_shape,
+            "transform_ops": self.files.transform_ops,
+            "classes": self.files.classes,
+            "checkpoint": self.files.digest,
+        }
+
+    def _describe_images(self) -> None:
+        """Write how images are prepared for the ONNX file, unless the yml of a Paddle model there says it."""
+        new, path = describe_inference(**self._description(), sha256={}), self.directory / f"{_NAME}.yml"
+        if not path.exists():
+            write_inference_yml(path, new)
+            return
+        old = read_inference_yml(path)
+        if (old.ops, old.classes, old.Global.image_shape) != (new.ops, new.classes, new.Global.image_shape):
+            (self.directory / ONNX_FILE).unlink(missing_ok=True)
+            raise LowbitError(
+                f"{path} is of another model, whose images are prepared otherwise: export to another folder, "
+                "or both formats, paddle and onnx"
+            )
 
     def _described(
         self, word: str, engine: Any, files: list[Path], fp32_size: int, notes: tuple[str, ...] = ()
@@ -266,9 +329,22 @@ def _keep_scales(net: nn.Layer, model: nn.Layer, file: Path) -> None:
         save_file(input_scales(net, model), file)
 
 
+def check_formats(formats: str | Sequence[str] | None, target: str | None) -> None:
+    """An error for a misspelt format or target, before the work begins."""
+    _check_target(target, _formats(formats) or ["onnx"])
+
+
+def _check_target(target: str | None, formats: Sequence[str]) -> None:
+    if target is not None:
+        resolve_target(target)
+        if "onnx" not in formats:
+            raise LowbitError("target is about the ONNX file: add it to the formats, or leave target out")
+
+
 def _formats(formats: str | Sequence[str] | None) -> list[str]:
+    """The formats asked for; none where nothing was said."""
     if formats is None:
-        return ["paddle", "onnx"]
+        return []
     words = [word.strip() for word in formats.split(",")] if isinstance(formats, str) else list(formats)
     for word in words:
         if word not in FORMATS:

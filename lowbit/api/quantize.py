@@ -13,8 +13,9 @@ import paddle
 from paddle import nn
 
 from lowbit.api.data import Batches, Data, Example, example_inputs
-from lowbit.api.result import Result, Section
+from lowbit.api.result import Result
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section
 from lowbit.kernels import why_missing
 from lowbit.layers import calibrate as calibrate_layers
 from lowbit.layers import find_quantizers, preparation_of, prepare

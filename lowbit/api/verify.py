@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,27 @@ from paddle import nn
 
 from lowbit.api.data import Batches, Data, input_names
 from lowbit.api.deploy import exported_form, is_classifier
-from lowbit.api.result import Result, Section, bytes_text, percent
+from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import MODEL_SUFFIXES
-from lowbit.deploy.verify import compare_sizes, export_fp32, open_candidates, parse_engines, report_values
+from lowbit.deploy.verify import (
+    Size,
+    compare_sizes,
+    export_fp32,
+    open_candidates,
+    parse_engines,
+    report_values,
+)
 from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
 from lowbit.deploy.verify.closeness import measure_closeness
 from lowbit.deploy.verify.files import ToExport
-from lowbit.deploy.verify.verify import Report
+from lowbit.deploy.verify.tables import report_sections
+from lowbit.deploy.verify.verify import Images, Report, Watch
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, has_quantized_layers
+from lowbit.formatting import Section, bytes_text, number, percent
+from lowbit.layers import eval_mode
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,8 @@ class Verification(Result):
     fp32_top1: float | None = None  # of the baseline
     notes: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in verify.json
+    report: Report | None = field(default=None, repr=False, compare=False)  # of classifiers
+    sizes: tuple[Size, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -77,40 +88,27 @@ class Verification(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values that JSON can hold."""
-        return super().to_dict() | {"passed": self.passed}
+        values = Result.to_dict(replace(self, report=None)) | {"passed": self.passed}
+        return {name: value for name, value in values.items() if name not in ("report", "sizes")}
 
     def _sections(self) -> list[Section]:
+        if self.report is not None:
+            sections = report_sections(self.report, self.sizes)
+            return [*sections, Section("", lines=self.notes)] if self.notes else sections
         rows = tuple(
             (
                 one.name,
                 "passed" if one.passed else "FAILED",
                 percent(one.agreement),
-                percent(one.top1),
-                f"{one.max_difference:.2g}",
+                number(one.max_difference),
                 bytes_text(one.size),
-                "" if one.fp32_size is None else f"{one.fp32_size / one.size:.1f}x",
             )
             for one in self.engines
         )
-        columns = ("engine", "", "agrees", "top-1", "max diff.", "size", "smaller")
-        lines = [] if self.top1 is None else [f"The network itself: top-1 {percent(self.top1)}"]
-        if self.fp32_top1 is not None:
-            lines.append(f"In fp32, before quantization: top-1 {percent(self.fp32_top1)}")
-        for one in self.engines:
-            if one.departing_layers:
-                lines.append(f"{one.name}: first layer that departs: {' or '.join(one.departing_layers)}")
+        columns = ("engine", "", "agrees", "max diff.", "size")
         title = f"{self.directory} against the network on {self.samples} samples"
         title += f" (limit {percent(self.limit)})"
-        sections = [Section(title, columns, rows, (*lines, *self.notes), left=2)]
-        speeds = tuple(
-            (one.name, str(s.batch_size), f"{s.fp32_ms:,.3g}", f"{s.quantized_ms:,.3g}", f"{s.ratio:.2f}x")
-            for one in self.engines
-            for s in one.speeds
-        )
-        if speeds:
-            titles = ("engine", "batch", "fp32 ms", "quantized ms", "faster")
-            sections.append(Section("Latency", titles, speeds))
-        return sections
+        return [Section(title, columns, rows, self.notes, left=2)]
 
 
 def verify(
@@ -153,66 +151,75 @@ def verify(
     inputs = ModelInputs(input_names(net, len(first.inputs)), tuple(one.numpy() for one in first.inputs))
     with eval_mode(model):
         classifier = is_classifier(inputs, answers_of(model, inputs.examples, type(net).__name__))
-    if classifier:
-        measured = _verify_classifier(
-            model, directory, keys, batches, inputs, limit, layers, latency, baseline, threads
-        )
-    else:
-        measured = _verify_outputs(model, directory, keys, batches, limit, threads)
-    found, top1, fp32_top1, samples, details = measured
-    return Verification(
-        directory=directory,
-        samples=samples,
+    if not classifier:
+        return _verify_outputs(model, directory, keys, batches, limit, threads, notes)
+    files = ToExport(
+        model=model,
+        source=None,
+        model_name=type(net).__name__,
+        image_shape=inputs.examples[0].shape[1:],
+        transform_ops=[],
+        classes=[],
+    )
+    return verify_classifier(
+        files,
+        directory,
+        keys,
+        _Images(batches),
         limit=limit,
-        engines=found,
-        top1=top1,
-        fp32_top1=fp32_top1,
-        notes=tuple(notes),
-        details=details,
+        layers=layers,
+        latency=latency,
+        baseline=baseline,
+        threads=threads,
+        notes=notes,
     )
 
 
-_Found = tuple[tuple[VerifiedEngine, ...], float | None, float | None, int, dict[str, Any]]
-
-
-def _verify_classifier(
-    model: nn.Layer,
+def verify_classifier(
+    files: ToExport,
     directory: Path,
-    keys: list[str],
-    batches: Batches,
-    inputs: ModelInputs,
-    limit: float,
-    layers: bool,
-    latency: bool,
-    baseline: nn.Layer | None,
-    threads: int | None,
-) -> _Found:
+    engines: Sequence[str],
+    images: Images,
+    *,
+    limit: float = 0.99,
+    layers: bool = False,
+    latency: bool = True,
+    baseline: nn.Layer | None = None,
+    threads: int | None = None,
+    watch: Watch | None = None,
+    notes: Sequence[str] = (),
+    about: Mapping[str, Any] | None = None,
+) -> Verification:
+    """Compare the files in a directory with the model they were exported from, image by image.
+
+    `about` is added to the `details`; `watch` shows the progress.
+    """
     with tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
-        fp32 = None
-        if has_quantized_layers(model):
-            described = ToExport(
-                model=model,
-                source=None,
-                model_name=type(model).__name__,
-                image_shape=inputs.examples[0].shape[1:],
-                transform_ops=[],
-                classes=[],
-            )
-            fp32 = export_fp32(described, Path(temporary), keys)
+        fp32 = export_fp32(files, Path(temporary), engines) if files.is_quantized else None
         report = verify_images(
-            model,
-            open_candidates(keys, directory, fp32, threads=threads),
-            _Images(batches),
+            files.model,
+            open_candidates(engines, directory, fp32, threads=threads),
+            images,
+            watch=watch,
             baseline=baseline,
             limit=limit,
             layers=layers,
             latency=latency and fp32 is not None,
         )
-        sizes = {key: compare_sizes([key], directory, fp32)[0] for key in keys}
-        details = report_values(report, list(sizes.values()))
-    found = tuple(_described(engine, report, sizes[engine.key]) for engine in report.engines)
-    fp32_top1 = None if report.fp32 is None else report.fp32.top1
-    return found, report.model.top1, fp32_top1, report.model.images, details
+        sizes = compare_sizes(engines, directory, fp32)
+        by_engine = {key: compare_sizes([key], directory, fp32)[0] for key in engines}
+    return Verification(
+        directory=directory,
+        samples=report.model.images,
+        limit=limit,
+        engines=tuple(_described(engine, report, by_engine[engine.key]) for engine in report.engines),
+        top1=report.model.top1,
+        fp32_top1=None if report.fp32 is None else report.fp32.top1,
+        notes=tuple(notes),
+        details=report_values(report, sizes, **(about or {})),
+        report=report,
+        sizes=tuple(sizes),
+    )
 
 
 def _described(engine: Any, report: Report, size: Any) -> VerifiedEngine:
@@ -235,8 +242,14 @@ def _described(engine: Any, report: Report, size: Any) -> VerifiedEngine:
 
 
 def _verify_outputs(
-    model: nn.Layer, directory: Path, keys: list[str], batches: Batches, limit: float, threads: int | None
-) -> _Found:
+    model: nn.Layer,
+    directory: Path,
+    keys: list[str],
+    batches: Batches,
+    limit: float,
+    threads: int | None,
+    notes: Sequence[str],
+) -> Verification:
     """Of networks with any inputs and outputs."""
     candidates: dict[str, Candidate] = {
         one.key: one for one in open_candidates(keys, directory, threads=threads)
@@ -264,7 +277,8 @@ def _verify_outputs(
         )
         for key, one in results.items()
     )
-    return found, None, None, next(iter(results.values())).samples, {}
+    samples = next(iter(results.values())).samples
+    return Verification(directory, samples, limit, found, top1=None, notes=tuple(notes))
 
 
 class _Images:
@@ -277,8 +291,8 @@ class _Images:
         return sum(1 for _ in self._batches)
 
     def epoch(self, _epoch: int, start: int = 0) -> Iterator[ImageBatch]:
-        for number, batch in enumerate(self._batches):
-            if number >= start:
+        for index, batch in enumerate(self._batches):
+            if index >= start:
                 yield ImageBatch(batch.inputs[0].numpy(), batch.classes, 1.0)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import paddle
 from rich.console import Console
-from rich.table import Table
 
 from lowbit.bench.ceiling import ceilings
 from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
@@ -20,6 +19,8 @@ from lowbit.bench.own_loop import TRAIN, own_loop_sides
 from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, step_sides
 from lowbit.bench.turns import Times, ratio, take_turns
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section, as_text, number
+from lowbit.formatting import times as ratio_text
 from lowbit.kernels import Kernels, kernels, why_missing
 from lowbit.layers.fast_convolutions import convolution_library
 from lowbit.machine import keep_freed_memory
@@ -40,6 +41,8 @@ def run_bench(
     processor_time: bool = False,
     instructions: str | None = None,
     own_loop: bool = False,
+    quiet: bool = False,
+    silent: bool = False,
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
 
@@ -49,15 +52,16 @@ def run_bench(
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)
     """
     keep_freed_memory()  # as in training, and for every side
-    console = Console()
+    console = Console(quiet=silent)
     found = kernels()
     if found is not None and instructions:
         _select(found, instructions)
     variant = f"none ({why_missing()})" if found is None else found.variant
     library = convolution_library(wanted=True)
-    console.print(
-        f"Paddle {paddle.__version__}; convolutions: {library}; kernels: {variant}; threads: {threads}"
-    )
+    if not quiet:
+        console.print(
+            f"Paddle {paddle.__version__}; convolutions: {library}; kernels: {variant}; threads: {threads}"
+        )
     measure = partial(
         _measure, console, rounds=rounds, clock=time.process_time if processor_time else time.perf_counter
     )
@@ -118,12 +122,17 @@ def _measure(
 ) -> dict[str, Any]:
     with console.status(title):
         times = take_turns(sides, rounds, clock)
-    table = Table("", "ms", "times faster", "from", "to", title=title, title_justify="left", box=None)
     rows = [_row(times, name, base) for name in sides]
-    for row in rows:
-        faster = [f"{row[key]:.2f}" for key in ("faster", "least", "most")]
-        table.add_row(row["side"], f"{row['seconds'] * 1e3:.1f}", *faster)
-    console.print(table)
+    cells = tuple(
+        (
+            row["side"],
+            number(1e3 * row["seconds"]),
+            *(ratio_text(row[key]) for key in ("faster", "least", "most")),
+        )
+        for row in rows
+    )
+    section = Section(title, ("", "ms", "faster", "from", "to"), cells)
+    console.print(as_text([section], console.width), markup=False, highlight=False, soft_wrap=True)
     return {"title": title, "base": base, "rounds": rounds, "rows": rows}
 
 

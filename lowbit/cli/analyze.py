@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +10,23 @@ import typer
 
 from lowbit.cli.evaluate import images_of
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import ConfigFile, DeviceName, Overrides, TrustCode, recipe_option
+from lowbit.cli.options import (
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    Overrides,
+    Quiet,
+    TrustCode,
+    Wide,
+    recipe_option,
+)
+from lowbit.cli.output import open_progress, show
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
     from lowbit.analysis import Analysis
     from lowbit.config.data import DataSplit
-    from lowbit.layers import Preparation
+    from lowbit.recipe import Recipe
     from lowbit.training.trained_model import TrainedModel
 
 _BATCH = 50  # images at a time: the outputs of all layers are held for so many
@@ -44,7 +53,9 @@ def analyze(
     override: Overrides = None,
     device: DeviceName = None,
     trust_code: TrustCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    wide: Wide = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rank the layers of a quantized model by what each one costs, and propose bits for them.
 
@@ -57,8 +68,7 @@ def analyze(
     - `lowbit analyze runs/digits --recipe qat_w4a4 --budget 4.5bits` writes a recipe
     """
     from lowbit.analysis import parse_budget
-    from lowbit.api.analysis import propose
-    from lowbit.layers import preparation_of
+    from lowbit.api.analysis import analysis_of
 
     wanted = None if budget is None else parse_budget(budget)
     if output is not None and wanted is None:
@@ -67,18 +77,17 @@ def analyze(
     split = images_of(trained, data_path)
     if split is None:
         raise LowbitError("the config has no DataLoader.Eval section; give the images with --data-path")
-    found, folder = _analyze(trained, split, recipe, images, device, quiet=as_json)
-    bits = None
-    if wanted is not None:
-        preparation = preparation_of(trained.model)
-        bits = propose(preparation, found.ranking, wanted)
+    measured, folder = _analyze(trained, split, recipe, images, device, quiet=quiet or as_json)
+    found = analysis_of(measured, trained.model, wanted, title=measured.title)
+    if found.recipe is not None:
         file = output or folder / f"recipe_{budget.strip().replace(' ', '')}.yaml"
-        _write_recipe(file, preparation, bits, f"{trained.source} under {wanted}")
+        _write_recipe(file, found.recipe, f"{trained.source} under {wanted}")
     if as_json:
-        print(json.dumps(vars(found) | {"proposed": bits}))
+        bits = None if wanted is None else {one.name: one.proposed_bits for one in found.layers}
+        print(json.dumps(vars(measured) | {"proposed": bits}))
         return
-    _print_table(found, bits)
-    if bits is not None:
+    show(found, wide=wide)
+    if found.recipe is not None:
         print(f"Recipe: {file}  (lowbit train -c CONFIG --recipe {file})")
 
 
@@ -100,7 +109,6 @@ def _analyze(
     from lowbit.deploy.model_files import sha256
     from lowbit.layers import preparation_of
     from lowbit.machine import resolve_device
-    from lowbit.training.display import PlainDisplay, open_display
     from lowbit.training.inputs import build_loader, check_class_count, open_section
     from lowbit.training.quantization import recipe_values
 
@@ -128,48 +136,13 @@ def _analyze(
     how = "" if recipe is None else f" with {Path(recipe).name}"
     title = f"{trained.source.name}{how} on {len(loader.dataset)} images"
     fast = trained.config.Global.fast_convolutions
-    with PlainDisplay(silent=True) if quiet else open_display() as display:
+    with open_progress(quiet=quiet) as display:
         return measure(trained.model, loader, store, title=title, display=display, fast=fast), folder
 
 
-def _write_recipe(file: Path, preparation: Preparation, bits: dict[str, int], why: str) -> None:
-    from lowbit.analysis import proposed_recipe
+def _write_recipe(file: Path, recipe: Recipe, why: str) -> None:
     from lowbit.recipe import dump_recipe
     from lowbit.training.files import write_atomically
 
-    text = (
-        f"# Bits proposed by `lowbit analyze` for {why}.\n{dump_recipe(proposed_recipe(preparation, bits))}"
-    )
+    text = f"# Bits proposed by `lowbit analyze` for {why}.\n{dump_recipe(recipe)}"
     write_atomically(file, lambda draft: draft.write_text(text, "utf-8"))
-
-
-def _print_table(found: Analysis, bits: dict[str, int] | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
-    console.print(Text(f"{found.title}: the layers that cost most first"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    titles = ["layer", "bits", "only it:\nloss", "\ntop-1", "\nanswers", "all but it:\nloss", "\ntop-1"]
-    roles = ["weight", "input"]
-    if any(row["gradient_sqnr"] is not None for row in found.ranking):
-        roles.append("gradient")
-    for role in roles:
-        titles += [f"{role}\nSQNR", "\nclipped", "\ndead"]
-    titles += ["proposed\nbits"] if bits is not None else []
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="left" if number < 2 else "right", overflow="fold")
-    for row in found.ranking:
-        cells = [row["name"], row["bits"], f"{row['only_loss']:+.4f}", f"{row['only_top1']:.2%}"]
-        cells += [f"{row['divergence']:.5f}", f"{-row['without_loss']:+.4f}", f"{row['without_top1']:.2%}"]
-        for role in roles:
-            sqnr, clipped, dead = (row[f"{role}_{key}"] for key in ("sqnr", "clipped", "dead"))
-            cells += ["" if sqnr is None else f"{sqnr:.1f} dB", "" if clipped is None else f"{clipped:.1%}"]
-            cells.append("" if dead is None else str(dead))
-        if bits is not None:
-            cells.append(str(bits.get(row["name"], "")))
-        table.add_row(*map(Text, cells))
-    console.print(table)
-    for name, whole in (("full precision", found.full), ("quantized", found.quantized)):
-        console.print(f"{name}: loss {whole['loss']:.4f}, top-1 {whole['top1']:.2%}")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from lowbit.bench.hold_back import hold_back
+from lowbit.cli.options import AsJson, Quiet
 from lowbit.errors import LowbitError, did_you_mean
 
 
@@ -39,6 +40,8 @@ def bench(
         ),
     ] = False,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure training on this machine: fp32, QAT, 8 and 4 bits, all in turns, as ratios.
 
@@ -67,7 +70,9 @@ def bench(
             raise LowbitError(f'nothing called "{name}" to measure, {did_you_mean(name, known)}')
     if processor_time and threads > 1:
         raise LowbitError("--processor-time adds up what all threads take: use it with --threads 1")
-    print(apply_amd_fix().message)
+    fix = apply_amd_fix()
+    if not (quiet or as_json):
+        print(fix.message)
     figures = run_bench(
         models or known,
         rounds=rounds,
@@ -76,6 +81,10 @@ def bench(
         processor_time=processor_time,
         instructions=instructions,
         own_loop=own_loop,
+        quiet=quiet,
+        silent=as_json,
     )
+    if as_json:
+        print(json.dumps(figures, indent=2))
     if output:
         output.write_text(json.dumps(figures, indent=2), "utf-8")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from lowbit.cli.options import (
+    AsJson,
     CalibrationBatch,
     CalibrationData,
     CalibrationSteps,
     DeviceName,
     Overrides,
+    Quiet,
     RequiredConfig,
     RunFolder,
     TrainedWeights,
@@ -31,6 +33,8 @@ def calibrate(
     output_dir: RunFolder = None,
     device: DeviceName = None,
     override: Overrides = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Quantize a trained model without training it (post-training quantization).
 
@@ -40,7 +44,9 @@ def calibrate(
       --recipe ptq_w8a8 --output-dir runs/ptq`
     - `lowbit eval runs/ptq` compares it with the fp32 model, `lowbit export runs/ptq` exports it
     """
-    calibrate_as_asked(
+    from lowbit.training.summary import SUMMARY_FILE
+
+    folder = calibrate_as_asked(
         config,
         pretrained=pretrained,
         recipe=recipe,
@@ -50,7 +56,11 @@ def calibrate(
         output_dir=output_dir,
         device=device,
         override=override,
+        quiet=quiet,
+        silent=as_json,
     )
+    if as_json:
+        print((folder / SUMMARY_FILE).read_text("utf-8"), end="")
 
 
 def calibrate_as_asked(
@@ -64,6 +74,8 @@ def calibrate_as_asked(
     output_dir: Path | None,
     device: str | None,
     override: list[str] | None,
+    quiet: bool = False,
+    silent: bool = False,
 ) -> Path:
     """Calibrates as the options say; the run folder. A recipe is a name, a file, or its values."""
     from lowbit.training.post_training import calibrate_run, calibration_config
@@ -82,4 +94,6 @@ def calibrate_as_asked(
     return calibrate_run(
         calibration_config(settings, data_path=data_path, steps=steps, batch_size=batch_size),
         insist_on_device=device is not None or "Global.device" in named,
+        quiet=quiet,
+        silent=silent,
     )

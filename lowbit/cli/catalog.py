@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+from lowbit.cli.options import AsJson
+
+NamesOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names only.")]
 
 
-def recipes(as_json: AsJson = False) -> None:
+def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
     """List the recipes that come with lowbit: what each is for, and what was reached with it.
 
     **Examples**
@@ -29,6 +31,9 @@ def recipes(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(recipe.to_dict() for recipe in found)
         return
+    if quiet:
+        print(*(recipe.name for recipe in found), sep="\n")
+        return
     console = Console(highlight=False)
     for kind in dict.fromkeys(recipe.kind for recipe in found):
         console.print(Text(kind, "bold"))
@@ -36,7 +41,7 @@ def recipes(as_json: AsJson = False) -> None:
             _print_entry(console, recipe.name, recipe.description, f"Reached: {recipe.reached}")
 
 
-def models(as_json: AsJson = False) -> None:
+def models(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
     """List the models and configs that come with lowbit.
 
     **Examples**
@@ -51,6 +56,9 @@ def models(as_json: AsJson = False) -> None:
     if as_json:
         _print_json([*({"type": "model"} | model.to_dict() for model in networks),
                      *({"type": "config"} | config.to_dict() for config in configs)])  # fmt: skip
+        return
+    if quiet:
+        print(*(entry.name for entry in (*networks, *configs)), sep="\n")
         return
     console = Console(highlight=False)
     console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, TransformOp
@@ -31,6 +33,8 @@ def classify(
     crop_size: int | None = None,
     benchmark: bool = False,
     warmup: int = 0,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Prints a line per image, its `topk` classes if more than one, and the benchmark report if asked.
 
@@ -39,10 +43,10 @@ def classify(
     is_onnx = model.suffix == ".onnx"
     yml = model.with_suffix(".yml") if is_onnx else find_model_files(model).yml
     description = read_inference_yml(yml) if yml and yml.is_file() else None
-    if description is None:
+    if description is None and not quiet:
         print(f"{model} has no inference.yml: images are prepared as for ImageNet")
     ops = _ops(description, resize_size, crop_size)
-    engine = OnnxRuntimeEngine(model) if is_onnx else _paddle(model, device, onednn)
+    engine = OnnxRuntimeEngine(model) if is_onnx else _paddle(model, device, onednn, quiet)
     side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
     if warmup:
         shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
@@ -57,6 +61,9 @@ def classify(
         classes=description.classes if description else None,
         timer=timer,
     )
+    if as_json:
+        print(json.dumps([asdict(prediction) for prediction in predictions], indent=2, ensure_ascii=False))
+        return
     for prediction in predictions:
         print(prediction.line())
         if topk > 1:
@@ -66,9 +73,9 @@ def classify(
         print("\n".join(benchmark_report(timer, engine, model_name=name, batch_size=batch_size)))
 
 
-def _paddle(folder: Path, device: str, onednn: bool) -> Engine:
+def _paddle(folder: Path, device: str, onednn: bool, quiet: bool) -> Engine:
     engine = PaddleEngine(folder, device=device, onednn=onednn)
-    if engine.note:
+    if engine.note and not quiet:
         print(engine.note)
     return engine
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lowbit.cli.options import AsJson, Wide
+from lowbit.cli.output import show
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section
 
 _WIDEST = 60  # letters of a setting; a recipe written into a config has many more
 
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    wide: Wide = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the figures only, no settings.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show runs side by side: accuracy, loss, speed, size, verification, and where their configs differ.
 
     **Example**: `lowbit compare runs/fp32 runs/w8a8 runs/w4a4`
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from lowbit.report import config_differences, figures, open_runs
     from lowbit.report.formatting import NOTHING
 
@@ -37,22 +39,21 @@ def compare(
         found = {run.name: column for run, column in zip(opened, columns, strict=True)}
         print(json.dumps({"figures": found, "config": differing}, indent=2, ensure_ascii=False))
         return
-    names = dict.fromkeys(name for column in columns for name in column)
-    rows = {name: [column.get(name, NOTHING) for column in columns] for name in names}
+    figure_names = dict.fromkeys(name for column in columns for name in column)
+    rows = {name: [column.get(name, NOTHING) for column in columns] for name in figure_names}
     known = {name: cells for name, cells in rows.items() if any(cell != NOTHING for cell in cells)}
-    # As wide as it must be where nobody watches: a folded table is no use to grep or to a file.
-    console = Console(width=None if sys.stdout.isatty() else 10_000)
-    for title, shown in (("Figures", known), ("Settings that differ", differing)):
-        console.print(f"[bold]{title}[/bold]" if shown else "No settings differ.")
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("")
-        for run in opened:
-            table.add_column(Text(run.name), justify="right" if shown is known else "left", overflow="fold")
-        for name, cells in shown.items():
-            table.add_row(Text(name), *(Text(_short(cell)) for cell in cells))
-        if shown:
-            console.print(table)
-        console.print()
+    names = tuple(run.name for run in opened)
+    sections = [_table("Figures", names, known, left=1)]
+    if differing and not quiet:
+        sections.append(_table("Settings that differ", names, differing, left=1 + len(names)))
+    elif not quiet:
+        sections.append(Section("No settings differ."))
+    show(sections, wide=wide)
+
+
+def _table(title: str, names: tuple[str, ...], cells: dict[str, list[str]], left: int) -> Section:
+    rows = tuple((name, *map(_short, values)) for name, values in cells.items())
+    return Section(title, ("", *names), rows, left=left)
 
 
 def _short(words: str) -> str:

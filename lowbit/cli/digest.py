@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lowbit.cli.options import AsJson
 from lowbit.digest import TRAILERS, add_digest, has_digest, without_digest
 from lowbit.errors import LowbitError
 
@@ -24,6 +26,8 @@ def digest(
             "--accept", help="Files that you changed on purpose: write the digests that fit them now."
         ),
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print damaged files only.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that checkpoints and exported models are what lowbit wrote, byte for byte.
 
@@ -34,7 +38,7 @@ def digest(
     - `lowbit digest runs/digits`
     - `lowbit digest --accept runs/digits/export/inference.yml` after you have edited it
     """
-    damaged = 0
+    damaged, states = 0, {}
     for path in _files(paths, every=not accept):
         if accept:
             _accept(path)
@@ -42,7 +46,11 @@ def digest(
             found = _check(path)
         except LowbitError as error:
             damaged, found = damaged + 1, f"DAMAGED: {error}"
-        print(f"{path}: {found}")
+        states[str(path)] = found
+        if not as_json and not (quiet and found in (_WHOLE, _NONE)):
+            print(f"{path}: {found}")
+    if as_json:
+        print(json.dumps(states, indent=2, ensure_ascii=False))
     if damaged:
         raise typer.Exit(1)
 

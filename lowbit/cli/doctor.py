@@ -11,14 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.cli.checkup import Finding, checkup
+from lowbit.cli.options import AsJson
 
 _SIGNS = {"ok": Text("ok", "green"), "missing": Text("-", "yellow"), "broken": Text("!", "bold red")}
 
 
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for programs instead of a table.")
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only what is missing or broken.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what this machine can do: processor, compiler, Paddle, engines; and what is missing, at what cost.
 
@@ -28,7 +30,8 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=2, ensure_ascii=False))
     else:
-        print_findings(findings, Console())
+        shown = [finding for finding in findings if finding.status != "ok"] if quiet else findings
+        print_findings(shown, Console())
 
 
 def print_findings(findings: list[Finding], console: Console) -> None:

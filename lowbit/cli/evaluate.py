@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lowbit.cli.opening import open_model
-from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, TrustCode, Weights
+from lowbit.cli.options import (
+    AsJson,
+    BatchNormBatches,
+    ConfigFile,
+    DeviceName,
+    Overrides,
+    Quiet,
+    TrustCode,
+    Weights,
+)
+from lowbit.cli.output import open_progress
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
@@ -50,7 +60,8 @@ def evaluate(
     ] = False,
     bn_batches: BatchNormBatches = None,
     trust_code: TrustCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure top-1 and top-5 accuracy.
 
@@ -63,6 +74,7 @@ def evaluate(
     - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
+    silent = quiet or as_json
     if bn_batches is not None and not table:
         raise LowbitError("--bn-batches has no effect without --table")
     if model is not None and _is_exported(model):
@@ -74,18 +86,20 @@ def evaluate(
             raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
         folder = model.parent if model.suffix == ".onnx" else model
         split = _images_of_export(folder, config, override, data_path)
-        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=as_json)
+        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=silent)
     else:
         trained = open_model(model, config, override, pretrained, trust_code=trust_code)
         split = _in_batches(images_of(trained, data_path), batch_size)
         if table:
             from lowbit.cli.evaluation_table import show_table
 
-            show_table(trained, split, data_path, device, bn_batches=bn_batches, as_json=as_json)
+            show_table(
+                trained, split, data_path, device, bn_batches=bn_batches, quiet=silent, as_json=as_json
+            )
             return
-        metrics = evaluate_trained(trained, split, device, quiet=as_json)
+        metrics = evaluate_trained(trained, split, device, quiet=silent)
         if trained.quantized:
-            metrics |= _compare(trained, metrics, split, device, quiet=as_json)
+            metrics |= _compare(trained, metrics, split, device, quiet=silent)
     if as_json:
         print(json.dumps(metrics))
     else:
@@ -129,7 +143,6 @@ def evaluation(
 
     from lowbit.layers.fast_convolutions import fast_convolutions
     from lowbit.machine import resolve_device
-    from lowbit.training.display import open_display
     from lowbit.training.evaluate import evaluate as measure
     from lowbit.training.inputs import build_loader, check_class_count, open_section
 
@@ -140,9 +153,8 @@ def evaluation(
     check_class_count(dataset, len(trained.classes), "validation")
     loader = build_loader(split, dataset, training=False)
     fast = trained.config.Global.fast_convolutions
-    with open_display() as display, fast_convolutions(wanted=fast):
-        if not quiet:
-            display.message(f"{trained.source}: {len(dataset)} images")
+    with open_progress(quiet=quiet) as display, fast_convolutions(wanted=fast):
+        display.message(f"{trained.source}: {len(dataset)} images")
         yield partial(
             measure,
             trained.model,

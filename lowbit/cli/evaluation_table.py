@@ -29,7 +29,8 @@ def show_table(
     device: str | None,
     *,
     bn_batches: int | None,
-    as_json: bool,
+    quiet: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Prints the table, or its rows as JSON, and the accuracy as quantized in the line that tools parse."""
     from lowbit.training.display import accuracy_line
@@ -39,8 +40,8 @@ def show_table(
         raise LowbitError(f"{trained.source} is not quantized: there is one way only to test it")
     wanted = _BN_BATCHES if bn_batches is None else bn_batches
     loader = _training_images(trained, data_path) if wanted else None
-    with evaluation(trained, split, device, quiet=as_json) as measure:
-        if loader is not None and not as_json:
+    with evaluation(trained, split, device, quiet=quiet or as_json) as measure:
+        if loader is not None and not (quiet or as_json):
             there = min(wanted, len(loader))
             fewer = "" if there == wanted else f" (all there are; {wanted} were asked for)"
             print(f"batch norm refreshed on {there} training batches{fewer}")

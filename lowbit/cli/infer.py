@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import DeviceName
+from lowbit.cli.options import AsJson, DeviceName, Quiet
 
 
 def infer(
@@ -21,6 +21,8 @@ def infer(
         bool, typer.Option(help="Also print the AutoLog report of times and memory.")
     ] = False,
     warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Classify images with an exported model.
 
@@ -30,8 +32,11 @@ def infer(
     - `lowbit infer runs/digits/export folder/ --batch-size 8 --benchmark --warmup 3`
     """
     from lowbit.cli.classify import classify
+    from lowbit.errors import LowbitError
     from lowbit.machine import resolve_device
 
+    if benchmark and as_json:
+        raise LowbitError("--benchmark prints a report in a format of its own: leave out --json")
     classify(
         model_dir,
         images,
@@ -41,4 +46,6 @@ def infer(
         onednn=onednn,
         benchmark=benchmark,
         warmup=warmup,
+        quiet=quiet or as_json,
+        as_json=as_json,
     )

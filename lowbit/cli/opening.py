@@ -1,4 +1,4 @@
-"""What `eval` and `export` have in common: the model that the user points at."""
+"""The model that the user points at: how it is opened, and what is exported and verified of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from lowbit.config.load import parse_override
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
+    from lowbit.config.transform_ops import TransformOp
+    from lowbit.deploy.verify.files import ToExport
     from lowbit.training.trained_model import TrainedModel
 
 
@@ -44,3 +46,22 @@ def open_model(
             raise LowbitError(f"{trained.source} brings its own Arch; leave out the overrides of it")
         trained.config = changed
     return trained
+
+
+def to_export(
+    trained: TrainedModel,
+    *,
+    image_shape: tuple[int, int, int] | None = None,
+    transform_ops: list[TransformOp] | None = None,
+) -> ToExport:
+    """What export and verify need to know about a model; a shape and operations replace its config's."""
+    from lowbit.deploy.verify.files import ToExport
+
+    return ToExport(
+        model=trained.model,
+        source=trained.source if trained.source.is_file() else None,  # weights may be given without an ending
+        model_name=trained.config.Arch.name,
+        image_shape=image_shape or trained.config.Global.image_shape,
+        transform_ops=transform_ops or trained.preprocessing,
+        classes=trained.classes,
+    )

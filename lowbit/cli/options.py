@@ -95,6 +95,10 @@ TeacherName = Annotated[
         help="Learn from this model's answers, too: weights, a run, or `fp32`, what is started from.",
     ),
 ]
+# Of every command that prints results.
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only: no progress, no notes.")]
+Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, whatever the terminal's width.")]
 
 
 def recipe_option(help_: str, *names: str) -> Any:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.options import ConfigFile, Overrides, complete_model, recipe_option
-from lowbit.cli.plan_tables import print_plan
+from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, Wide, complete_model, recipe_option
+from lowbit.cli.output import show
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
+from lowbit.formatting import Section
+
+if TYPE_CHECKING:
+    from lowbit.recipe import LayerPlan, Plan
 
 _CLASSES = 1000  # ImageNet's, where nobody says
 
@@ -32,7 +36,9 @@ def plan(
     num_classes: Annotated[
         int | None, typer.Option(min=1, help="Classes; left out: the config's, else 1000.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    wide: Wide = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a recipe quantizes: every layer, its three products, and whether they can run in integers.
 
@@ -54,9 +60,9 @@ def plan(
         found["layers"] = describe_layers(layers)
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    if num_classes is None and classes is None:
+    if num_classes is None and classes is None and not quiet:
         print(f"{_CLASSES} classes assumed; --num-classes says otherwise", file=sys.stderr)
-    print_plan(layers, f"{name} with {recipe}")
+    show(plan_sections(layers, f"{name} with {recipe}"), wide=wide)
 
 
 def _chosen_model(
@@ -70,3 +76,77 @@ def _chosen_model(
         return model, None, {}
     settings = load_config(config, override or ())
     return settings.Arch.name, settings.num_classes, settings.Arch.kwargs
+
+
+_WIDE = ("#", "type", "shape")
+
+
+def plan_sections(layers: list[LayerPlan], title: str) -> list[Section]:
+    """The layers with their operands or, with gradients quantized, with their plans; and a sum."""
+    quantized = sum(not assigned.plan.is_full for assigned in layers)
+    total = f"{quantized} of {len(layers)} layers are quantized."
+    if not all(assigned.plan.is_straight_through for assigned in layers):
+        return [*_plan_by_plan(layers, title), Section(total)]
+    lines = ("Backward: straight-through (the gradients are not quantized).", *_reasons(layers), total)
+    rows = []
+    for assigned in layers:
+        forward = assigned.plan.forward
+        why = assigned.plan.runs_in_integers(assigned.layer.type)["forward"]
+        integers = _left_as_it_is(assigned) if assigned.plan.is_full else "none" if why else "forward"
+        rows.append((*_cells(assigned), str(forward.input), str(forward.weight), integers))
+    columns = ("layer", *_WIDE, "input", "weight", "integers")
+    return [Section(title, columns, tuple(rows), lines, left=len(columns), wide=_WIDE)]
+
+
+def _cells(assigned: LayerPlan) -> tuple[str, ...]:
+    layer = assigned.layer
+    return " = ".join(layer.names), str(layer.index), layer.type, "x".join(map(str, layer.shape))
+
+
+def _left_as_it_is(assigned: LayerPlan) -> str:
+    return f"left as it is: {assigned.note or 'its grids are full'}"
+
+
+def _reasons(layers: list[LayerPlan]) -> list[str]:
+    """A line for every reason why `forward` does not run in integers, with the layers."""
+    found: dict[str, list[str]] = {}
+    for assigned in layers:
+        reason = assigned.plan.runs_in_integers(assigned.layer.type)["forward"]
+        if reason and not assigned.plan.is_full:
+            found.setdefault(f"forward: {reason}", []).append(assigned.layer.name)
+    return [f"Not in integers, {reason}: {', '.join(names)}" for reason, names in found.items()]
+
+
+def _plan_by_plan(layers: list[LayerPlan], title: str) -> list[Section]:
+    """Each layer with the number of its plan, and each plan once: six operands would not fit into a row."""
+    numbers: dict[tuple[Plan, str], int] = {}  # the type of layer decides what can be in integers
+    members: dict[int, list[str]] = {}
+    rows = []
+    for assigned in layers:
+        plan: int | str = _left_as_it_is(assigned)
+        if not assigned.plan.is_full:
+            plan = numbers.setdefault((assigned.plan, assigned.layer.type), len(numbers) + 1)
+            members.setdefault(plan, []).append(assigned.layer.name)
+        rows.append((*_cells(assigned), str(plan)))
+    columns = ("layer", *_WIDE, "plan")
+    sections = [Section(title, columns, tuple(rows), left=len(columns), wide=_WIDE)]
+    for (plan, layer_type), number in numbers.items():
+        count = len(members[number])
+        heading = f"Plan {number}, of {count} {layer_type} layer{'s' if count > 1 else ''}"
+        sections.append(_products(plan, layer_type, heading))
+    return sections
+
+
+def _products(plan: Plan, layer_type: str, title: str) -> Section:
+    from lowbit.recipe import PRODUCTS, operands_of
+
+    rows = []
+    for name, reason in plan.runs_in_integers(layer_type).items():
+        product = getattr(plan, name)
+        operands = [
+            f"{operand} {spec if product else 'full' if operand == 'grad_output' else 'as in forward'}"
+            for operand, spec in operands_of(product or PRODUCTS[name]()).items()
+        ]
+        rows.append((name, *operands, f"no: {reason}" if reason else "yes"))
+    columns = ("product", "operands", "", "can run in integers")
+    return Section(title, columns, tuple(rows), left=len(columns))

@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from lowbit.cli.calibrate import calibrate_as_asked
-from lowbit.cli.export import ExportFormats, ExportTarget, check_formats, export
+from lowbit.cli.export import ExportFormats, ExportTarget, export
 from lowbit.cli.options import (
+    AsJson,
     CalibrationBatch,
     CalibrationData,
     CalibrationSteps,
     DeviceName,
     Overrides,
+    Quiet,
     RequiredConfig,
     RunFolder,
     TrainedWeights,
@@ -44,6 +46,8 @@ def quantize(
     target: ExportTarget = None,
     device: DeviceName = None,
     override: Overrides = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Quantize a trained model without training it, and export it: `calibrate` and `export` in one.
 
@@ -53,6 +57,7 @@ def quantize(
       --output-dir runs/ptq`
     - `lowbit verify runs/ptq` proves that the exported model computes the same
     """
+    from lowbit.api.deploy import check_formats
     from lowbit.training.post_training import ptq_recipe
 
     if algo is not None and recipe is not None:
@@ -69,5 +74,9 @@ def quantize(
         output_dir=output_dir,
         device=device,
         override=override,
+        quiet=quiet,
+        silent=as_json,
     )
-    export(folder, format_=format_, target=target, trust_code=True)  # the config named the model
+    export(
+        folder, format_=format_, target=target, trust_code=True, quiet=quiet, as_json=as_json
+    )  # the config named the model

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import TrustCode
+from lowbit.cli.options import AsJson, Quiet, TrustCode
+from lowbit.formatting import bytes_text
 
 
 def report(
@@ -18,6 +20,8 @@ def report(
         typer.Option("--output", metavar="FILE", help="The page; left out: report.html in the last run."),
     ] = None,
     trust_code: TrustCode = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a self-contained HTML report: verdict, curves, predictions, layers, plan, verification, sizes.
 
@@ -30,5 +34,9 @@ def report(
 
     page = output or runs[-1] / "report.html"
     for line in write_report(runs, page, trust=trust_code):
-        print(line, file=sys.stderr)
-    print(f"Report: {page} ({page.stat().st_size / 1e6:.2f} MB)")
+        if not (quiet or as_json):
+            print(line, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"report": str(page), "size": page.stat().st_size}))
+    else:
+        print(f"Report: {page} ({bytes_text(page.stat().st_size)})")

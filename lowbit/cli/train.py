@@ -10,15 +10,17 @@ import typer
 from lowbit.cli.options import (
     AmpDtypeName,
     AmpLevelName,
+    AsJson,
     DeviceName,
     Overrides,
+    Quiet,
     RequiredConfig,
     TeacherName,
     check_amp,
     given,
     recipe_option,
 )
-from lowbit.config import load_config
+from lowbit.config import load_config, with_data_path
 from lowbit.config.load import parse_override
 
 
@@ -51,6 +53,26 @@ def train(
     ] = None,
     amp_level: AmpLevelName = None,
     amp_dtype: AmpDtypeName = None,
+    data_path: Annotated[
+        Path | None,
+        typer.Option(help="Images instead of the config's: a folder or archive with train/ and val/."),
+    ] = None,
+    finetune: Annotated[
+        bool,
+        typer.Option(
+            "--finetune",
+            help="Train --pretrained weights further: chooses epochs, learning rate, warm-up and teacher "
+            "for the images and the recipe, and prints them; options that are given win.",
+        ),
+    ] = False,
+    ema: Annotated[
+        float | None, typer.Option(metavar="DECAY", help="Deploy an average of the weights; such as 0.999.")
+    ] = None,
+    early_stop: Annotated[
+        int | None, typer.Option(metavar="EPOCHS", help="Stop when top-1 has not risen for so many epochs.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a network.
 
@@ -61,30 +83,41 @@ def train(
     - `lowbit train -c digits --recipe qat_w4a4` trains in 4 bits
     - `lowbit train -c digits --recipe qat_w4a4 --pretrained W --teacher fp32`
     - `lowbit train -c digits --recipe qt_w4a4g4` with gradients in 4 bits, too
+    - `lowbit train -c digits --recipe qat_w4a4 --pretrained W --finetune` chooses settings itself
+    - `lowbit train -c my_images --data-path photos/ --ema 0.999 --early-stop 5`
     - `lowbit train -c digits --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
+    from lowbit.training.summary import SUMMARY_FILE
 
     check_amp(amp_level, amp_dtype)
-    settings = load_config(
-        config,
-        override or (),
-        given(
-            output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
-            epochs=("Global.epochs", epochs),
-            device=("Global.device", device),
-            pretrained=("Global.pretrained_model", pretrained),
-            resume=("Global.checkpoints", resume),
-            recipe=("Recipe", recipe),
-            teacher=("Distillation.teacher", teacher),
-            executor=("Global.executor", executor),
-            finetune_epochs=("Global.finetune_epochs", finetune_epochs),
-            amp_level=("AMP.level", amp_level),
-            use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
-            amp_dtype=("AMP.dtype", amp_dtype),
-        ),
+    options = given(
+        output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
+        epochs=("Global.epochs", epochs),
+        device=("Global.device", device),
+        pretrained=("Global.pretrained_model", pretrained),
+        resume=("Global.checkpoints", resume),
+        recipe=("Recipe", recipe),
+        teacher=("Distillation.teacher", teacher),
+        executor=("Global.executor", executor),
+        finetune_epochs=("Global.finetune_epochs", finetune_epochs),
+        amp_level=("AMP.level", amp_level),
+        use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
+        amp_dtype=("AMP.dtype", amp_dtype),
+        ema=("Global.ema", ema),
+        early_stop=("Global.early_stop", early_stop),
     )
-    named = [parse_override(item)[0] for item in override or ()]
-    asked = device is not None or "Global.device" in named
-    run_training(settings, insist_on_device=asked)
+    settings = load_config(config, override or (), options)
+    if data_path is not None:
+        settings = with_data_path(settings, data_path)
+    named = {parse_override(item)[0] for item in override or ()} | {name for name, _ in options.values()}
+    if finetune:
+        from lowbit.training.finetune import finetune_config
+
+        settings, lines = finetune_config(settings, named)
+        if not (quiet or as_json):
+            print("\n".join(lines))
+    folder = run_training(settings, insist_on_device="Global.device" in named, quiet=quiet, silent=as_json)
+    if as_json:
+        print((folder / SUMMARY_FILE).read_text("utf-8"), end="")

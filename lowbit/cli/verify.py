@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli.evaluate import auto_split
-from lowbit.cli.opening import open_model
-from lowbit.cli.options import TrustCode
+from lowbit.cli.opening import open_model, to_export
+from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide
+from lowbit.cli.output import open_progress, show
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
 if TYPE_CHECKING:
     from lowbit.data import Loader
-    from lowbit.deploy.verify.files import ToExport
     from lowbit.training.trained_model import TrainedModel
 
 
@@ -52,7 +51,9 @@ def verify(
     ] = False,
     no_latency: Annotated[bool, typer.Option("--no-latency", help="Leave out the speed.")] = False,
     trust_code: TrustCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    wide: Wide = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the trained model with what each engine makes of its export, on the same images.
 
@@ -64,21 +65,11 @@ def verify(
     - `lowbit verify runs/w8a8`
     - `lowbit verify runs/w8a8 --engines onnxruntime --layers --images 10000`
     """
-    from lowbit.cli.verify_tables import print_report
+    from lowbit.api.verify import verify_classifier
     from lowbit.deploy.onnx import resolve_target
-    from lowbit.deploy.verify import (
-        compare_sizes,
-        export_fp32,
-        export_missing,
-        installed_engines,
-        open_candidates,
-        parse_engines,
-        report_values,
-    )
-    from lowbit.deploy.verify import verify as measure
+    from lowbit.deploy.verify import export_missing, installed_engines, parse_engines
     from lowbit.training.checkpoint import find_fp32
     from lowbit.training.deployable import deployable
-    from lowbit.training.display import PlainDisplay, open_display
     from lowbit.training.files import write_atomically
     from lowbit.training.trained_model import open_checkpoint
 
@@ -91,36 +82,38 @@ def verify(
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, trust_code=trust_code)
     loader = _open_images(trained, data_path, images)
-    display = PlainDisplay(silent=True) if as_json else open_display()
-    with display, tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
+    with open_progress(quiet=quiet or as_json) as display:
         trained = deployable(trained, tell=display.message)
-        files, folder = _to_export(trained), run / "export"
-        kept = find_fp32(trained.source)
+        files, fp32 = to_export(trained), find_fp32(trained.source)
         display.message(f"{trained.source}: {len(loader.dataset)} images")
-        for note in (*notes, *export_missing(files, folder, keys, target)):
+        for note in (*notes, *export_missing(files, run / "export", keys, target)):
             display.message(note)
-        fp32 = export_fp32(files, Path(temporary), keys) if files.is_quantized else None
-        report = measure(
-            trained.model,
-            open_candidates(keys, folder, fp32, threads=threads),
+        found = verify_classifier(
+            files,
+            run / "export",
+            keys,
             loader,
             watch=display,
-            baseline=open_checkpoint(kept, trust=trained.trust).model if kept else None,
+            baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
             limit=limit / 100,
             layers=layers,
             latency=not no_latency,
+            threads=threads,
+            about=_about(run, trained),
         )
-        sizes = compare_sizes(keys, folder, fp32)
-    values = report_values(report, sizes, **_about(run, trained))
-    values["predictions"] = report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
+    values = found.details | {
+        "predictions": found.report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
+    }
     text = json.dumps(values, indent=2, ensure_ascii=False)
     write_atomically(run / "verify.json", lambda file: file.write_text(text + "\n", "utf-8"))
     if as_json:
         print(text)
     else:
-        print_report(report, sizes)
+        show(found, wide=wide)
+        if found.fp32_top1 is None and files.is_quantized:
+            print("There is no fp32 model beside the run to compare with (checkpoints/fp32.lowbit).")
         print(f"The figures are in {run / 'verify.json'}")
-    if report.failing:
+    if not found.passed:
         raise typer.Exit(1)
 
 
@@ -139,19 +132,6 @@ def _open_images(trained: TrainedModel, data_path: Path | None, count: int) -> L
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")
     return build_loader(split, SpreadDataset(dataset, count), training=False)
-
-
-def _to_export(trained: TrainedModel) -> ToExport:
-    from lowbit.deploy.verify.files import ToExport
-
-    return ToExport(
-        model=trained.model,
-        source=trained.source,
-        model_name=trained.config.Arch.name,
-        image_shape=trained.config.Global.image_shape,
-        transform_ops=trained.preprocessing,
-        classes=trained.classes,
-    )
 
 
 def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Configs with PaddleClas's sections: read, overridden, validated."""
 
-from lowbit.config.load import dump_config, load_config, override_config, validate
+from lowbit.config.load import dump_config, load_config, override_config, validate, with_data_path
 from lowbit.config.lookup import ConfigEntry, list_configs
 from lowbit.config.schema import Config
 
@@ -12,4 +12,5 @@ __all__ = [
     "load_config",
     "override_config",
     "validate",
+    "with_data_path",
 ]

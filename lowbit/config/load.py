@@ -63,6 +63,20 @@ def override_config(config: Config, overrides: Iterable[str]) -> Config:
     return _override(config.model_dump(mode="json"), {}, "config", overrides, {})
 
 
+def with_data_path(config: Config, path: str | Path) -> Config:
+    """A config that trains and evaluates on the images of a folder or archive, prepared as it says.
+
+    with_data_path(load_config("my_images"), "photos/")
+    """
+    values = config.model_dump(mode="json")
+    for section, part in (("Train", "train"), ("Eval", "val")):
+        if (split := values["DataLoader"][section]) is not None:
+            ops = split["dataset"]["transform_ops"]
+            dataset = {"name": "AutoDataset", "path": str(path), "split": part, "transform_ops": ops}
+            split["dataset"] = dataset
+    return validate(values, {}, "--data-path")
+
+
 def _override(
     values: dict[str, Any],
     sources: dict[KeyPath, str],

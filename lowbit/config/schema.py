@@ -51,6 +51,8 @@ class GlobalSection(Section):
     fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
     fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of products of quantized operands
+    ema: Annotated[Number, Field(gt=0, lt=1)] | None = None  # decay of the average of weights; see EMA
+    early_stop: Count = 0  # stop when top-1 has not risen for so many epochs; 0: never
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
     checkpoint_dir: str = "checkpoints"  # inside output_dir
@@ -80,6 +82,12 @@ class AmpSection(Section):
     use_promote: Literal[False] = False
     level: AmpLevel = "O1"
     dtype: AmpDtype = "fp16"
+
+
+class EmaSection(Section):
+    """PaddleClas's average of the weights (exponential moving average), which is evaluated and deployed."""
+
+    decay: Annotated[Number, Field(gt=0, lt=1)] = 0.9999
 
 
 class ArchSection(Section):
@@ -204,6 +212,7 @@ class Config(Section):
 
     Global: GlobalSection = GlobalSection()
     AMP: AmpSection | None = None
+    EMA: EmaSection | None = None
     Arch: ArchSection
     Loss: LossSection = LossSection()
     Optimizer: OptimizerSection = OptimizerSection()
@@ -218,6 +227,12 @@ class Config(Section):
     def _one_class_count(self) -> Config:
         if self.Arch.class_num and self.Global.class_num and self.Arch.class_num != self.Global.class_num:
             raise ValueError("Arch.class_num and Global.class_num differ; give it once")
+        return self
+
+    @model_validator(mode="after")
+    def _one_ema(self) -> Config:
+        if self.EMA and self.Global.ema not in (None, self.EMA.decay):
+            raise ValueError("Global.ema and EMA.decay differ; give it once")
         return self
 
     @model_validator(mode="after")
@@ -254,6 +269,11 @@ class Config(Section):
     def num_classes(self) -> int | None:
         """The number of classes asked for, or None: as many as the data has."""
         return self.Arch.class_num or self.Global.class_num
+
+    @property
+    def ema_decay(self) -> float | None:
+        """The decay of the average of weights; None without one."""
+        return self.EMA.decay if self.EMA else self.Global.ema
 
     @property
     def train_topk(self) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ SUFFIX = ".lowbit"
 FP32 = "fp32"  # the name of the unquantized model that a quantized run started from
 COMPANIONS = (".pdparams", ".pdopt")
 _FORMAT = 1
+_TENSORS = ("model", "optimizer", "trained")  # the fields that hold tensors
 # A safetensors file: the header's length in 8 bytes, the header in JSON, the tensors.
 _HEADER = b'{"__metadata__":{'
 _BEFORE_DIGEST, _AFTER_DIGEST = b'"digest":"', b'",    '  # 80 bytes with the digits: tensors stay aligned
@@ -44,6 +45,8 @@ class Progress:
     batch: int = 0
     step: int = 0
     best: float | None = None  # the best top-1 so far
+    best_epoch: int | None = None
+    last: float | None = None  # the last top-1
     bad_steps: int = 0  # steps skipped for NaN or Inf
     bad_in_a_row: int = 0
     meter: list[float] = field(default_factory=list)  # the sums of an unfinished epoch
@@ -65,15 +68,16 @@ class Checkpoint:
     order: dict[str, int]  # what the sampler's position means: samples, batch size, ranks, seed
     recipe: dict[str, Any] | None = None  # of quantization-aware training, in lowbit's own dialect
     teacher: str | None = None  # the digest of a teacher's weights; its path is in the config
+    # With an average of weights, `model` has the averages, and this the weights that training goes on with.
+    trained: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Writes `path` (which ends in .lowbit) as one atomic unit."""
     tensors = {f"model/{name}": array for name, array in checkpoint.model.items()}
     tensors |= {f"optimizer/{name}": array for name, array in checkpoint.optimizer.items()}
-    described = {
-        key: value for key, value in _fields(checkpoint).items() if key not in ("model", "optimizer")
-    }
+    tensors |= {f"trained/{name}": array for name, array in checkpoint.trained.items()}
+    described = {key: value for key, value in _fields(checkpoint).items() if key not in _TENSORS}
     metadata = {"lowbit": json.dumps({"format": _FORMAT, **described})}
     content = safetensors.numpy.save(
         {name: np.asarray(array, order="C") for name, array in tensors.items()}, metadata=metadata
@@ -133,7 +137,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         _log.warning("%s carries no digest (an older lowbit wrote it): damage to it cannot be noticed", path)
     fields = {name: getattr(values, name) for name in _Described.model_fields if name != "format"}
     fields["progress"] = Progress(**values.progress.model_dump())
-    return Checkpoint(model=_below("model/", tensors), optimizer=_below("optimizer/", tensors), **fields)
+    return Checkpoint(**{name: _below(f"{name}/", tensors) for name in _TENSORS}, **fields)
 
 
 def has_digest(content: bytes) -> bool:
@@ -198,6 +202,8 @@ class _DescribedProgress(_Strict):
     batch: _Count = 0
     step: _Count = 0
     best: FiniteFloat | None = None
+    best_epoch: _Count | None = None
+    last: FiniteFloat | None = None
     bad_steps: _Count = 0
     bad_in_a_row: _Count = 0
     meter: list[FiniteFloat] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -16,6 +18,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from lowbit.formatting import duration
+
+_PROGRESS_SECONDS = 10  # between lines about a stretch of work, in a log
+_RUN_SECONDS = 30  # between lines about the whole run
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -28,6 +35,9 @@ class StepReport:
     reader_cost: float  # seconds a batch spent waiting for data
     batch_cost: float  # seconds a batch
     samples: float  # a batch, over all ranks
+    epochs: int = 0  # of the whole run, 0 where it is not known
+    steps: int = 0  # of an epoch
+    seconds_left: float | None = None  # of the whole run
 
     @property
     def images_per_second(self) -> float:
@@ -46,6 +56,15 @@ class StepReport:
             f"avg_ips: {self.images_per_second:.5f} images/sec."
         )
 
+    def progress_line(self) -> str:
+        """Where the whole run stands, in a line of its own: tools parse the log line as it is.
+
+        >>> StepReport(1, 40, {"loss": 1.0}, 0.1, 0.0, 0.5, 64.0, 90, 100, 75).progress_line()
+        'epoch 2 of 90, step 40 of 100, 1 min 15 s left'
+        """
+        left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
+        return f"epoch {self.epoch + 1} of {self.epochs}, step {self.iteration} of {self.steps}{left}"
+
 
 def accuracy_line(metrics: dict[str, float], of: str = "") -> str:
     """The evaluation line that Paddle's tools parse; `of` another model, one that they read over.
@@ -61,10 +80,14 @@ def accuracy_line(metrics: dict[str, float], of: str = "") -> str:
 
 
 class PlainDisplay:
-    """Lines, for logs and pipes. Only the first rank shows anything."""
+    """Lines, for logs and pipes. Only the first rank shows anything; with `quiet`, results only."""
 
-    def __init__(self, *, silent: bool = False) -> None:
-        self._silent = silent
+    def __init__(
+        self, *, silent: bool = False, quiet: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._silent, self._quiet, self._now = silent, quiet or silent, now
+        self._title, self._total, self._done, self._first = "", 0, 0, 0
+        self._began = self._shown = self._told = now()
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -74,18 +97,42 @@ class PlainDisplay:
 
     def message(self, text: str) -> None:
         """One line to be read."""
+        if not self._quiet:
+            print(text, flush=True)
+
+    def result(self, text: str) -> None:
+        """One line of what came out in the end."""
         if not self._silent:
             print(text, flush=True)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
         """A stretch of work of `total` steps starts (or goes on at step `done`)."""
+        self._title, self._total, self._done, self._first = title, total, done, done
+        self._began = self._shown = self._now()
 
     def advance(self) -> None:
-        """One step of the stretch is done."""
+        """One step of the stretch is done; in a log, a line every ten seconds says how far it is."""
+        self._done += 1
+        now = self._now()
+        if self._quiet or now - self._shown < _PROGRESS_SECONDS or self._done >= self._total:
+            return
+        self._shown = now
+        left = (now - self._began) / (self._done - self._first) * (self._total - self._done)
+        self._tell_progress(f"{self._title}: {self._done} of {self._total}, {duration(left)} left")
 
     def report(self, step: StepReport) -> None:
-        """The figures of the last steps."""
+        """The figures of the last steps; at an epoch's end and every half minute, where the run stands."""
         self.message(step.log_line())
+        now = self._now()
+        self._shown = now
+        if step.epochs and (step.iteration == step.steps or now - self._told >= _RUN_SECONDS):
+            self._told = now
+            self._tell_progress(step.progress_line())
+
+    def _tell_progress(self, line: str) -> None:
+        """To stderr: stdout is for what tools parse and for results."""
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
 
     def finish(self, metrics: dict[str, float]) -> None:
         """The stretch is done; in a log its last report has said so already."""
@@ -104,10 +151,11 @@ class TerminalDisplay(PlainDisplay):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[run]}"),
             console=Console(),
         )
-        self._task = self._progress.add_task("", figures="", visible=False)
-        self._title = ""
+        self._task = self._progress.add_task("", figures="", run="", visible=False)
+        self._run = ""  # how long the whole run still takes
 
     def __enter__(self) -> TerminalDisplay:
         self._progress.start()
@@ -122,10 +170,19 @@ class TerminalDisplay(PlainDisplay):
     def message(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)
 
+    def result(self, text: str) -> None:
+        self.message(text)
+
     def begin(self, title: str, total: int, done: int = 0) -> None:
         self._title = title
         self._progress.reset(
-            self._task, total=total, completed=done, description=title, figures="", visible=True
+            self._task,
+            total=total,
+            completed=done,
+            description=title,
+            figures="",
+            run=self._run,
+            visible=True,
         )
 
     def advance(self) -> None:
@@ -133,7 +190,8 @@ class TerminalDisplay(PlainDisplay):
 
     def report(self, step: StepReport) -> None:
         figures = _figures(step.metrics, step.images_per_second)
-        self._progress.update(self._task, figures=figures)
+        self._run = "" if step.seconds_left is None else f"run {duration(step.seconds_left)}"
+        self._progress.update(self._task, figures=figures, run=self._run)
 
     def finish(self, metrics: dict[str, float]) -> None:
         self.message(f"{self._title}: {_figures(metrics, metrics['images_per_second'])}")
@@ -144,8 +202,8 @@ def _figures(metrics: dict[str, float], images_per_second: float) -> str:
     return f"loss {metrics['loss']:.3f}{accuracy} {images_per_second:.0f} images/s"
 
 
-def open_display(*, first_rank: bool = True) -> PlainDisplay:
-    """The display that fits where the output goes."""
-    if first_rank and sys.stdout.isatty():
+def open_display(*, first_rank: bool = True, quiet: bool = False, silent: bool = False) -> PlainDisplay:
+    """The display that fits where the output goes; with `quiet` it shows results only, `silent` nothing."""
+    if first_rank and sys.stdout.isatty() and not (quiet or silent):
         return TerminalDisplay()
-    return PlainDisplay(silent=not first_rank)
+    return PlainDisplay(silent=silent or not first_rank, quiet=quiet)

@@ -31,8 +31,10 @@ class Keeper:
         names = []
         if (epoch + 1) % settings.save_interval == 0:
             names.append(f"model_{epoch}")
+        if metrics:
+            progress.last = metrics["top1"]
         if metrics and (progress.best is None or metrics["top1"] > progress.best):
-            progress.best = metrics["top1"]
+            progress.best, progress.best_epoch = metrics["top1"], epoch
             names.append("best")
         self._keep([*names, "latest"])
 
@@ -77,7 +79,8 @@ class Keeper:
         # `latest` comes last: a run resumed from it finds the others as they were when it was written.
         if first_rank:
             first, *rest = (self._run.checkpoint(name) for name in names)
-            save_for_ecosystem(first, self._session.model, self._session.optimizer)
+            with self._session.deployed_weights():
+                save_for_ecosystem(first, self._session.model, self._session.optimizer)
             save_checkpoint(first, snapshot)
             for path in rest:
                 link_checkpoint(first, path)

@@ -27,13 +27,17 @@ from lowbit.training.run_directory import RunDirectory
 from lowbit.training.schedules import learning_rate, warmup_note
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
+from lowbit.training.summary import RunClock, Summary
 
 
-def train(config: Config, *, insist_on_device: bool = False) -> Path:
+def train(
+    config: Config, *, insist_on_device: bool = False, quiet: bool = False, silent: bool = False
+) -> Path:
     """Trains as the config says and returns the run's folder.
 
         train(load_config("digits", ["Global.epochs=2"]))
 
+    With `quiet` nothing is shown but the last lines, with `silent` not even these.
     Resumes where `Global.checkpoints` names a checkpoint, or `auto`: the latest one of this folder, if any.
     """
     session = open_session(config, insist_on_device=insist_on_device)
@@ -43,7 +47,7 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
     run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
     first = session.ranks.is_first
     with (
-        open_display(first_rank=first) as display,
+        open_display(first_rank=first, quiet=quiet, silent=silent) as display,
         run if first else nullcontext(),
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
@@ -57,11 +61,18 @@ def train(config: Config, *, insist_on_device: bool = False) -> Path:
             if resumed is None:
                 keep_baseline(session, keeper, log, display)
                 session.calibrate()
+                if session.average:
+                    session.average.reset()  # calibration has changed the weights of quantizers
+            session.clock = RunClock(total=config.Global.epochs * steps, done=session.progress.step)
             _train_epochs(session, keeper, log, display, interruption)
         finally:
             if log:
                 log.close()
-        display.message(f"Run folder: {run.path}")
+        summary = _summary(session, run)
+        for line in summary.lines():
+            display.result(line)
+        if first:
+            summary.write()
     return run.path
 
 
@@ -97,18 +108,22 @@ def _train_epochs(
     interruption: Interruption,
 ) -> None:
     config, progress, ranks = session.config, session.progress, session.ranks
+    if config.Global.early_stop and session.eval_loader is None:
+        raise LowbitError("early stopping goes by validation accuracy: give DataLoader.Eval, or leave it out")
     if progress.epoch >= config.Global.epochs:
         display.message(
             f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done "
             "(raise Global.epochs to go on)"
         )
-    while progress.epoch < config.Global.epochs:
+    while progress.epoch < config.Global.epochs and not _stops_early(session):
         epoch = progress.epoch
         _set_gradients(session, display)
         health = HealthLog(session)
         trained = train_epoch(session, keeper, display, interruption, health)
         _check_end(session, keeper)
         display.finish(trained)
+        # Also the averages of batch norm's statistics.
+        ranks.copy_from_first(session.average.tensors if session.average else [])
         ranks.copy_from_first(session.statistics)  # what is evaluated on all is what the first one saves
         if log:
             log.write("train", progress.step, epoch=epoch, **trained)
@@ -130,6 +145,30 @@ def _train_epochs(
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
+    if _stops_early(session):
+        patience = config.Global.early_stop
+        display.message(f"stopped early: top-1 has not risen for {patience} epochs (Global.early_stop)")
+
+
+def _stops_early(session: Session) -> bool:
+    """Whether top-1 has not risen for as many epochs as `Global.early_stop` waits."""
+    progress, patience = session.progress, session.config.Global.early_stop
+    since = 0 if progress.best_epoch is None else progress.epoch - 1 - progress.best_epoch
+    return bool(patience) and progress.batch == 0 and since >= patience
+
+
+def _summary(session: Session, run: RunDirectory) -> Summary:
+    progress = session.progress
+    return Summary(
+        folder=str(run.path),
+        epochs=progress.epoch,
+        best_top1=progress.best,
+        best_epoch=None if progress.best_epoch is None else progress.best_epoch + 1,
+        last_top1=progress.last,
+        seconds=session.clock.seconds(),
+        stopped_early=progress.epoch < session.config.Global.epochs,
+        quantized=session.recipe is not None,
+    )
 
 
 def _check_end(session: Session, keeper: Keeper) -> None:
@@ -190,6 +229,8 @@ def train_epoch(
         progress.step += 1
         count += 1
         if result.finite:
+            if session.average:
+                session.average.update(progress.step - 1)
             progress.bad_in_a_row = 0
             for each in (meter, window):
                 each.add(loss=result.loss, hits=result.hits, samples=result.samples, parts=result.parts)
@@ -219,6 +260,9 @@ def train_epoch(
                     reader_cost=reading / count,
                     batch_cost=(now - window_start) / count,
                     samples=samples,
+                    epochs=config.Global.epochs,
+                    steps=steps,
+                    seconds_left=session.clock.seconds_left(progress.step) if session.clock else None,
                 )
             )
             window, window_start = Meter(topk, parts=session.loss_parts), now

@@ -18,6 +18,7 @@ from lowbit.training.keeper import Keeper
 from lowbit.training.quantization import recipe_of, recipe_values
 from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import open_session
+from lowbit.training.summary import RunClock, Summary
 
 _BATCH_SIZE = 32
 
@@ -65,17 +66,20 @@ def calibration_config(
     return validate(values, {}, "calibrate")
 
 
-def calibrate_run(config: Config, *, insist_on_device: bool = False) -> Path:
+def calibrate_run(
+    config: Config, *, insist_on_device: bool = False, quiet: bool = False, silent: bool = False
+) -> Path:
     """Calibrates as a config of `calibration_config` says; returns a run folder like that of training.
 
     It holds `best` and `latest` (`best` where there are validation images) and `fp32`, so that `eval`,
     `export` and `verify` find there what they need.
     """
+    clock = RunClock(total=0)
     session = open_session(config, insist_on_device=insist_on_device)
     run = RunDirectory(Path(config.Global.output_dir), config.Global.checkpoint_dir)
     first = session.ranks.is_first
     with (
-        open_display(first_rank=first) as display,
+        open_display(first_rank=first, quiet=quiet, silent=silent) as display,
         run if first else nullcontext(),
         fast_convolutions(wanted=config.Global.fast_convolutions),
     ):
@@ -91,14 +95,25 @@ def calibrate_run(config: Config, *, insist_on_device: bool = False) -> Path:
             if session.eval_loader is not None:
                 metrics = session.evaluate(display)
                 display.message(comparison_table(fp32, metrics))
-                display.message(accuracy_line(metrics))
+                display.result(accuracy_line(metrics))
                 if log:
                     log.write("eval", 0, **metrics)
             keeper.keep_calibrated(metrics)
         finally:
             if log:
                 log.close()
-        display.message(f"Run folder: {run.path}")
+        if first:
+            Summary(
+                folder=str(run.path),
+                epochs=0,
+                best_top1=metrics["top1"] if metrics else None,
+                best_epoch=None,
+                last_top1=metrics["top1"] if metrics else None,
+                seconds=clock.seconds(),
+                stopped_early=False,
+                quantized=True,
+            ).write()
+        display.result(f"Run folder: {run.path}")
     return run.path
 
 

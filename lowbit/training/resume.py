@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The parts of a config that shape the weights.
 _PLACES = (
-    *(("AMP",), ("Arch",), ("Loss", "Train"), ("Distillation",), ("Optimizer",)),
+    *(("AMP",), ("Arch",), ("Loss", "Train"), ("Distillation",), ("Optimizer",), ("EMA",), ("Global", "ema")),
     ("DataLoader", "Train", "dataset"),
 )
 

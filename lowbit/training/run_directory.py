@@ -19,7 +19,8 @@ from lowbit.version import __version__
 
 _LOCK = ".lowbit.lock"
 _RECORD = "run.json"
-_FILES = (_RECORD, "config.yaml", "plan.json", "metrics.jsonl", "verify.json", "analysis.json", "report.html")
+_FILES = (_RECORD, "config.yaml", "plan.json", "metrics.jsonl", "summary.json")
+_MADE_LATER = ("verify.json", "analysis.json", "report.html")
 _FOLDERS = ("export", "vdl")
 _EXPORTED = ("inference.json", "inference.pdiparams", "inference.yml")  # where both go to one folder
 _CHECKPOINTS = (f"*{SUFFIX}", "latest.pd*", "best.pd*", "model_*.pd*")
@@ -106,7 +107,7 @@ class RunDirectory:
         while (target := self.path / "earlier" / str(number)).exists():
             number += 1
         (target / self.checkpoints.relative_to(self.path)).mkdir(parents=True)
-        for name in (*_FILES, *_FOLDERS, *_EXPORTED):
+        for name in (*_FILES, *_MADE_LATER, *_FOLDERS, *_EXPORTED):
             if (self.path / name).exists():
                 os.replace(self.path / name, target / name)
         for pattern in _CHECKPOINTS:

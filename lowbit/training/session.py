@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ from lowbit.training.optimizers import build_optimizer, create_state, load_optim
 from lowbit.training.quantization import example_images, recipe_of, recipe_values
 from lowbit.training.resume import differences
 from lowbit.training.seeding import seed_everything
+from lowbit.training.summary import RunClock
+from lowbit.training.weight_average import WeightAverage
 
 
 @dataclass
@@ -61,6 +64,8 @@ class Session:
     recipe: Recipe | None = None  # of quantization-aware training
     fp32: paddle.nn.Layer | None = None  # the pretrained model that is quantized, as it was
     teacher: Teacher | None = None
+    average: WeightAverage | None = None  # of the weights, where the config asks for it
+    clock: RunClock | None = None  # of the whole run, once it trains
     notes: list[str] = field(default_factory=list)  # lines the user must see
 
     @property
@@ -105,20 +110,28 @@ class Session:
 
     def evaluate(self, display: PlainDisplay, model: paddle.nn.Layer | None = None) -> dict[str, float]:
         """Loss and accuracies on the validation images, of the model as it stands or of another one."""
-        return evaluate(
-            self.model if model is None else model,
-            self.eval_loader,
-            loss=self.config.Loss.Eval[0].CELoss,
-            topk=self.config.eval_topk,
-            ranks=self.ranks,
-            display=display,
-            autocast=self.precision.for_evaluation,
-        )
+        with self.deployed_weights() if model is None else nullcontext():
+            return evaluate(
+                self.model if model is None else model,
+                self.eval_loader,
+                loss=self.config.Loss.Eval[0].CELoss,
+                topk=self.config.eval_topk,
+                ranks=self.ranks,
+                display=display,
+                autocast=self.precision.for_evaluation,
+            )
+
+    def deployed_weights(self) -> AbstractContextManager[None]:
+        """Within it the model has the weights that are evaluated and deployed: with EMA, the averages."""
+        return self.average.applied() if self.average else nullcontext()
 
     def snapshot(self) -> Checkpoint:
         """The run as it stands, to be saved."""
+        model = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
+        averages = self.average.arrays() if self.average else {}
         return Checkpoint(
-            model={name: tensor.numpy() for name, tensor in self.model.state_dict().items()},
+            model=model | averages,
+            trained={name: model[name] for name in averages},
             optimizer=optimizer_state(self.optimizer, self.model),
             progress=self.progress,
             scaler=self.precision.state_dict(),
@@ -134,13 +147,13 @@ class Session:
     def not_finite(self, snapshot: Checkpoint | None = None) -> list[str]:
         """What holds NaN or Inf of the weights and the optimizer's state: no step can mend these."""
         snapshot = snapshot or self.snapshot()
-        return not_finite(snapshot.model | snapshot.optimizer, self.model)
+        return not_finite(snapshot.model | snapshot.trained | snapshot.optimizer, self.model)
 
     def fp32_snapshot(self) -> Checkpoint:
         """The unquantized model that the run starts from, as a checkpoint of its own."""
         weights = {name: tensor.numpy() for name, tensor in self.fp32.state_dict().items()}
         whole = replace(self.snapshot(), model=weights, optimizer={}, progress=Progress(), scaler={})
-        return replace(whole, recipe=None, teacher=None)
+        return replace(whole, recipe=None, teacher=None, trained={})
 
     def calibrate(self) -> int:
         """Lets the quantizers of a new run choose their first scales; returns on how many batches."""
@@ -165,7 +178,11 @@ class Session:
                 f"{path}: the figures of its unfinished epoch are others than this run's; resume with the "
                 "Metric and Distillation sections of that run"
             )
-        assign_weights(self.model, checkpoint.model, source=path)
+        assign_weights(self.model, checkpoint.model | checkpoint.trained, source=path)
+        if self.average and checkpoint.trained:
+            self.average.load(checkpoint.model)
+        elif self.average:
+            self.average.reset()
         load_optimizer_state(self.optimizer, self.model, checkpoint.optimizer)
         if bad := not_finite(checkpoint.optimizer, self.model):
             raise LowbitError(f"{path}: NaN or Inf in the optimizer's {bad[0]}; use an earlier checkpoint")
@@ -263,6 +280,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         recipe=recipe,
         fp32=fp32,
         teacher=teacher,
+        average=WeightAverage(model, config.ema_decay) if config.ema_decay is not None else None,
         notes=notes,
     )
 

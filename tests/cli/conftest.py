@@ -88,7 +88,7 @@ def asked(monkeypatch) -> list[tuple[Config, bool]]:
     """Training is left out; what it was asked for is in the list: the config, and whether the device was."""
     calls: list[tuple[Config, bool]] = []
 
-    def record(config: Config, *, insist_on_device: bool = False) -> Path:
+    def record(config: Config, *, insist_on_device: bool = False, **_how: bool) -> Path:
         calls.append((config, insist_on_device))
         return Path(config.Global.output_dir)
 

@@ -24,7 +24,7 @@ def test_an_fp32_run_with_a_recipe_and_a_budget(run, trained, recipe, config_fil
     folder = tmp_path / "analyzed"
     shutil.copytree(trained, folder)
     found = run("lowbit", "analyze", folder, "--recipe", recipe, "--images", 8, "--budget", "3bits")
-    assert found.code == 0 and "conv" in found.out and "proposed" in found.out
+    assert found.code == 0 and "conv" in found.out and "propose" in found.out
     proposed = load_recipe(folder / "recipe_3bits.yaml").plans(build_tiny())
     counts = {"conv": 8 * 3 * 9, "head": 8 * 16 * 4}
     bits = {name: proposed[name].forward.weight.grid.bits for name in counts}
@@ -47,7 +47,7 @@ def test_a_low_precision_run_shows_its_gradients(run, low_precision, tmp_path):
     histograms = [row["gradient_histograms"] for row in rows]
     assert any("grad_input" in found for found in histograms)
     assert all(sum(found["grad_weight"]["counts"]) for found in histograms)
-    assert "gradient" in run("lowbit", "analyze", folder, "--images", 8).out
+    assert "G dB" in run("lowbit", "analyze", folder, "--images", 8).out
     assert run("lowbit", "report", folder).code == 0
     assert "SQNR of gradient" in (folder / "report.html").read_text("utf-8")
 

@@ -32,17 +32,17 @@ def _write(path: Path, text: str) -> Path:
 def _rows(out: str) -> dict[str, list[str]]:
     """The table's rows by layer, cut where two blanks are."""
     rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in out.splitlines()]
-    return {row[1]: row for row in rows if row and row[0].isdecimal()}
+    return {row[0]: row for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def test_the_table_of_a_model(run):
-    result = run("lowbit", "plan", "resnet20", "--recipe", W4A4, "--num-classes", 10)
+    result = run("lowbit", "plan", "resnet20", "--recipe", W4A4, "--num-classes", 10, "--wide")
     assert result.code == 0, result
     assert result.err == ""
     rows = _rows(result.out)
     assert len(rows) == 20
     conv1 = rows["conv1"]
-    assert conv1[:4] == ["0", "conv1", "Conv2D", "16x3x3x3"]
+    assert conv1[:4] == ["conv1", "0", "Conv2D", "16x3x3x3"]
     assert conv1[4:] == ["int8/uint8 per-tensor fixed", "int8 N mse learned", "forward"]
     assert rows["layer2.0.conv1"][4:6] == ["int4/uint4 per-tensor mse learned", "int4 N mse learned"]
     assert rows["linear"][2:4] == ["Linear", "64x10"]
@@ -58,7 +58,7 @@ def _products(out: str, number: int) -> dict[str, list[str]]:
 
 
 def test_three_products_what_is_left_alone_and_why_not_in_integers(run, tmp_path):
-    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, W4A4G4), "--num-classes", 4)
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, W4A4G4), "--num-classes", 4, "--wide")
     assert result.code == 0, result
     rows = _rows(result.out)
     assert rows["conv"][4:] == ["1"]
@@ -81,7 +81,7 @@ def test_three_products_what_is_left_alone_and_why_not_in_integers(run, tmp_path
 
 def test_layers_with_the_same_plan_share_its_number(run):
     recipe = ROOT / "recipes" / "qt_W4_mse_det__A4_mse_det__G4_minmax_sto.yaml"
-    result = run("lowbit", "plan", "resnet20", "--recipe", recipe, "--num-classes", 10)
+    result = run("lowbit", "plan", "resnet20", "--recipe", recipe, "--num-classes", 10, "--wide")
     assert result.code == 0, result
     first, *between, last = _rows(result.out).values()
     assert first[-1] == last[-1] == "left as it is: its grids are full"
@@ -97,14 +97,14 @@ def test_layers_with_the_same_plan_share_its_number(run):
 
 def test_types_of_layers_have_plans_of_their_own(run, tmp_path):
     text = "rules:\n- grad_input: {grad_output: {grid: int8}}\n"
-    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4)
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4, "--wide")
     assert [row[-1] for row in _rows(result.out).values()] == ["1", "2"]
     assert "Plan 1, of 1 Conv2D layer\n" in result.out and "Plan 2, of 1 Linear layer\n" in result.out
 
 
 def test_why_forward_is_not_in_integers(run, tmp_path):
     text = "rules:\n- forward: {weight: {grid: int8}}\n"
-    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4)
+    result = run("lowbit", "plan", TINY, "--recipe", _write(tmp_path, text), "--num-classes", 4, "--wide")
     assert _rows(result.out)["conv"][4:] == ["full", "int8 per-tensor", "none"]
     assert "Not in integers, forward: input is on the grid full: conv, head\n" in result.out
 
@@ -113,16 +113,16 @@ def test_the_model_and_classes_of_a_config(run, lite, tmp_path):
     values = tiny_values(lite, tmp_path)
     values["Arch"]["class_num"] = 7
     config = write_config(tmp_path / "c.yaml", values)
-    result = run("lowbit", "plan", "-c", config, "--recipe", W4A4)
+    result = run("lowbit", "plan", "-c", config, "--recipe", W4A4, "--wide")
     assert result.code == 0, result
     assert result.err == ""
     assert _rows(result.out)["head"][3] == "128x7"
-    overridden = run("lowbit", "plan", "-c", config, "-o", "Arch.class_num=9", "--recipe", W4A4)
+    overridden = run("lowbit", "plan", "-c", config, "-o", "Arch.class_num=9", "--recipe", W4A4, "--wide")
     assert _rows(overridden.out)["head"][3] == "128x9"
 
 
 def test_assumed_classes_are_said(run):
-    result = run("lowbit", "plan", TINY, "--recipe", W4A4)
+    result = run("lowbit", "plan", TINY, "--recipe", W4A4, "--wide")
     assert result.err == "1000 classes assumed; --num-classes says otherwise\n"
     assert _rows(result.out)["head"][3] == "128x1000"
 

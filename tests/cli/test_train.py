@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -23,7 +24,7 @@ def test_a_run(run, config_file, tmp_path):
     assert len(STEP.findall(result.out)) == 2
     assert len(ACCURACY.findall(result.out)) == 2
     folder = tmp_path / "run"
-    assert result.out.splitlines()[-1] == f"Run folder: {folder}"
+    assert result.out.splitlines()[-2:] == [f"Run folder: {folder}", f"Next: lowbit export {folder}"]
     assert {"config.yaml", "metrics.jsonl", "run.json"} <= {file.name for file in folder.iterdir()}
     names = {file.name for file in (folder / "checkpoints").iterdir()}
     for name in ("latest", "best", "model_0", "model_1"):
@@ -97,6 +98,7 @@ def test_mixed_precision_on_a_cpu_says_what_it_is(run, config_file):
 # ResNet18 at its own size takes too long for a test on two cores; its file is otherwise as it is.
 TRAIN, EVAL = ("DataLoader.Train.dataset.transform_ops", "DataLoader.Eval.dataset.transform_ops")
 FASTER = [
+    "Global.image_shape=[3, 32, 32]",
     f"{TRAIN}.0.RandCropImage.size=32",
     f"{EVAL}.0.ResizeImage.resize_short=36",
     f"{EVAL}.1.CropImage.size=32",
@@ -119,3 +121,31 @@ def test_paddleclas_configs_train_given_data(run, lite, tmp_path, monkeypatch, t
     assert STEP.search(result.out)
     assert ACCURACY.search(result.out)
     assert (tmp_path / "output" / "checkpoints" / "best.pdparams").is_file()
+
+
+def test_images_of_a_path_take_the_place_of_the_configs(run, asked, config_file, tmp_path):
+    assert run("lowbit", "train", "-c", config_file, "--data-path", tmp_path / "photos").code == 0
+    ((config, _),) = asked
+    for section, part in (("Train", "train"), ("Eval", "val")):
+        dataset = getattr(config.DataLoader, section).dataset
+        assert (dataset.path, dataset.split) == (str(tmp_path / "photos"), part)
+        assert dataset.transform_ops
+    again = run("lowbit", "train", "-c", "digits", "--data-path", tmp_path / "photos")
+    assert again.code == 0 and asked[1][0].DataLoader.Train.dataset.name == "AutoDataset"
+
+
+def test_presets_are_printed_before_training_and_options_win(run, asked, config_file):
+    words = ("--finetune", "--pretrained", "w.pdparams", "--recipe", "qat_w4a4", "--epochs", 2)
+    result = run("lowbit", "train", "-c", config_file, *words, "--ema", 0.99, "--early-stop", 3)
+    assert result.code == 0 and "Optimizer.lr.learning_rate: 0.0100" in result.out
+    ((config, _),) = asked
+    assert config.Global.epochs == 2 and config.Distillation.teacher == "fp32"
+    assert config.ema_decay == 0.99 and config.Global.early_stop == 3
+    assert "--pretrained" in run("lowbit", "train", "-c", config_file, "--finetune").error
+
+
+def test_json_and_quiet_print_the_result_only(run, config_file):
+    found = json.loads(run("lowbit", "train", "-c", config_file, "--json").out)
+    assert found["epochs"] == 1 and found["best_top1"] is not None
+    quiet = run("lowbit", "train", "-c", config_file, "--quiet")
+    assert [line.split()[0] for line in quiet.out.splitlines()] == ["Best", "Run", "Next:"]

@@ -7,9 +7,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from lowbit.cli.verify_tables import print_report
 from lowbit.deploy.verify import Latency
+from lowbit.deploy.verify.tables import report_sections
 from lowbit.digest import ONNX, add_digest, without_digest
+from lowbit.formatting import as_text
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from tests.training.conftest import tiny_values
 
@@ -166,12 +167,12 @@ def test_no_validation_data(run, folder, monkeypatch):
     assert "give validation images with --data-path" in run("lowbit", "verify", folder).error
 
 
-def test_a_slower_quantized_model_is_called_slower(capsys):
+def test_a_slower_quantized_model_is_called_slower():
     from lowbit.deploy.verify import EngineReport, Report
     from lowbit.deploy.verify.agreement import Agreement
 
     result = Agreement(8, 0.5, 1.0, 1.0, 0.0, 0.0, 0.1, 0.7, 0.0, 0.5)
     slow = Latency(1, 2, 8.0, 10.0, 0.8, 0.78, 0.83, 15)
     engine = EngineReport("openvino", "OpenVINO 1", 2, result, latency=[slow])
-    print_report(Report(0.99, result, [engine]), [])
-    assert "quantized is slower (0.80x)" in capsys.readouterr().out
+    text = as_text(report_sections(Report(0.99, result, [engine]), []))
+    assert "quantized is slower (0.80x)" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -90,3 +91,9 @@ def one_step(monkeypatch):
             return result
 
     monkeypatch.setattr(loop, "TrainingStep", OneStep)
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind in a run's metrics.jsonl."""
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]

@@ -65,3 +65,23 @@ def test_a_terminal_gets_a_bar_with_speed_and_time_left(monkeypatch):
     assert "epoch 1/2: loss 2.200 top1 0.400 150 images/s" in shown
     assert "left" in shown and "[Epoch] stays as it is" in shown
     assert isinstance(display, PlainDisplay)
+
+
+def test_a_pipe_gets_a_line_of_progress_every_ten_seconds(capsys):
+    clock = iter(float(second) for second in range(0, 1000, 4))
+    with PlainDisplay(now=lambda: next(clock)) as display:
+        display.begin("verify", 8)
+        for _ in range(8):
+            display.advance()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == ["verify: 3 of 8, 20.0 s left", "verify: 6 of 8, 8.0 s left"]
+
+
+def test_quiet_shows_results_only(capsys):
+    with open_display(quiet=True) as display:
+        display.message("a note")
+        display.result("a result")
+    with open_display(silent=True) as display:
+        display.result("nothing")
+    assert capsys.readouterr().out == "a result\n"

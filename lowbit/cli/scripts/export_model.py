@@ -42,7 +42,9 @@ def export_model(
 
     **Example**: `python tools/export_model.py --pretrained output/latest.pdparams --save-inference-dir infer`
     """
-    from lowbit.cli.export import export_trained
+    from lowbit.api.deploy import export_classifier
+    from lowbit.cli.opening import to_export
+    from lowbit.cli.output import show
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.deployable import deployable
     from lowbit.training.trained_model import config_of, open_weights
@@ -71,10 +73,5 @@ def export_model(
         ops = [*resize_and_crop, *(op for op in ops if isinstance(op, NormalizeImage))]
     elif checkpoint is not None:
         shape = validate(read_checkpoint(checkpoint).config, {}, str(checkpoint)).Global.image_shape
-    description = {
-        "model_name": model,
-        "image_shape": shape,
-        "transform_ops": ops,
-        "classes": trained.classes,
-    }
-    export_trained(trained, save_inference_dir, [format_], description=description)
+    files = to_export(trained, image_shape=shape, transform_ops=ops)
+    show(export_classifier(files, save_inference_dir, formats=format_))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from lowbit.cli.verify_tables import conclusion
 from lowbit.data import ArrayDataset, Loader
 from lowbit.deploy.verify import Candidate, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
 from lowbit.deploy.verify.evidence import images_needed, lower_bound, relative_error, weigh
+from lowbit.deploy.verify.tables import conclusion
 from tests.deploy.verify.small_net import small_net
 from tests.deploy.verify.test_verify import _Answering, _Watch
 
