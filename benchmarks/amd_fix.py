@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from lowbit.accel.matrix_library import AVX2_PATH, SETTING, SWITCH, decide_amd_fix
 from lowbit.machine.cpu import cpu_info
-from lowbit.machine.matrix_library import AVX2_PATH, SETTING, SWITCH, decide_amd_fix
 
 
 class Side:

@@ -23,13 +23,13 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.bench.turns import ratio, take_turns
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.bench.run import ratio, take_turns
 from lowbit.config import load_config
-from lowbit.layers import prepare
-from lowbit.layers.executor import set_executor
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours
 from lowbit.models import assign_weights, build_model, read_weights
+from lowbit.nn import prepare
+from lowbit.nn.convert import set_executor
 from lowbit.recipe import make_recipe
 from lowbit.training.inputs import build_loader, open_section
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=0, help="of timing, in turns; 0: none")
     arguments = parser.parse_args()
-    with fast_convolutions(), fast_neighbours():
+    with fast_convolutions(), fast_norm_ops():
         weights = (
             read_weights(arguments.weights)
             if arguments.weights

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from lowbit.bench.turns import ratio, take_turns
+from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.bench.run import ratio, take_turns
 from lowbit.config import validate
-from lowbit.machine import apply_amd_fix
 from lowbit.training.session import open_session
 from lowbit.training.step import TrainingStep
 

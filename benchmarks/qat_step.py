@@ -20,12 +20,12 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.bench.turns import ratio, take_turns
+from lowbit.accel.convolutions import convolution_library, fast_convolutions
+from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.bench.run import ratio, take_turns
 from lowbit.kernels import kernels, why_missing
-from lowbit.layers import calibrate, prepare
-from lowbit.layers.fast_convolutions import convolution_library, fast_convolutions
-from lowbit.machine import apply_amd_fix
 from lowbit.models import build_model
+from lowbit.nn import calibrate, prepare
 from lowbit.recipe import load_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"

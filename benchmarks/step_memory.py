@@ -54,12 +54,13 @@ def train(case: Case, side: Side) -> dict[str, float]:
     from paddle.base import core
     from paddle.nn import functional as F
 
+    from lowbit.accel.allocator import keep_freed_memory
+    from lowbit.accel.convolutions import fast_convolutions
+    from lowbit.accel.matrix_library import apply_amd_fix
+    from lowbit.accel.norm_ops import fast_norm_ops
     from lowbit.config.optimizer import OptimizerSection
-    from lowbit.layers import prepare
-    from lowbit.layers.fast_convolutions import fast_convolutions
-    from lowbit.layers.fast_neighbours import fast_neighbours
-    from lowbit.machine import apply_amd_fix, keep_freed_memory
     from lowbit.models import build_model
+    from lowbit.nn import prepare
     from lowbit.recipe import load_recipe
     from lowbit.training.optimizers import build_optimizer, create_state
 
@@ -76,7 +77,7 @@ def train(case: Case, side: Side) -> dict[str, float]:
         if side.lowbit:
             keep_freed_memory()
             open_.enter_context(fast_convolutions())
-            open_.enter_context(fast_neighbours())
+            open_.enter_context(fast_norm_ops())
         model.train()
         tensors, anonymous = core.host_memory_stat_current_value("Allocated", 0), resident("RssAnon")
         core.host_memory_stat_reset_peak_value("Allocated", 0)

@@ -21,15 +21,15 @@ import cv2
 import numpy as np
 import paddle
 
-from lowbit.bench.turns import ratio, take_turns
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.bench.run import ratio, take_turns
 from lowbit.config import validate
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.machine import apply_amd_fix
+from lowbit.training.checkpoint_manager import Keeper
 from lowbit.training.display import PlainDisplay
-from lowbit.training.health_log import HealthLog
 from lowbit.training.interruption import Interruption
-from lowbit.training.keeper import Keeper
 from lowbit.training.loop import train_epoch
+from lowbit.training.quant_stats_log import HealthLog
 from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import Session, open_session
 

@@ -15,7 +15,7 @@ from paddle.nn import functional as F
 
 from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
-from lowbit.layers import fix_inputs, fixed_copy, preparation_of, prepare, tested_as
+from lowbit.nn import fix_inputs, fixed_copy, preparation_of, prepare, quantization_mode
 from lowbit.recipe import load_recipe
 
 RECIPE = "qt_w4a4g4"
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
     print(preparation_of(net))
     train(net, images, labels, epochs=6, rate=0.003)
     print(f"trained as W4A4G4, tested as W4A4  {accuracy(net, test_images, test_labels):.2%}")
-    with tested_as(net, "full"):
+    with quantization_mode(net, "full"):
         print(f"the same weights in full precision {accuracy(net, test_images, test_labels):.2%}")
 
     # Training chose a scale for every sample anew, which engines cannot: fixed ones, from training images.

@@ -16,7 +16,7 @@ from paddle.vision.models import resnet18
 
 from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
-from lowbit.layers import calibrate, preparation_of, prepare, refresh_batch_norm
+from lowbit.nn import calibrate, preparation_of, prepare, refresh_batch_norm
 from lowbit.recipe import make_recipe
 
 # The same can be a file, or come with lowbit: load_recipe("qat_w8a8"). Later rules override earlier ones.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowbit.api.quantize import calibrate, quantize
     from lowbit.api.verify import verify
     from lowbit.compat.paddleslim import PACT, QAT
-    from lowbit.layers.fused_blocks import fuse
+    from lowbit.nn.fused_blocks import fuse
     from lowbit.recipe import Recipe
 
 __all__ = [
@@ -49,7 +49,7 @@ _LAZY = {
     "analyze": "lowbit.api.analysis",
     "calibrate": "lowbit.api.quantize",
     "export": "lowbit.api.deploy",
-    "fuse": "lowbit.layers.fused_blocks",
+    "fuse": "lowbit.nn.fused_blocks",
     "quantize": "lowbit.api.quantize",
     "verify": "lowbit.api.verify",
 }

@@ -10,8 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from lowbit.accel.matrix_library import SETTING
 from lowbit.kernels import library
-from lowbit.machine.matrix_library import SETTING
 from tests.tiny_net import TinyNet, build_tiny
 
 hypothesis.settings.register_profile("lowbit", deadline=None)
@@ -19,9 +19,7 @@ hypothesis.settings.load_profile("lowbit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--kernels", type=Path, help="a library to test with; see kernels/sanitized.py"
-    )
+    parser.addoption("--kernels", type=Path, help="a library to test with; see kernels/sanitized.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

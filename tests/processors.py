@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from lowbit.deploy.onnx.target import TARGETS, Target
+from lowbit.accel.matrix_library import SETTING
+from lowbit.deploy.onnx.quantize import TARGETS, Target
 from lowbit.kernels import kernels, runnable_variants
 from lowbit.machine import cpu_info, hardware_info
 from lowbit.machine.cpu import CPU_VARIABLE, PROCESSORS
-from lowbit.machine.matrix_library import SETTING
 
 THIS_MACHINE = "this machine"
 _VNNI = {"amx", "avx512vnni", "avxvnni"}

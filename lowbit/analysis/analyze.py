@@ -8,14 +8,13 @@ from typing import Any, Protocol
 
 import paddle
 
+from lowbit.accel.convolutions import fast_convolutions
 from lowbit.analysis.operands import view_gradients, view_inputs, view_weights
 from lowbit.analysis.ranking import rank
 from lowbit.analysis.sensitivity import Sums, add_batch
 from lowbit.analysis.store import Store
 from lowbit.data import Batch
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.prepare import preparation_of
-from lowbit.layers.quantizing_only import quantized_layers
+from lowbit.nn.convert import preparation_of, quantized_layers
 from lowbit.training.display import PlainDisplay
 
 

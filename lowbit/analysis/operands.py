@@ -13,11 +13,10 @@ from paddle import Tensor, nn
 
 from lowbit.analysis.sensitivity import logits_of
 from lowbit.data import Batch
-from lowbit.layers.low_precision import GRADIENTS
-from lowbit.layers.operand import Operand
-from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
-from lowbit.layers.watch import watching
-from lowbit.layers.weights_at_rest import weight_health, weight_histogram
+from lowbit.nn.convert import quantized_layers, quantizing_only
+from lowbit.nn.inspect import watching, weight_health, weight_histogram
+from lowbit.nn.qt_autograd import GRADIENTS
+from lowbit.nn.qtensor import QTensor
 from lowbit.numerics.stats import LevelHistogram, QuantStats, level_histogram, measure_stats
 
 _ENOUGH = 1 << 18  # values that stand for an operand
@@ -61,7 +60,7 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
             if quantizer.gives_integers and name not in found:
                 integers, scale = quantizer.integers(inputs[0])
                 grid = quantizer.grid()
-                made = Operand(data=integers, scale=scale, lowest=grid.lowest, highest=grid.highest)
+                made = QTensor(data=integers, scale=scale, lowest=grid.lowest, highest=grid.highest)
                 found[name] = view_operand(inputs[0], made)
 
         return hook
@@ -101,7 +100,7 @@ def view_gradients(model: nn.Layer, batch: Batch) -> dict[str, dict[str, Operand
     }
 
 
-def view_operand(x: Tensor, made: Operand) -> OperandView:
+def view_operand(x: Tensor, made: QTensor) -> OperandView:
     """What became of x: integers have a histogram in steps of their grid, plain values (bf16) have none.
 
     A gradient that is the mean of several roundings has the steps of the mean.

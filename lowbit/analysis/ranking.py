@@ -7,7 +7,7 @@ from typing import Any
 
 from lowbit.analysis.operands import OperandView
 from lowbit.analysis.sensitivity import Sum, Sums
-from lowbit.layers.prepare import Preparation
+from lowbit.nn.convert import Preparation
 from lowbit.recipe.plan import Plan
 
 

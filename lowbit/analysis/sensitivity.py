@@ -14,9 +14,9 @@ from paddle import Tensor, nn
 
 from lowbit.data import Batch
 from lowbit.errors import LowbitError
-from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
-from lowbit.layers.replay import recording, replaying
-from lowbit.layers.weights_at_rest import layers_by_name
+from lowbit.nn.activation_cache import recording, replaying
+from lowbit.nn.convert import quantized_layers, quantizing_only
+from lowbit.nn.inspect import layers_by_name
 
 _BROKEN = 1e6  # the loss of an image where it is NaN or Inf: more than anything, and still a number
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.errors import LowbitError
-from lowbit.training.files import write_atomically
+from lowbit.files import write_atomically
 
 FORMAT = 3
 FILE = "analysis.json"

@@ -11,14 +11,15 @@ from types import TracebackType
 
 import paddle
 
+from lowbit.accel import onednn_objects
+from lowbit.accel.allocator import keep_freed_memory, return_freed_memory
+from lowbit.accel.convolutions import convolution_library, fast_convolutions
+from lowbit.accel.matrix_library import SETTING, FixStatus, apply_amd_fix
+from lowbit.accel.norm_ops import fast_norm_ops, norm_library
 from lowbit.api.result import Result
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
-from lowbit.kernels import onednn_objects, why_missing
-from lowbit.layers.fast_convolutions import convolution_library, fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours, neighbour_library
-from lowbit.machine import FixStatus, apply_amd_fix, keep_freed_memory, return_freed_memory
-from lowbit.machine.matrix_library import SETTING
+from lowbit.kernels import why_missing
 from lowbit.machine.threads import math_threads, set_math_threads
 
 _log = logging.getLogger("lowbit")
@@ -111,10 +112,10 @@ def accelerate(threads: int | None = None) -> Acceleration:
         if kept:
             undo.callback(return_freed_memory)
         undo.enter_context(fast_convolutions(wanted=on_cpu))
-        undo.enter_context(fast_neighbours(wanted=on_cpu))
+        undo.enter_context(fast_norm_ops(wanted=on_cpu))
         done = Acceleration(
             convolutions=convolution_library(wanted=on_cpu),
-            batch_norm=neighbour_library(wanted=on_cpu),
+            batch_norm=norm_library(wanted=on_cpu),
             memory=kept,
             matrix_products=fix,
             threads=math_threads(),

@@ -21,9 +21,8 @@ from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section, decibels, number, percent
-from lowbit.layers import has_quantized_layers, preparation_of
-from lowbit.layers.prepare import Preparation
-from lowbit.layers.quantizing_only import quantizing_only
+from lowbit.nn import has_quantized_layers, preparation_of
+from lowbit.nn.convert import Preparation, quantizing_only
 from lowbit.recipe import Recipe, dump_recipe
 
 _ROLES = ("weight", "input", "gradient")

@@ -15,26 +15,26 @@ from safetensors.numpy import load_file, save_file
 
 from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
 from lowbit.api.result import Result
-from lowbit.config.mistakes import check_section
+from lowbit.config.yaml_file import check_section
 from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
-from lowbit.deploy.inference_yml import (
+from lowbit.deploy.inputs import ModelInputs, answers_of
+from lowbit.deploy.model_files import (
     PreProcessSection,
     describe_inference,
+    find_model_files,
     read_inference_yml,
     write_inference_yml,
 )
-from lowbit.deploy.inputs import ModelInputs, answers_of
-from lowbit.deploy.model_files import find_model_files
 from lowbit.deploy.onnx import export_onnx, resolve_target
 from lowbit.deploy.paddle_int8.export import export_paddle_int8
 from lowbit.deploy.save_program import save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
-from lowbit.deploy.verify.files import ToExport
+from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
-from lowbit.layers import eval_mode, fix_inputs, fixed_copy
-from lowbit.layers.fixed_inputs import dynamic_inputs, input_scales, restore_inputs
+from lowbit.nn import eval_mode, fix_inputs, fixed_copy
+from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
 SCALES_FILE = "input_scales.safetensors"

@@ -17,12 +17,12 @@ from lowbit.api.result import Result
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
 from lowbit.kernels import why_missing
-from lowbit.layers import calibrate as calibrate_layers
-from lowbit.layers import find_quantizers, preparation_of, prepare
-from lowbit.layers.bias_correction import correct_biases
-from lowbit.layers.draws import seed_draws
-from lowbit.layers.executor import set_executor
-from lowbit.layers.quantizer import Quantizer
+from lowbit.nn import calibrate as calibrate_layers
+from lowbit.nn import find_quantizers, preparation_of, prepare
+from lowbit.nn.calibration import correct_biases
+from lowbit.nn.convert import set_executor
+from lowbit.nn.qt_autograd import seed_rounding
+from lowbit.nn.quantizer import Quantizer
 from lowbit.recipe import Recipe, load_recipe
 
 _log = logging.getLogger("lowbit")
@@ -68,7 +68,7 @@ def quantize(
     else:
         inputs = batches.first.inputs if batches is not None and batches.first is not None else ()
     prepare(net, chosen, *inputs)
-    seed_draws(net, seed)
+    seed_rounding(net, seed)
     device = paddle.device.get_device().split(":")[0]
     for line in set_executor(net, "auto", device=device):
         _log.info(line)

@@ -30,12 +30,12 @@ from lowbit.deploy.verify import (
 from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
 from lowbit.deploy.verify.closeness import measure_closeness
-from lowbit.deploy.verify.files import ToExport
+from lowbit.deploy.verify.record import ToExport
 from lowbit.deploy.verify.tables import report_sections
 from lowbit.deploy.verify.verify import Images, Report, Watch
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section, bytes_text, number, percent
-from lowbit.layers import eval_mode
+from lowbit.nn import eval_mode
 
 
 @dataclass(frozen=True)

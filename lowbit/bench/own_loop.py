@@ -10,15 +10,15 @@ import numpy as np
 import paddle
 from paddle.nn import functional as F
 
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.api.accelerate import accelerate
 from lowbit.api.quantize import quantize
 from lowbit.bench.sides import CLASSES, Case
 from lowbit.config import validate
 from lowbit.data import Batch
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.fused_blocks import fuse
 from lowbit.models import build_model
+from lowbit.nn.fused_blocks import fuse
 from lowbit.recipe import Recipe
 from lowbit.training.quantization import recipe_values
 from lowbit.training.session import open_session
@@ -68,14 +68,14 @@ def _own_step(
 def _train_step(case: Case, recipe: Recipe | None, batch: Batch) -> Callable[[], None]:
     session = open_session(validate(_config(case, recipe), {}, "bench"))
     if recipe is not None and recipe.calibration.steps:
-        from lowbit.layers import calibrate
+        from lowbit.nn import calibrate
 
         calibrate(session.model, [paddle.to_tensor(batch.images)])
     take_step = TrainingStep(session)
     session.network.train()
 
     def step() -> None:
-        with fast_convolutions(), fast_neighbours():
+        with fast_convolutions(), fast_norm_ops():
             take_step(batch, _RATE)
         session.progress.step += 1
 

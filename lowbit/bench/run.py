@@ -1,4 +1,4 @@
-"""Measures layers and steps and shows each as a table as soon as it is known."""
+"""`lowbit bench`: sides take turns, and the result is a table of ratios."""
 
 from __future__ import annotations
 
@@ -7,24 +7,71 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import paddle
 from rich.console import Console
 
-from lowbit.bench.ceiling import ceilings
-from lowbit.bench.layer_sides import FP32, LAYERS, layer_sides
+from lowbit.accel.allocator import keep_freed_memory
+from lowbit.accel.convolutions import convolution_library
+from lowbit.bench.layer_bench import FP32, LAYERS, ceilings, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides
 from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, step_sides
-from lowbit.bench.turns import Times, ratio, take_turns
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section, as_text, number
 from lowbit.formatting import times as ratio_text
 from lowbit.kernels import Kernels, kernels, why_missing
-from lowbit.layers.fast_convolutions import convolution_library
-from lowbit.machine import keep_freed_memory
 from lowbit.recipe import load_recipe
+
+Times = dict[str, list[float]]
+
+
+def take_turns(
+    sides: dict[str, Callable[[], None]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> Times:
+    """Seconds of each side in each round, after one uncounted round; the order turns round every time."""
+    times: Times = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name in list(sides) if turn % 2 else reversed(list(sides)):
+            start = clock()
+            sides[name]()
+            if turn:
+                times[name].append(clock() - start)
+    return times
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median of a ratio taken round by round, and its ends.
+
+    >>> str(Ratio(2.0, 1.9, 2.2, 9))
+    '2.00 (1.90 to 2.20)'
+    """
+
+    median: float
+    least: float
+    most: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+
+def ratio(times: Times, name: str, base: str) -> Ratio:
+    """A side's time over another's.
+
+    >>> ratio({"a": [2.0, 3.0], "b": [1.0, 1.0]}, "a", "b").median
+    2.5
+    """
+    ratios = [one / other for one, other in zip(times[name], times[base], strict=True)]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios), len(ratios))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Measures layers and steps and shows each as a table as soon as it is known.
+
 
 LAYERS_WORD = "layers"
 _LAYER_BATCH = 16

@@ -10,12 +10,12 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.layers import calibrate, prepare
-from lowbit.layers.executor import set_executor
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.fused_blocks import fuse
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.models import build_model
+from lowbit.nn import calibrate, prepare
+from lowbit.nn.convert import set_executor
+from lowbit.nn.fused_blocks import fuse
 from lowbit.recipe import load_recipe
 
 PADDLE = "Paddle fp32"  # what the others are compared with
@@ -92,7 +92,7 @@ def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True)
 
     def step() -> None:
         model.train()
-        with fast_convolutions(wanted=fast), fast_neighbours(wanted=fast):
+        with fast_convolutions(wanted=fast), fast_norm_ops(wanted=fast):
             F.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.clear_grad()

@@ -103,12 +103,12 @@ def _analyze(
     import paddle
 
     from lowbit.analysis import analyze as measure
-    from lowbit.analysis.quantize import quantize_as
+    from lowbit.analysis.partial_quantization import quantize_as
     from lowbit.analysis.store import FILE, Store, folder_of
-    from lowbit.data.spread import SpreadDataset
+    from lowbit.data.dataset import SpreadDataset
     from lowbit.deploy.model_files import sha256
-    from lowbit.layers import preparation_of
     from lowbit.machine import resolve_device
+    from lowbit.nn import preparation_of
     from lowbit.training.inputs import build_loader, check_class_count, open_section
     from lowbit.training.quantization import recipe_values
 
@@ -141,8 +141,8 @@ def _analyze(
 
 
 def _write_recipe(file: Path, recipe: Recipe, why: str) -> None:
+    from lowbit.files import write_atomically
     from lowbit.recipe import dump_recipe
-    from lowbit.training.files import write_atomically
 
     text = f"# Bits proposed by `lowbit analyze` for {why}.\n{dump_recipe(recipe)}"
     write_atomically(file, lambda draft: draft.write_text(text, "utf-8"))

@@ -61,8 +61,8 @@ def bench(
     if instructions:
         hold_back(instructions)
 
+    from lowbit.accel.matrix_library import apply_amd_fix
     from lowbit.bench.run import CASES, LAYERS_WORD, run_bench
-    from lowbit.machine import apply_amd_fix
 
     known = [*CASES] if own_loop else [LAYERS_WORD, *CASES]
     for name in models or ():

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Literal
 
+from lowbit.accel.matrix_library import FixStatus, decide_amd_fix
 from lowbit.errors import LowbitError
 from lowbit.extras import install_command, is_installed
 from lowbit.kernels import kernels, why_missing
 from lowbit.machine.cpu import CPU_VARIABLE, FEATURES, chosen_processor, hardware_info
 from lowbit.machine.device import paddle_build
-from lowbit.machine.matrix_library import FixStatus, decide_amd_fix
 from lowbit.machine.threads import math_threads
 
 Status = Literal["ok", "missing", "broken"]

@@ -91,7 +91,7 @@ def _check(path: Path) -> str:
 
 
 def _accept(path: Path) -> None:
-    from lowbit.training.files import write_atomically
+    from lowbit.files import write_atomically
 
     if path.suffix == ".lowbit":
         from lowbit.training.checkpoint import accept_content

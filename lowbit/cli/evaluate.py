@@ -112,7 +112,7 @@ def _compare(
     trained: TrainedModel, metrics: dict[str, float], split: DataSplit, device: str | None, *, quiet: bool
 ) -> dict[str, dict[str, float] | None]:
     """The fp32 model's figures on the same images, and the difference; shown unless `quiet`."""
-    from lowbit.training.comparison import comparison_table, difference
+    from lowbit.training.evaluate import comparison_table, difference
     from lowbit.training.trained_model import open_baseline
 
     baseline = open_baseline(trained)
@@ -141,7 +141,7 @@ def evaluation(
     """Everything opened that measuring the model takes; each call measures it as it then is."""
     import paddle
 
-    from lowbit.layers.fast_convolutions import fast_convolutions
+    from lowbit.accel.convolutions import fast_convolutions
     from lowbit.machine import resolve_device
     from lowbit.training.evaluate import evaluate as measure
     from lowbit.training.inputs import build_loader, check_class_count, open_section

@@ -67,7 +67,7 @@ def export(
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
     from lowbit.api.deploy import check_formats, export_classifier
-    from lowbit.training.deployable import deployable
+    from lowbit.training.freeze_dynamic_scales import deployable
 
     check_formats(format_, target)
     trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)

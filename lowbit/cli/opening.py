@@ -11,7 +11,7 @@ from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
     from lowbit.config.transform_ops import TransformOp
-    from lowbit.deploy.verify.files import ToExport
+    from lowbit.deploy.verify.record import ToExport
     from lowbit.training.trained_model import TrainedModel
 
 
@@ -55,7 +55,7 @@ def to_export(
     transform_ops: list[TransformOp] | None = None,
 ) -> ToExport:
     """What export and verify need to know about a model; a shape and operations replace its config's."""
-    from lowbit.deploy.verify.files import ToExport
+    from lowbit.deploy.verify.record import ToExport
 
     return ToExport(
         model=trained.model,

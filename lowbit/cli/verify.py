@@ -68,9 +68,9 @@ def verify(
     from lowbit.api.verify import verify_classifier
     from lowbit.deploy.onnx import resolve_target
     from lowbit.deploy.verify import export_missing, installed_engines, parse_engines
+    from lowbit.files import write_atomically
     from lowbit.training.checkpoint import find_fp32
-    from lowbit.training.deployable import deployable
-    from lowbit.training.files import write_atomically
+    from lowbit.training.freeze_dynamic_scales import deployable
     from lowbit.training.trained_model import open_checkpoint
 
     keys, notes = installed_engines() if engines is None else (parse_engines(engines), [])
@@ -118,7 +118,7 @@ def verify(
 
 
 def _open_images(trained: TrainedModel, data_path: Path | None, count: int) -> Loader:
-    from lowbit.data.spread import SpreadDataset
+    from lowbit.data.dataset import SpreadDataset
     from lowbit.training.inputs import build_loader, check_class_count, open_section
 
     split = trained.config.DataLoader.Eval
@@ -139,7 +139,7 @@ def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
     from importlib.metadata import version
 
     from lowbit.extras import is_installed
-    from lowbit.training.environment import environment_record
+    from lowbit.training.resume import environment_record
 
     packages = filter(is_installed, ("onnx", "onnxruntime", "openvino"))
     return {

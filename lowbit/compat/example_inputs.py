@@ -7,7 +7,7 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
+from lowbit.nn import eval_mode
 from lowbit.recipe import find_layers
 
 _SIDES = (32, 224)
@@ -33,7 +33,7 @@ def example_inputs(model: nn.Layer) -> list[Tensor]:
     raise LowbitError(
         f"fuse_conv_bn needs to run {type(model).__name__} once, but it runs on none of the inputs "
         f"{', '.join(map(str, shapes))}: leave fuse_conv_bn out and call "
-        "lowbit.layers.fold_batch_norm(net, *inputs) with inputs of your own before quantize"
+        "lowbit.nn.fold_batch_norm(net, *inputs) with inputs of your own before quantize"
     )
 
 

@@ -20,10 +20,10 @@ from paddle import Tensor, nn
 from paddle.static import InputSpec
 
 from lowbit.compat.example_inputs import example_inputs
-from lowbit.config.mistakes import check_section
+from lowbit.config.yaml_file import check_section
 from lowbit.deploy.save_program import save_program
 from lowbit.errors import LowbitError
-from lowbit.layers import find_quantizers, fold_batch_norm, has_quantized_layers, preparation_of, prepare
+from lowbit.nn import find_quantizers, fold_batch_norm, has_quantized_layers, preparation_of, prepare
 from lowbit.recipe import PACT, parse_quant_config
 from lowbit.recipe.recipe import BatchNorm, Pact
 

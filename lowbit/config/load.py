@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 
 from lowbit.config.lookup import CONFIGS, find_file
-from lowbit.config.mistakes import check_section
 from lowbit.config.schema import Config
 from lowbit.config.transform_ops import prepared_size
-from lowbit.config.yaml_file import KeyPath, parse_yaml, read_yaml
+from lowbit.config.yaml_file import KeyPath, check_section, parse_yaml, read_yaml
 from lowbit.errors import LowbitError
 
 

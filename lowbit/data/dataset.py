@@ -1,4 +1,4 @@
-"""What a data set is to the rest of lowbit, and the data set that sits in memory."""
+"""Data sets: the interface, a spread-out part of one, and accuracy."""
 
 from __future__ import annotations
 
@@ -76,3 +76,56 @@ def warn_if_one_class(title: str, distinct: int) -> None:
     """Training on one class is possible and nearly always a mistake: say so, and go on."""
     if distinct == 1:
         warnings.warn(f"{title}: all images have one class; there is nothing to tell apart", stacklevel=3)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A part of a data set that stands for the whole: images at even distances.
+
+
+class SpreadDataset:
+    """`count` images of a data set, spread evenly over it: folders are sorted by class, so that its first
+    images would be those of the first classes only.
+
+    >>> [SpreadDataset(dataset, 3).name(index) for index in range(3)]  # doctest: +SKIP
+    ['digits val #0', 'digits val #120', 'digits val #240']
+    """
+
+    def __init__(self, dataset: Dataset, count: int) -> None:
+        if count < 1:
+            raise LowbitError(f"at least 1 image is needed, got {count}")
+        self.classes = dataset.classes
+        self._dataset = dataset
+        self._indices = np.arange(min(count, len(dataset))) * len(dataset) // min(count, len(dataset))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def label(self, index: int) -> int:
+        return self._dataset.label(int(self._indices[index]))
+
+    def name(self, index: int) -> str:
+        return self._dataset.name(int(self._indices[index]))
+
+    def image(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
+        return self._dataset.image(int(self._indices[index]), at_least)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Whether an answer is right: one definition for training, evaluation and every engine.
+
+
+def topk_hits(logits: np.ndarray, labels: np.ndarray, topk: tuple[int, ...]) -> np.ndarray:
+    """How many samples have their label among the k highest logits, for each k.
+
+    Of equal logits the one with the lower index comes first, so that a dead network, whose outputs are all
+    equal, is right as often as chance has it and not always.
+
+    >>> topk_hits(np.array([[0.1, 0.7, 0.2]]), np.array([2]), (1, 2))
+    array([0., 1.])
+    """
+    own = np.take_along_axis(logits, labels[:, None], axis=1)
+    # `not <=` instead of `>`: a NaN counts as above everything, so a broken output is never a hit.
+    above = ~(logits <= own)
+    tied_before = (logits == own) & (np.arange(logits.shape[1]) < labels[:, None])
+    place = (above | tied_before).sum(axis=1)
+    return np.array([(place < k).sum() for k in topk], np.float64)

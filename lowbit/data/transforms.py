@@ -15,8 +15,7 @@ from PIL import Image
 
 from lowbit.config import transform_ops as specs
 from lowbit.config.transform_ops import TransformOp
-from lowbit.data.auto_augment import auto_augment
-from lowbit.data.random_erasing import random_erasing
+from lowbit.data.auto_augment import auto_augment, random_erasing
 from lowbit.errors import LowbitError
 
 # The loader's threads share out the images; OpenCV's own threads inside one image would get in their way.

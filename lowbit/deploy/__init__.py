@@ -1,6 +1,6 @@
 """From a trained model to a served one: export, engines, inference, and the comparisons between them."""
 
-from lowbit.deploy.autolog import benchmark_report
+from lowbit.deploy.autolog import StageTimer, benchmark_report
 from lowbit.deploy.compare import Comparison, compare_logits, compare_outputs
 from lowbit.deploy.engines import (
     Engine,
@@ -10,19 +10,18 @@ from lowbit.deploy.engines import (
     OpenVinoEngine,
     PaddleEngine,
 )
-from lowbit.deploy.evaluate import evaluate_engine
 from lowbit.deploy.export import ExportedModel, export_model
-from lowbit.deploy.infer import Prediction, find_images, infer_images, warm_up
-from lowbit.deploy.inference_yml import (
+from lowbit.deploy.infer import Prediction, evaluate_engine, find_images, infer_images, warm_up
+from lowbit.deploy.model_files import (
     InferenceYml,
+    ModelFiles,
     describe_inference,
+    find_model_files,
     read_inference_yml,
     write_inference_yml,
 )
-from lowbit.deploy.model_files import ModelFiles, find_model_files
 from lowbit.deploy.onnx import OnnxModel, export_onnx
 from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
-from lowbit.deploy.stage_timer import StageTimer
 
 __all__ = [
     "Comparison",

@@ -1,18 +1,62 @@
-"""The AutoLog benchmark report that the chain test's tools parse, measured and written by us.
-
-The format is that of the Paddle ecosystem's AutoLog package, its misspelt `drivier_version` included. Times
-are means per batch. What was not measured stands as None, as it does there.
-"""
+"""The benchmark report that Paddle's chain test reads (AutoLog), and the timer behind it."""
 
 from __future__ import annotations
 
 import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
+
+import psutil
 
 from lowbit.deploy.engines.engine import Engine
-from lowbit.deploy.stage_timer import StageTimer
 from lowbit.machine import PaddleBuild, paddle_build
+
+Stage = Literal["preprocess", "inference", "postprocess"]
+STAGES: tuple[Stage, ...] = ("preprocess", "inference", "postprocess")
+
+
+@dataclass
+class StageTimer:
+    """Wall-clock seconds per stage, one entry per batch; what is not inside `stage` is not counted.
+
+    timer = StageTimer()
+    with timer.stage("inference"):
+        engine.run(batch)
+    """
+
+    seconds: dict[Stage, list[float]] = field(default_factory=lambda: {stage: [] for stage in STAGES})
+    images: int = 0
+    peak_memory: int = 0  # bytes, the largest seen at the end of a stage
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage].append(time.perf_counter() - start)
+        self.peak_memory = max(self.peak_memory, psutil.Process().memory_info().rss)
+
+    @property
+    def total(self) -> float:
+        """Seconds in all stages together."""
+        return sum(map(sum, self.seconds.values()))
+
+    def mean(self, stage: Stage) -> float:
+        """Seconds per batch."""
+        times = self.seconds[stage]
+        return sum(times) / len(times) if times else 0.0
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The AutoLog benchmark report that the chain test's tools parse, measured and written by us.
+#
+# The format is that of the Paddle ecosystem's AutoLog package, its misspelt `drivier_version` included. Times
+# are means per batch. What was not measured stands as None, as it does there.
+
 
 _LOG_API_VERSION = "1.0"
 _MB = 2**20

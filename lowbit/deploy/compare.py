@@ -10,7 +10,7 @@ from paddle import nn
 
 from lowbit.deploy.engines.engine import Engine
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
+from lowbit.nn import eval_mode
 
 
 @dataclass(frozen=True)

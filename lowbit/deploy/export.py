@@ -1,11 +1,13 @@
-"""From a trained model to the files that are served: program, parameters, and how to use them."""
+"""Export to Paddle Inference: written as a draft, run, compared with the model, then put in place."""
 
 from __future__ import annotations
 
 import errno
 import os
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,143 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.static import InputSpec
 
 from lowbit.config.transform_ops import TransformOp, prepared_size
-from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
-from lowbit.deploy.expected import check_image_shape, expected_logits, untranslatable
-from lowbit.deploy.inference_yml import describe_inference, write_inference_yml
-from lowbit.deploy.model_files import MODEL_SUFFIXES, find_model_files, sha256
+from lowbit.deploy.model_files import (
+    MODEL_SUFFIXES,
+    describe_inference,
+    find_model_files,
+    sha256,
+    write_inference_yml,
+)
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, frozen
+from lowbit.models import not_finite
+from lowbit.nn import eval_mode, frozen
+from lowbit.nn.eval_mode import cause, failing_layer
+
+
+@contextmanager
+def drafting(directory: Path, what: str) -> Iterator[Path]:
+    """A folder inside of `directory`, which is made, for files that are not finished; afterwards it is gone.
+
+    An OSError within it (a full disk, a folder that cannot be written) comes out as a LowbitError.
+
+    with drafting(Path("export"), "the model to export") as draft:
+        ...
+        put_in_place(draft, Path("export"), ["inference.pdiparams", "inference.json"])
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".exporting-") as name:
+            yield Path(name)
+    except OSError as error:
+        raise LowbitError(f"cannot write {what}: {error.strerror or error}") from error
+
+
+def put_in_place(draft: Path, directory: Path, names: Sequence[str], old: Sequence[str] = ()) -> None:
+    """Once all files are on the disk, remove the `old` ones and move the new ones, in this order."""
+    for name in names:
+        with (draft / name).open("rb") as file:
+            os.fsync(file.fileno())
+    for name in old:
+        (directory / name).unlink(missing_ok=True)
+    for name in names:
+        os.replace(draft / name, directory / name)
+
+
+def save_static(
+    model: nn.Layer,
+    prefix: Path,
+    specs: Sequence[InputSpec],
+    explain: Callable[[Exception], LowbitError],
+) -> None:
+    """`paddle.jit.save`; whatever Paddle meets while it translates the model's Python is explained."""
+    try:
+        paddle.jit.save(model, str(prefix), input_spec=list(specs))
+    except Exception as error:  # anything can come out of the user's own code
+        if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
+            raise
+        raise explain(error) from error
+
+
+def agrees(answer: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Whether no number differs by more than `tolerance` times the largest one that is expected.
+
+    >>> agrees(np.array([1.0, 99.0]), np.array([1.5, 100.0]), 0.01)
+    True
+    """
+    largest = max(float(np.abs(expected).max(initial=0)), 1e-30)
+    return answer.shape == expected.shape and np.allclose(
+        answer, expected, rtol=0, atol=tolerance * largest, equal_nan=True
+    )
+
+
+def check_finite(model: nn.Layer, model_name: str) -> None:
+    """A LowbitError that names the parameters with NaN or Inf in them, if there are any."""
+    bad = not_finite({name: tensor.numpy() for name, tensor in model.state_dict().items()}, model)
+    if bad:
+        names = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+        raise LowbitError(
+            f"{model_name} has NaN or Inf in {names}: its training has diverged, or its weights are damaged; "
+            "nothing was written"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What an exported model has to answer, and what stands in the way of exporting it in any format.
+
+
+def check_image_shape(shape: tuple[int, ...]) -> None:
+    """A LowbitError unless it is (channels, height, width)."""
+    if len(shape) != 3 or not all(isinstance(side, int) and side > 0 for side in shape):
+        raise LowbitError(
+            f"image_shape must be (channels, height, width), such as (3, 224, 224); got {shape}"
+        )
+
+
+def expected_logits(
+    model: nn.Layer, images: np.ndarray, model_name: str, classes: Sequence[str] = ()
+) -> np.ndarray:
+    """What the exported program has to answer; finds a shape that does not fit, with the layer's name."""
+    shape = format_shape(images.shape[1:])
+    try:
+        logits = model(paddle.to_tensor(images))
+    except Exception as error:  # the user's own forward may raise anything
+        where = failing_layer(error, model)
+        raise LowbitError(
+            f"{model_name} does not run on images of {shape} (channels x height x width)"
+            f"{f': {where}' if where else ''}: {cause(error)}"
+        ) from error
+    if not isinstance(logits, paddle.Tensor) or logits.ndim != 2 or logits.shape[0] != len(images):
+        what = (
+            f"a tensor {list(logits.shape)}" if isinstance(logits, paddle.Tensor) else type(logits).__name__
+        )
+        raise LowbitError(
+            f"{model_name}: forward must return one tensor of logits [N, classes] in evaluation mode; for "
+            f"{len(images)} images it returns {what}"
+        )
+    if classes and logits.shape[1] != len(classes):
+        raise LowbitError(
+            f"{model_name} has {logits.shape[1]} outputs, but {len(classes)} class names were given"
+        )
+    return logits.numpy()
+
+
+def untranslatable(error: Exception, model: nn.Layer, model_name: str) -> LowbitError:
+    """What to tell the user when Paddle fails to make a program of the model."""
+    return LowbitError(
+        f"{model_name} cannot be exported: Paddle could not translate {type(model).__name__}.forward "
+        f"into a program: {cause(error)}. Common reasons: numpy inside forward, a first argument of "
+        "forward that is not called self, source code that is not in a file"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# From a trained model to the files that are served: program, parameters, and how to use them.
+
 
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another
 # number of threads may differ.

@@ -12,7 +12,7 @@ from paddle import Tensor, nn
 from paddle.static import InputSpec
 
 from lowbit.errors import LowbitError
-from lowbit.layers.paddle_errors import cause, failing_layer
+from lowbit.nn.eval_mode import cause, failing_layer
 
 _IMAGES = 3  # an odd number, so that a batch's size that became a constant shows
 

@@ -1,16 +1,208 @@
-"""The files of an exported model: which they are, where they are, and whether they are what was written."""
+"""The files of an exported model: inference.yml, the program, its parameters, and whether they are whole."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from lowbit.config.yaml_file import read_yaml
-from lowbit.deploy.inference_yml import read_inference_yml
-from lowbit.deploy.params_file import is_complete
-from lowbit.digest import TEXT, DamagedFile, add_digest
+import yaml
+from pydantic import BeforeValidator, Field
+
+from lowbit.config.base import Section
+from lowbit.config.transform_ops import Op, TransformOp
+from lowbit.config.yaml_file import check_section, read_yaml
+from lowbit.digest import TEXT, DamagedFile, add_digest, without_digest
 from lowbit.errors import LowbitError
+
+Positive = Annotated[int, Field(ge=1)]
+# Other tools write class names that are digits without quotes.
+ClassName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
+
+
+class GlobalSection(Section):
+    model_name: str
+    image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
+    sha256: dict[str, str] = {}
+    checkpoint: str | None = None  # the SHA-256 of the file that the model was trained into
+    onednn: bool = True  # false: answers differ under oneDNN, as found when the model was exported
+    int8: bool = False  # true: written for oneDNN's int8 kernels, which must add exactly (VNNI)
+
+
+class PreProcessSection(Section):
+    transform_ops: list[Op]
+
+
+class TopkSection(Section):
+    topk: Positive = 5
+    label_list: list[ClassName] | None = None
+
+
+class PostProcessSection(Section):
+    Topk: TopkSection = TopkSection()
+
+
+class InferenceYml(Section):
+    """The file as it stands. `Hpi` is PaddleX's hint to its own engines: read over, not used."""
+
+    Global: GlobalSection
+    PreProcess: PreProcessSection
+    PostProcess: PostProcessSection = PostProcessSection()
+    Hpi: dict[str, Any] | None = None
+
+    @property
+    def ops(self) -> list[TransformOp]:
+        return list(self.PreProcess.transform_ops)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names by index, or None when the file has none."""
+        return self.PostProcess.Topk.label_list
+
+    @property
+    def topk(self) -> int:
+        return self.PostProcess.Topk.topk
+
+
+def describe_inference(
+    *,
+    model_name: str,
+    image_shape: tuple[int, int, int],
+    transform_ops: Sequence[TransformOp],
+    classes: Sequence[str],
+    sha256: dict[str, str],
+    checkpoint: str | None = None,
+    onednn: bool = True,
+    int8: bool = False,
+    topk: int = 5,
+) -> InferenceYml:
+    """The description that `export_model` writes."""
+    return InferenceYml(
+        Global=GlobalSection(
+            model_name=model_name,
+            image_shape=image_shape,
+            sha256=sha256,
+            checkpoint=checkpoint,
+            onednn=onednn,
+            int8=int8,
+        ),
+        PreProcess=PreProcessSection(transform_ops=list(transform_ops)),
+        PostProcess=PostProcessSection(Topk=TopkSection(topk=topk, label_list=list(classes) or None)),
+    )
+
+
+def write_inference_yml(path: Path, description: InferenceYml) -> None:
+    """Write it in the layout that PaddleX and PaddleClas read; the last line, a comment, is a digest."""
+    values = description.model_dump(mode="json", exclude_none=True)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    if "\x85" in text:  # the one character that PyYAML writes as it is and reads back as a blank
+        text = yaml.safe_dump(values, sort_keys=False)
+    path.write_bytes(add_digest(text.encode(), TEXT))
+
+
+def read_inference_yml(path: str | Path) -> InferenceYml:
+    """Read and validate; every mistake is named with its line and key. A digest in it must fit."""
+    path = Path(path)
+    if not path.is_file():
+        raise LowbitError(f"no {path}: how images are prepared for this model is not known; export it again")
+    try:
+        without_digest(path.read_bytes(), TEXT, path)
+    except OSError as error:
+        raise LowbitError(f"{path}: cannot be read ({error.strerror})") from None
+    values, lines = read_yaml(path)
+    if not isinstance(values, dict):
+        raise LowbitError(f"{path}: expected the sections Global, PreProcess and PostProcess")
+    sources = {at: f"{path}:{line}" for at, line in lines.items()}
+    return check_section(InferenceYml, values, sources, str(path))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The tensors of a `.pdiparams` file, and whether they are complete: Paddle's reader runs a file cut short
+# with whatever is in memory.
+#
+# The file is a row of tensors. Each has a version (u32), levels of detail (u64, unused: 0), a version again
+# (u32), the length of a description (i32), the description (protobuf: element type, dimensions), the
+# elements.
+
+
+# Paddle's numbers of element types, and their sizes in bytes.
+_SIZES = {0: 1, 1: 2, 2: 4, 3: 8, 4: 2, 5: 4, 6: 8, 20: 1, 21: 1, 22: 2, 23: 8, 24: 16, 32: 1, 33: 1}
+_SMALL_INTEGERS = (20, 21)  # uint8, int8
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor's elements are in the file, and what they are."""
+
+    kind: int
+    start: int
+    size: int
+
+    @property
+    def is_8_bit(self) -> bool:
+        """The elements are integers of 8 bits."""
+        return self.kind in _SMALL_INTEGERS
+
+
+def is_complete(path: Path) -> bool:
+    """Whether every tensor of the file has all its elements and nothing follows the last one."""
+    end = 0
+    try:
+        for tensor in stored_tensors(path):
+            end = tensor.start + tensor.size
+    except ValueError:
+        return False
+    return end == os.path.getsize(path) and end > 0
+
+
+def stored_tensors(path: Path) -> Iterator[StoredTensor]:
+    """The tensors in the order of the file; ValueError where the file is something else."""
+    length, position = os.path.getsize(path), 0
+    with path.open("rb") as file:
+        while position < length:
+            file.seek(position)
+            try:
+                _version, levels, _version_again, described = struct.unpack("<IQIi", file.read(20))
+                if levels or described < 0:
+                    raise ValueError("not a tensor")
+                kind, size = _description(file.read(described))
+            except (struct.error, KeyError, IndexError) as error:
+                raise ValueError("not a tensor") from error
+            yield StoredTensor(kind, position + 20 + described, size)
+            position += 20 + described + size
+
+
+def _description(description: bytes) -> tuple[int, int]:
+    """Element type and bytes of a tensor, from the protobuf fields 1 (type) and 2 (dimensions)."""
+    kind, dimensions, position = None, [], 0
+    while position < len(description):
+        field, position = _varint(description, position)
+        value, position = _varint(description, position)
+        if field == 1 << 3:
+            kind = value
+        elif field == 2 << 3:
+            dimensions.append(value)
+        else:
+            raise KeyError(field)
+    return kind, math.prod(dimensions) * _SIZES[kind]
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[position] & 0x80:
+        value |= (data[position] & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+    return value | data[position] << shift, position + 1
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The files of an exported model: which they are, where they are, and whether they are what was written.
+
 
 # Paddle 3's format first; .pdmodel is what Paddle 2 wrote and Paddle 3 still runs.
 MODEL_SUFFIXES = (".json", ".pdmodel")

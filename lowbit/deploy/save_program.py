@@ -11,11 +11,11 @@ import paddle
 from paddle import Tensor, nn
 from paddle.static import InputSpec
 
-from lowbit.deploy.draft import agrees, check_finite, drafting, put_in_place, save_static
+from lowbit.deploy.export import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.deploy.inputs import numbers_of
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, frozen
-from lowbit.layers.paddle_errors import cause, failing_layer
+from lowbit.nn import eval_mode, frozen
+from lowbit.nn.eval_mode import cause, failing_layer
 
 _TOLERANCE = 1e-4  # of the largest output
 _BATCH = 2

@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from lowbit.accel.onednn import Geometry
 from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.kernels.library import ADDRESS, declare, kernels
-from lowbit.kernels.onednn import Geometry
 
 
 class Operand(ctypes.Structure):

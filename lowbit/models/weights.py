@@ -19,7 +19,7 @@ from lowbit.safe_pickle import load_arrays
 
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
-# What lowbit.layers gives a quantized layer beside its own parameters.
+# What lowbit.nn gives a quantized layer beside its own parameters.
 _QUANTIZERS = frozenset(("input_quantizer", "weight_quantizer", "backward_quantizers"))
 
 # paddle.save adds this table of internal names to a state dict; it holds no weights.

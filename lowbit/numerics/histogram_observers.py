@@ -180,5 +180,5 @@ def sensitivity_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: flo
     """What the observer cannot do: values alone have no gradients."""
     raise LowbitError(
         "the observer sensitivity looks at gradients, which calibration alone has: call "
-        "lowbit.layers.calibrate(model, batches) first"
+        "lowbit.calibrate(model, batches) first"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.errors import LowbitError
-from lowbit.layers.weights_at_rest import layers_by_name, weight_histogram
+from lowbit.nn.inspect import layers_by_name, weight_histogram
 from lowbit.report.elements import Point
 from lowbit.report.run_files import Points, Run
 from lowbit.report.summary import Verdict

@@ -8,11 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lowbit.files import write_atomically
 from lowbit.report import deployment, sections
 from lowbit.report.charts import curves, layer_series, weight_histograms
 from lowbit.report.elements import chart, choice, json_block, paragraph, section
 from lowbit.report.run_files import Run, open_runs
-from lowbit.training.files import write_atomically
 from lowbit.version import __version__
 
 # Nothing may be loaded or sent: what the page shows is in the page.

@@ -32,10 +32,9 @@ from lowbit.deploy import (
 )
 from lowbit.deploy.engines.paddle_engine import open_predictor
 from lowbit.deploy.infer import prepare_images, softmax
-from lowbit.deploy.model_files import check_files
-from lowbit.deploy.params_file import stored_tensors
+from lowbit.deploy.model_files import check_files, stored_tensors
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, is_quantized
+from lowbit.nn import eval_mode, is_quantized
 from lowbit.safe_pickle import load_arrays
 from lowbit.tipc.judge import Expected, ModelReport, Request
 from lowbit.tipc.result import Check

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.errors import LowbitError
+from lowbit.files import write_atomically
 from lowbit.tipc.steps import ChainPlan
-from lowbit.training.files import write_atomically
 
 
 class Status(str, Enum):

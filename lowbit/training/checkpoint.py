@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from lowbit.digest import DIGITS, PICKLE, DamagedFile, add_digest, damaged, digest
 from lowbit.errors import LowbitError
-from lowbit.training.files import link_atomically, write_atomically
+from lowbit.files import link_atomically, write_atomically
 
 SUFFIX = ".lowbit"
 FP32 = "fp32"  # the name of the unquantized model that a quantized run started from

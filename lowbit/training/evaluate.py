@@ -1,4 +1,4 @@
-"""Accuracy of a model over a validation set, each sample counted once on however many ranks."""
+"""Evaluating a model on a loader, and a table that compares two evaluations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,55 @@ import paddle
 
 from lowbit.config.schema import CrossEntropy
 from lowbit.data import Loader, topk_hits
-from lowbit.layers import eval_mode
+from lowbit.nn import eval_mode
 from lowbit.training.display import PlainDisplay
 from lowbit.training.distributed import Ranks
-from lowbit.training.loss import cross_entropy
+from lowbit.training.losses import cross_entropy
 from lowbit.training.metrics import Meter
+
+
+def difference(fp32: dict[str, float], quantized: dict[str, float]) -> dict[str, float]:
+    """Quantized minus fp32, for every figure.
+
+    >>> difference({"top1": 0.75}, {"top1": 0.5})
+    {'top1': -0.25}
+    """
+    return {name: quantized[name] - value for name, value in fp32.items()}
+
+
+def comparison_table(
+    fp32: dict[str, float],
+    quantized: dict[str, float],
+    *,
+    titles: tuple[str, str] = ("fp32", "quantized"),
+) -> str:
+    """Three rows: accuracies in percent, their difference in points.
+
+    >>> print(comparison_table({"loss": 1.0, "top1": 0.75}, {"loss": 1.25, "top1": 0.5}))
+                  top-1     loss
+    fp32        75.00 %   1.0000
+    quantized   50.00 %   1.2500
+    difference   -25.00  +0.2500
+    """
+    names = [*(name for name in fp32 if name.startswith("top")), "loss"]
+    change = difference(fp32, quantized)
+    rows = ((titles[0], fp32, ""), (titles[1], quantized, ""), ("difference", change, "+"))
+    lines = [" " * 10 + "".join(f"{name.replace('top', 'top-'):>9}" for name in names)]
+    for title, figures, sign in rows:
+        cells = [_cell(name, figures[name], sign) for name in names]
+        lines.append(f"{title:<10}" + "".join(f"{cell:>9}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _cell(name: str, value: float, sign: str) -> str:
+    if name == "loss":
+        return f"{value:{sign}.4f}"
+    return f"{100 * value:{sign}.2f}" + ("" if sign else " %")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Accuracy of a model over a validation set, each sample counted once on however many ranks.
+
 
 _log = logging.getLogger(__name__)
 

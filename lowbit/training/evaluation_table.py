@@ -9,8 +9,8 @@ from typing import get_args
 
 from paddle import Tensor, nn
 
-from lowbit.layers import is_quantized, refreshed_batch_norm, tested_as
-from lowbit.layers.tested_as import Way
+from lowbit.nn import is_quantized, quantization_mode, refreshed_batch_norm
+from lowbit.nn.inspect import Way
 from lowbit.recipe.spec import TensorSpec
 
 Metrics = dict[str, float]
@@ -18,7 +18,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Row:
-    """One test: `how` is the word of `tested_as`, `name` what papers call it, such as `w4a4`."""
+    """One test: `how` is the word of `quantization_mode`, `name` what papers call it, such as `w4a4`."""
 
     how: Way
     name: str
@@ -37,7 +37,7 @@ def evaluate_in_all_ways(
     """
     names, rows = names_of_ways(model), []
     for how in get_args(Way):
-        with tested_as(model, how):
+        with quantization_mode(model, how):
             rows.append(Row(how, names[how], False, evaluate()))
             if batches is not None:
                 with refreshed_batch_norm(model, batches()):

@@ -9,22 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.config import Config
 from lowbit.errors import LowbitError
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.low_precision import in_full_gradients
 from lowbit.machine.load import OtherProcesses
-from lowbit.training.beginning import begin_run, keep_baseline
+from lowbit.nn.qt_autograd import in_full_gradients
 from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+from lowbit.training.checkpoint_manager import Keeper
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
-from lowbit.training.health_log import HealthLog
 from lowbit.training.interruption import Interruption
-from lowbit.training.keeper import Keeper
-from lowbit.training.metrics import Meter
-from lowbit.training.metrics_log import MetricsLog
+from lowbit.training.metrics import Meter, MetricsLog
+from lowbit.training.optimizers import learning_rate, warmup_note
+from lowbit.training.quant_stats_log import HealthLog
 from lowbit.training.run_directory import RunDirectory
-from lowbit.training.schedules import learning_rate, warmup_note
+from lowbit.training.run_setup import begin_run, keep_baseline
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
 from lowbit.training.summary import RunClock, Summary
@@ -51,7 +50,7 @@ def train(
         run if first else nullcontext(),
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
-        fast_neighbours(wanted=config.Global.fast_neighbours),
+        fast_norm_ops(wanted=config.Global.fast_neighbours),
     ):
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)

@@ -1,11 +1,21 @@
-"""Sums of loss, its parts and top-k hits that can be added over batches, ranks and a restart."""
+"""Metrics of a run: accuracy meters and metrics.jsonl."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from paddle import nn
 
+from lowbit.errors import LowbitError
+from lowbit.extras import install_command
+from lowbit.files import write_atomically
+from lowbit.nn.inspect import layers_by_name
 from lowbit.training.distributed import Ranks
 
 
@@ -43,3 +53,96 @@ class Meter:
         means = sums[:-1] / sums[-1] if sums[-1] else np.full(len(sums) - 1, np.nan)
         names = ("loss", *(f"top{k}" for k in self.topk), *self.parts)
         return {name: float(value) for name, value in zip(names, means, strict=True)}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# metrics.jsonl, one JSON object a line, and VisualDL's curves and histograms when they are wanted.
+
+
+_BUCKETS = 50
+
+
+class MetricsLog:
+    """Appends records with their step. On resume, records from after the checkpoint are dropped first,
+    so that the file reads like that of an undisturbed run; a run that starts (None) starts a new file."""
+
+    def __init__(self, folder: Path, *, resumed_step: int | None, visualdl: bool | None) -> None:
+        path = folder / "metrics.jsonl"
+        kept = (
+            []
+            if resumed_step is None
+            else [line for line in _lines(path) if json.loads(line)["step"] <= resumed_step]
+        )
+        self._path = path
+        write_atomically(path, lambda file: file.write_text("".join(f"{line}\n" for line in kept), "utf-8"))
+        self._curves = _curves(folder / "vdl", required=bool(visualdl)) if visualdl is not False else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """One record: what it is (`train`, `eval`, `baseline`, `health`), when, and its values.
+
+        For VisualDL, numbers inside of values have tags like `health/layers/conv1/forward.weight/sqnr`.
+        """
+        record = {name: None if _is_broken(value) else value for name, value in values.items()}
+        line = json.dumps({"kind": kind, "step": step, **record}, allow_nan=False)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            raise LowbitError(f"cannot write {self._path}: {error.strerror}") from error
+        if self._curves:
+            for tag, value in _scalars(kind, values):
+                self._curves.add_scalar(tag=tag, step=step, value=value)
+
+    def draw_weights(self, step: int, model: nn.Layer) -> None:
+        """For VisualDL, the histogram of every layer's weight under `weights/<layer>`."""
+        if not self._curves:
+            return
+        for name, layer in layers_by_name(model).items():
+            values = layer.weight.astype("float32").numpy()
+            if np.isfinite(values).all():  # otherwise there is no histogram, and the loss shows it
+                self._curves.add_histogram(tag=f"weights/{name}", values=values, step=step, buckets=_BUCKETS)
+
+    def close(self) -> None:
+        """Flushes everything to the files."""
+        if self._curves:
+            self._curves.close()
+
+
+def _scalars(tag: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers of nested values with their tags.
+
+    >>> list(_scalars("train", {"loss": 0.5, "epoch": 3}))
+    [('train/loss', 0.5)]
+    """
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _scalars(f"{tag}/{name}", one)
+    elif isinstance(value, float):
+        yield tag, value
+
+
+def _is_broken(value: Any) -> bool:
+    """NaN and Inf are no JSON; null is, and says as much."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _lines(path: Path) -> list[str]:
+    """The complete lines of a log; a crash may have cut the last one."""
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").split("\n")
+    return [line for line in lines[:-1] if line.endswith("}")]
+
+
+def _curves(folder: Path, *, required: bool) -> Any:
+    """VisualDL's writer; None when it is not installed and nobody insisted on it."""
+    try:
+        from visualdl import LogWriter
+    except ImportError:
+        if not required:
+            return None
+        raise LowbitError(
+            f"Global.use_visualdl is on, but VisualDL is not installed: {install_command('visualdl')}, "
+            "or leave the key out (metrics.jsonl is written in any case)"
+        ) from None
+    return LogWriter(logdir=str(folder))

@@ -6,17 +6,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from lowbit.accel.convolutions import fast_convolutions
 from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
-from lowbit.layers.fast_convolutions import fast_convolutions
 from lowbit.recipe.load import recipe_file_values
 from lowbit.recipe.recipe import Calibration
-from lowbit.training.beginning import begin_run, keep_baseline
-from lowbit.training.comparison import comparison_table
+from lowbit.training.checkpoint_manager import Keeper
 from lowbit.training.display import accuracy_line, open_display
-from lowbit.training.keeper import Keeper
+from lowbit.training.evaluate import comparison_table
 from lowbit.training.quantization import recipe_of, recipe_values
 from lowbit.training.run_directory import RunDirectory
+from lowbit.training.run_setup import begin_run, keep_baseline
 from lowbit.training.session import open_session
 from lowbit.training.summary import RunClock, Summary
 

@@ -9,7 +9,7 @@ import paddle
 import yaml
 
 from lowbit.config import Config
-from lowbit.layers.prepare import prepare
+from lowbit.nn.convert import prepare
 from lowbit.recipe import Recipe, dump_recipe, load_recipe, make_recipe
 
 

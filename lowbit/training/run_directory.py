@@ -13,8 +13,8 @@ from typing import Any
 
 from lowbit.digest import DamagedFile
 from lowbit.errors import LowbitError
+from lowbit.files import write_atomically
 from lowbit.training.checkpoint import SUFFIX, Checkpoint, read_checkpoint
-from lowbit.training.files import write_atomically
 from lowbit.version import __version__
 
 _LOCK = ".lowbit.lock"

@@ -11,36 +11,34 @@ from typing import Any
 
 import paddle
 
+from lowbit.accel.allocator import keep_freed_memory
+from lowbit.accel.convolutions import convolution_library
+from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.norm_ops import norm_library
 from lowbit.config import Config
 from lowbit.config.schema import AmpSection
 from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
-from lowbit.layers import convert_sync_batch_norm
-from lowbit.layers.bias_correction import correct_biases
-from lowbit.layers.calibrate import calibrate
-from lowbit.layers.draws import seed_draws
-from lowbit.layers.executor import set_executor
-from lowbit.layers.fast_convolutions import convolution_library
-from lowbit.layers.fast_neighbours import neighbour_library
-from lowbit.layers.fused_blocks import fuse
-from lowbit.layers.prepare import preparation_of, prepare
-from lowbit.machine import apply_amd_fix, keep_freed_memory, resolve_device
+from lowbit.machine import resolve_device
 from lowbit.models import assign_weights, build_model, not_finite, read_weights, without_quantizers
+from lowbit.nn import convert_sync_batch_norm
+from lowbit.nn.calibration import calibrate, correct_biases
+from lowbit.nn.convert import preparation_of, prepare, set_executor
+from lowbit.nn.fused_blocks import fuse
+from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
-from lowbit.training.distillation import Teacher, open_teacher
 from lowbit.training.distributed import Ranks, join_ranks
-from lowbit.training.environment import environment_record
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
-from lowbit.training.loss import PARTS
+from lowbit.training.losses import PARTS, Teacher, open_teacher
 from lowbit.training.metrics import Meter
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
 from lowbit.training.quantization import example_images, recipe_of, recipe_values
-from lowbit.training.resume import differences
+from lowbit.training.resume import differences, environment_record
 from lowbit.training.seeding import seed_everything
 from lowbit.training.summary import RunClock
 from lowbit.training.weight_average import WeightAverage
@@ -226,7 +224,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     convolutions = neighbours = "Paddle"
     if device.name == "cpu":
         convolutions = convolution_library(wanted=config.Global.fast_convolutions)
-        neighbours = neighbour_library(wanted=config.Global.fast_neighbours)
+        neighbours = norm_library(wanted=config.Global.fast_neighbours)
         keep_freed_memory()
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
@@ -251,7 +249,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     teacher = open_teacher(config, fp32, classes)
     if recipe is not None:
         prepare(model, recipe, example_images(config.Global.image_shape))
-        seed_draws(model, config.Global.seed)
+        seed_rounding(model, config.Global.seed)
         narrow = config.amp_level != "O0"
         notes += set_executor(model, config.Global.executor, device=device.name, qat_in_floats=narrow)
         notes.append(str(preparation_of(model)))

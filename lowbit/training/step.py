@@ -10,8 +10,8 @@ import paddle
 
 from lowbit.data import Batch, topk_hits
 from lowbit.errors import LowbitError
-from lowbit.layers.paddle_errors import cause, failing_layer
-from lowbit.training.loss import cross_entropy, distilled
+from lowbit.nn.eval_mode import cause, failing_layer
+from lowbit.training.losses import cross_entropy, distilled
 from lowbit.training.seeding import seed_everything
 from lowbit.training.session import Session
 

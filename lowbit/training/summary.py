@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from lowbit.files import write_atomically
 from lowbit.formatting import duration, percent
-from lowbit.training.files import write_atomically
 
 SUMMARY_FILE = "summary.json"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import paddle
 
+from lowbit.accel.matrix_library import apply_amd_fix
 from lowbit.config import Config, validate
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
-from lowbit.machine import apply_amd_fix
 from lowbit.models import assign_weights, build_model, check_trusted, count_classes, read_weights
 from lowbit.training.checkpoint import Checkpoint, find_checkpoint, find_fp32, read_checkpoint
 from lowbit.training.quantization import prepare_as_saved

@@ -10,7 +10,7 @@ import pytest
 from paddle import nn
 
 from lowbit.data import Batch
-from lowbit.layers import calibrate, prepare
+from lowbit.nn import calibrate, prepare
 from lowbit.recipe import make_recipe
 
 W4A4 = {

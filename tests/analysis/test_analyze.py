@@ -9,7 +9,7 @@ import pytest
 from lowbit.analysis import analyze
 from lowbit.analysis.sensitivity import add_batch
 from lowbit.analysis.store import Store
-from lowbit.layers.quantizing_only import quantized_layers
+from lowbit.nn.convert import quantized_layers
 
 
 def _store(tmp_path, **settings) -> Store:

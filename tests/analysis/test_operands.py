@@ -11,8 +11,8 @@ from hypothesis.extra.numpy import arrays
 
 from lowbit.analysis.operands import view_gradients, view_inputs, view_operand, view_weights
 from lowbit.data import Batch
-from lowbit.layers import prepare
-from lowbit.layers.operand import Operand, round_operand
+from lowbit.nn import prepare
+from lowbit.nn.qtensor import QTensor, round_operand
 from lowbit.numerics import parse_grid
 from lowbit.recipe import make_recipe
 from tests.cli.conftest import W4A4G4
@@ -67,7 +67,7 @@ def test_the_histogram_of_what_was_made_is_in_steps_of_its_grid(x, scale):
 
 
 def test_a_mean_of_two_roundings_has_half_steps():
-    made = Operand(
+    made = QTensor(
         data=paddle.to_tensor([-16, 1], "int8"), scale=paddle.to_tensor([0.5]), lowest=-16, highest=14
     )
     found = view_operand(paddle.to_tensor([-8.0, 0.5]), made).histogram
@@ -75,7 +75,7 @@ def test_a_mean_of_two_roundings_has_half_steps():
 
 
 def test_plain_values_have_no_grid():
-    found = view_operand(paddle.to_tensor([1.0, 2.0]), Operand(data=paddle.to_tensor([1.0, 2.5])))
+    found = view_operand(paddle.to_tensor([1.0, 2.0]), QTensor(data=paddle.to_tensor([1.0, 2.5])))
     assert found.health.sqnr == pytest.approx(10 * np.log10(5 / 0.25)) and found.histogram is None
     assert found.values()["histogram"] is None
 

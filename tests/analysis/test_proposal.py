@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowbit.analysis import proposed_recipe
-from lowbit.layers import preparation_of, prepare
+from lowbit.nn import preparation_of, prepare
 from lowbit.recipe import dump_recipe, load_recipe, make_recipe
 from tests.cli.conftest import W4A4G4
 from tests.tiny_net import build_tiny

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from lowbit.analysis.quantize import quantize_as
+from lowbit.analysis.partial_quantization import quantize_as
 from lowbit.errors import LowbitError
-from lowbit.layers import find_quantizers
+from lowbit.nn import find_quantizers
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint
 from tests.training.conftest import tiny_config

@@ -7,8 +7,8 @@ import paddle
 from lowbit.analysis.operands import OperandView, view_operand
 from lowbit.analysis.ranking import rank
 from lowbit.analysis.sensitivity import Sum, Sums
-from lowbit.layers import preparation_of
-from lowbit.layers.operand import round_operand
+from lowbit.nn import preparation_of
+from lowbit.nn.qtensor import round_operand
 from lowbit.numerics import parse_grid
 
 

@@ -8,7 +8,7 @@ import pytest
 from paddle.nn import functional as F
 
 from lowbit.analysis.sensitivity import Sums, add_batch
-from lowbit.layers.quantizing_only import quantized_layers, quantizing_only
+from lowbit.nn.convert import quantized_layers, quantizing_only
 
 
 def _slow(model, batches, names) -> tuple[float, int, float]:

@@ -13,10 +13,10 @@ import pytest
 from paddle import _C_ops
 
 import lowbit
+from lowbit.accel import allocator
+from lowbit.accel.matrix_library import SETTING
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
-from lowbit.machine import allocator
-from lowbit.machine.matrix_library import SETTING
 from lowbit.machine.threads import math_threads
 from tests.api.conftest import LOW, build, step
 

@@ -13,7 +13,7 @@ from paddle.nn import functional as F
 
 import lowbit
 from lowbit.api import deploy
-from lowbit.deploy.inference_yml import read_inference_yml
+from lowbit.deploy.model_files import read_inference_yml
 from lowbit.errors import LowbitError
 from tests.api.conftest import LOW, PTQ, QAT, TwoInputs, build, step
 

@@ -12,10 +12,9 @@ from paddle import nn
 import lowbit
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
-from lowbit.layers import find_quantizers, is_quantized, preparation_of
-from lowbit.layers.draws import Draws
-from lowbit.layers.executor import set_executor
-from lowbit.layers.low_precision import BackwardQuantizers
+from lowbit.nn import find_quantizers, is_quantized, preparation_of
+from lowbit.nn.convert import set_executor
+from lowbit.nn.qt_autograd import BackwardQuantizers, RoundingRNG
 from lowbit.recipe import load_recipe
 from tests.api.conftest import LOW, PTQ, QAT, TwoInputs, build, step
 
@@ -95,7 +94,7 @@ def test_batch_norm_that_is_folded_in_training_takes_the_example(images):
 def test_low_precision_layers_have_what_lowbit_train_gives_them(images, labels):
     """Executor, seeds and counters are the layers' own: nothing of a session is needed around a step."""
     net = lowbit.quantize(build(), LOW, seed=7)
-    draws = [layer for layer in net.sublayers() if isinstance(layer, Draws)]
+    draws = [layer for layer in net.sublayers() if isinstance(layer, RoundingRNG)]
     assert draws and {draw.seed for draw in draws} == {7}
     parts = [layer for layer in net.sublayers() if isinstance(layer, BackwardQuantizers)]
     expected = "simulate" if why_missing() else "auto"

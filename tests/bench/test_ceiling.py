@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lowbit.bench.ceiling import ceilings
+from lowbit.bench.layer_bench import ceilings
 from lowbit.kernels import kernels
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lowbit.bench.layer_sides import FP32, LayerCase, layer_sides
+from lowbit.bench.layer_bench import FP32, LayerCase, layer_sides
 
 
 def test_every_side_computes_a_layers_step():

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.bench import run
-from lowbit.bench.layer_sides import LayerCase
+from lowbit.bench.layer_bench import LayerCase
 from lowbit.bench.own_loop import OWN, TRAIN
 from lowbit.bench.sides import Case
 from lowbit.cli.app import app

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from lowbit.bench.turns import ratio, take_turns
+from lowbit.bench.run import ratio, take_turns
 
 
 def test_sides_take_turns_in_turning_order_after_a_round_that_does_not_count():

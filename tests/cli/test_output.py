@@ -15,8 +15,7 @@ from lowbit.cli.output import show
 from lowbit.cli.plan import plan_sections
 from lowbit.deploy.verify import EngineReport, Latency, Report, Size
 from lowbit.deploy.verify.agreement import Agreement
-from lowbit.deploy.verify.layers import LayerDifference
-from lowbit.deploy.verify.steps import Steps
+from lowbit.deploy.verify.layer_differences import LayerDifference, Steps
 from lowbit.deploy.verify.tables import report_sections
 from lowbit.formatting import as_text
 from lowbit.models import build_model

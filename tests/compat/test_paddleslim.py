@@ -15,8 +15,8 @@ from paddle.vision.models import mobilenet_v3_small
 
 from lowbit import PACT, QAT
 from lowbit.errors import LowbitError
-from lowbit.layers import find_quantizers, is_quantized
 from lowbit.models import build_model
+from lowbit.nn import find_quantizers, is_quantized
 
 SIZE = 32
 SPEC = [InputSpec(shape=[None, 3, SIZE, SIZE], dtype="float32")]

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lowbit.config.mistakes import check_section
 from lowbit.config.optimizer import OptimizerSection
+from lowbit.config.yaml_file import check_section
 from lowbit.errors import LowbitError
 from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, mistake
 
@@ -107,9 +107,7 @@ def test_long_values_are_cut_short(tmp_path):
 
 def test_every_mistake_has_its_place():
     assert check_section(OptimizerSection, {"momentum": 0.5}, {}, "here").momentum == 0.5
-    with pytest.raises(
-        LowbitError, match=r"^file:9: momentum: must be greater than or equal to 0, got -1"
-    ):
+    with pytest.raises(LowbitError, match=r"^file:9: momentum: must be greater than or equal to 0, got -1"):
         check_section(OptimizerSection, {"momentum": -1}, {("momentum",): "file:9"}, "here")
     with pytest.raises(LowbitError, match=r"^here: momentun: unknown key, did you mean"):
         check_section(OptimizerSection, {"momentun": 1}, {}, "here")

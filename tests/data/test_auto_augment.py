@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.config.transform_ops import AutoAugment
-from lowbit.data.auto_augment import POLICIES, auto_augment
-from lowbit.data.auto_augment_ops import apply
+from lowbit.data.auto_augment import POLICIES, apply, auto_augment
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from lowbit.data.auto_augment_ops import apply
+from lowbit.data.auto_augment import apply
 from tests.data.pictures import picture
 
 NOISE = np.random.default_rng(0).integers(30, 200, (40, 50, 3), dtype=np.uint8)

@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from lowbit.data.cifar10 import open_cifar10
+from lowbit.data.formats import open_cifar10
 from lowbit.errors import LowbitError
 
 PER_BATCH = 3

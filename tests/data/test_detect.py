@@ -5,10 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from lowbit.data.cifar10 import CLASSES
-from lowbit.data.detect import open_dataset
-from lowbit.data.folder import FolderDataset
-from lowbit.data.list_file import ListFileDataset
+from lowbit.data.formats import CLASSES
+from lowbit.data.image_folder import FolderDataset, ListFileDataset, open_dataset
 from lowbit.errors import LowbitError
 from tests.data.pictures import encoded, idx_file, picture
 

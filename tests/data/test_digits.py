@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from lowbit.data import digits
-from lowbit.data.digits import open_digits
+from lowbit.data import formats as digits
+from lowbit.data.formats import open_digits
 from lowbit.errors import LowbitError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lowbit.data import open_dataset
 from lowbit.data.dataset import BadImageError
-from lowbit.data.folder import FolderDataset
+from lowbit.data.image_folder import FolderDataset
 from lowbit.errors import LowbitError
 from tests.data.pictures import encoded, picture
 

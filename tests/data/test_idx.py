@@ -5,7 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from lowbit.data.idx import open_idx
+from lowbit.data.formats import open_idx
 from lowbit.errors import LowbitError
 from tests.data.pictures import idx_file
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from lowbit.data.dataset import BadImageError
-from lowbit.data.list_file import ListFileDataset, read_list
+from lowbit.data.image_folder import ListFileDataset, read_list
 from lowbit.errors import LowbitError
 from tests.data.pictures import encoded, picture
 

@@ -5,8 +5,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from lowbit.data.detect import open_dataset
-from lowbit.data.folder import FolderDataset
+from lowbit.data.image_folder import FolderDataset, open_dataset
 from lowbit.data.lite import write_lite_data
 from lowbit.errors import LowbitError
 

@@ -16,7 +16,7 @@ from lowbit.config.transform_ops import (
     ResizeImage,
 )
 from lowbit.data.dataset import BadImageError
-from lowbit.data.detect import open_dataset
+from lowbit.data.image_folder import open_dataset
 from lowbit.data.loader import Loader
 from lowbit.data.transforms import compose
 from lowbit.errors import LowbitError

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.config.transform_ops import RandomErasing
-from lowbit.data.random_erasing import random_erasing
+from lowbit.data.auto_augment import random_erasing
 from lowbit.errors import LowbitError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.data import ArrayDataset
-from lowbit.data.spread import SpreadDataset
+from lowbit.data.dataset import SpreadDataset
 from lowbit.errors import LowbitError
 
 

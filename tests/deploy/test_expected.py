@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from paddle import nn
 
-from lowbit.deploy.expected import check_image_shape, expected_logits, untranslatable
+from lowbit.deploy.export import check_image_shape, expected_logits, untranslatable
 from lowbit.errors import LowbitError
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lowbit.config.transform_ops import CropImage, DecodeImage, NormalizeImage, ResizeImage, ToCHWImage
-from lowbit.deploy.inference_yml import describe_inference, read_inference_yml, write_inference_yml
+from lowbit.deploy.model_files import describe_inference, read_inference_yml, write_inference_yml
 from lowbit.errors import LowbitError
 
 OPS = [

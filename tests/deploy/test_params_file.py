@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from lowbit.deploy.params_file import is_complete, stored_tensors
+from lowbit.deploy.model_files import is_complete, stored_tensors
 
 
 @pytest.fixture(scope="module")

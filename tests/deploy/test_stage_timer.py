@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.deploy.stage_timer import STAGES, StageTimer
+from lowbit.deploy.autolog import STAGES, StageTimer
 
 
 def test_only_what_is_inside_a_stage_is_counted(monkeypatch):
     clock = iter([10.0, 10.5, 20.0, 21.5, 30.0, 30.25])
-    monkeypatch.setattr("lowbit.deploy.stage_timer.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("lowbit.deploy.autolog.time.perf_counter", lambda: next(clock))
     timer = StageTimer()
     for stage in ("inference", "inference", "postprocess"):
         with timer.stage(stage):

@@ -4,7 +4,7 @@ import paddle
 
 from examples.segmentation_head import CONFIG, Segmenter, logits_of, mean_iou, shapes
 from lowbit import QAT
-from lowbit.layers import preparation_of
+from lowbit.nn import preparation_of
 
 
 def test_every_pixel_is_answered_as_trained(run_example):

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
+from lowbit.accel.onednn import Geometry
 from lowbit.errors import LowbitError
 from lowbit.kernels import gemm, kernels, library, why_missing
 from lowbit.kernels.gemm import Operand
 from lowbit.kernels.norm import Pool, norm_kernels
-from lowbit.kernels.onednn import Geometry
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -73,9 +73,7 @@ print(large, kernels().scratch_bytes)
 def grad_weight(geometry: Geometry) -> None:
     dy, x = (np.ones(shape, np.int8) for shape in (geometry.output, geometry.input))
     one, dw = np.ones(1, np.float32), np.empty(geometry.weight, np.float32)
-    operands = [
-        Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=one.ctypes.data) for a in (dy, x)
-    ]
+    operands = [Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=one.ctypes.data) for a in (dy, x)]
     gemm.grad_weight(geometry, *operands, dw.ctypes.data)
 
 

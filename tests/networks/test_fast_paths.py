@@ -15,12 +15,11 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.kernels import kernels, why_missing
-from lowbit.layers.draws import seed_draws
-from lowbit.layers.executor import set_executor
-from lowbit.layers.fast_convolutions import fast_convolutions
-from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.prepare import prepare
+from lowbit.nn.convert import prepare, set_executor
+from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
 from tests.networks.nets import CLASSES, NETWORKS, Network, conv
 
@@ -76,14 +75,14 @@ def _train(kind: type[Network], mode: str, way: Way) -> Trained:
     model = kind()
     if MODES[mode] is not None:
         prepare(model, make_recipe(MODES[mode]))
-        seed_draws(model, 0)
+        seed_rounding(model, 0)
         set_executor(model, way.executor)
     optimizer = paddle.optimizer.SGD(0.05, parameters=model.parameters())
     random = np.random.default_rng(0)
     images = paddle.to_tensor(random.standard_normal((BATCH, 3, 16, 16)).astype(np.float32))
     labels = paddle.to_tensor(random.integers(0, CLASSES, BATCH))
     losses, gradients = [], []
-    with fast_convolutions(wanted=way.convolutions), fast_neighbours(wanted=way.neighbours):
+    with fast_convolutions(wanted=way.convolutions), fast_norm_ops(wanted=way.neighbours):
         for step in range(STEPS):
             paddle.seed(step)  # of what the networks draw
             losses.append(model.backward_pass(images, labels))
@@ -178,9 +177,9 @@ def test_a_crop_through_a_second_head_that_counts_ten_times(mode):
         model = _CroppedHead()
         if MODES[mode] is not None:
             prepare(model, make_recipe(MODES[mode]))
-            seed_draws(model, 0)
+            seed_rounding(model, 0)
         images, target = paddle.randn([16, 3, 32, 32]), paddle.randn([16, 16, 32, 32])
-        with fast_neighbours(wanted=neighbours):
+        with fast_norm_ops(wanted=neighbours):
             first, second = model(images)
             ((first - target).square().mean() + 10 * second.square().mean()).backward()
         found.append(model.conv.weight.grad.numpy())

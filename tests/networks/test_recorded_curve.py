@@ -15,12 +15,11 @@ import pytest
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
+from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.kernels import kernels, why_missing
-from lowbit.layers.draws import seed_draws
-from lowbit.layers.executor import set_executor
-from lowbit.layers.fast_neighbours import fast_neighbours
-from lowbit.layers.prepare import prepare
 from lowbit.models.resnet_cifar import BasicBlock
+from lowbit.nn.convert import prepare, set_executor
+from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -101,7 +100,7 @@ def _train(executor: str) -> tuple[list[float], dict[str, float]]:
     """The losses of all steps, and the norms of the first step's gradients."""
     model = _drawn_model()
     prepare(model, make_recipe(RECIPE))
-    seed_draws(model, 0)
+    seed_rounding(model, 0)
     set_executor(model, executor)
     optimizer = paddle.optimizer.Momentum(0.02, 0.9, parameters=model.parameters())
     random = np.random.default_rng(1)
@@ -111,7 +110,7 @@ def _train(executor: str) -> tuple[list[float], dict[str, float]]:
         labels = random.integers(0, CLASSES, BATCH)
         noise = random.standard_normal((BATCH, 3, SIDE, SIDE))
         images = (patterns[labels] + 0.5 * noise).astype(np.float32)
-        with fast_neighbours():
+        with fast_norm_ops():
             logits = model(paddle.to_tensor(images))
             loss, gradient = _cross_entropy(logits, labels)
             logits.backward(gradient)

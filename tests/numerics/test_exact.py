@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.numerics import BF16
 from lowbit.numerics.exact import add, divide, multiply, subtract
-from lowbit.training.autocast import rounding
+from lowbit.training.amp_autocast import rounding
 from tests.numerics.twin import assert_same_bits
 
 RNG = np.random.default_rng(0)

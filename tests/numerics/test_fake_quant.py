@@ -19,7 +19,7 @@ from lowbit.numerics import (
     quantize_to_integers,
 )
 from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, usable_bound
-from lowbit.training.autocast import rounding
+from lowbit.training.amp_autocast import rounding
 from tests.numerics import twin
 from tests.numerics.twin import (
     F32,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.numerics import BF16, fake_quantize, pact_clip, pact_initial_alpha, parse_grid, scale_from_range
-from lowbit.training.autocast import rounding
+from lowbit.training.amp_autocast import rounding
 from tests.numerics import twin
 from tests.numerics.twin import F32, INTEGER_GRIDS, TINY, assert_same_bits, every_bit_pattern
 

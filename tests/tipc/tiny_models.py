@@ -9,7 +9,7 @@ import paddle
 
 from lowbit.config import validate
 from lowbit.deploy import export_model, export_onnx
-from lowbit.layers import calibrate, prepare
+from lowbit.nn import calibrate, prepare
 from lowbit.recipe import make_recipe
 from lowbit.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from lowbit.training.quantization import recipe_values

@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from lowbit.numerics.grid import BF16, FP16
-from lowbit.training.amp_context import AmpContext
+from lowbit.training.amp_autocast import AmpContext
 
 ODD = 1.001  # on neither grid
 

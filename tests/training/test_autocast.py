@@ -10,7 +10,7 @@ from paddle import _C_ops, nn
 
 from lowbit.errors import LowbitError
 from lowbit.numerics import BF16, FP16, round_to_grid
-from lowbit.training.autocast import rounding
+from lowbit.training.amp_autocast import rounding
 
 
 def snapshot() -> dict[str, object]:

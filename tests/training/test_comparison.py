@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lowbit.training.comparison import comparison_table, difference
+from lowbit.training.evaluate import comparison_table, difference
 
 FP32 = {"loss": 1.0, "top1": 0.7205, "top5": 0.9035}
 QUANTIZED = {"loss": 1.0312, "top1": 0.7125, "top5": 0.9040}

@@ -11,9 +11,9 @@ from lowbit.config import validate
 from lowbit.config.transform_ops import ResizeImage
 from lowbit.data import write_lite_data
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode
-from lowbit.layers.fixed_inputs import dynamic_inputs
-from lowbit.training.deployable import deployable
+from lowbit.nn import eval_mode
+from lowbit.nn.deployed_form import dynamic_inputs
+from lowbit.training.freeze_dynamic_scales import deployable
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint
 from tests.training.conftest import tiny_values

@@ -5,7 +5,7 @@ import json
 import numpy
 import paddle
 
-from lowbit.training.environment import environment_differences, environment_record
+from lowbit.training.resume import environment_differences, environment_record
 
 
 def test_the_record_is_plain_and_repeats():

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.layers import prepare
+from lowbit.nn import prepare
 from lowbit.recipe import make_recipe
 from lowbit.training.evaluation_table import Row, evaluate_in_all_ways, names_of_ways, rows_as_text
 

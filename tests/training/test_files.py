@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.training.files import link_atomically, write_atomically
+from lowbit.files import link_atomically, write_atomically
 
 
 def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_rubbish(tmp_path):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lowbit.config import validate
-from lowbit.layers.weights_at_rest import kept_scales, layers_by_name, weight_health
+from lowbit.nn.inspect import kept_scales, layers_by_name, weight_health
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint
 from tests.training.conftest import tiny_values

@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
+from lowbit.accel import onednn
+from lowbit.accel.fused_norm import BatchNorm
+from lowbit.accel.norm_ops import norm_library
 from lowbit.errors import LowbitError
-from lowbit.kernels import onednn
-from lowbit.layers.fast_neighbours import neighbour_library
-from lowbit.layers.trained_norm import BatchNorm
 from lowbit.machine import cpu_info
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
@@ -276,7 +276,7 @@ def test_more_classes_in_the_data_than_outputs_is_an_error(tmp_path):
 
 def test_label_smoothing_is_paddles(tmp_path):
     from lowbit.config.schema import CrossEntropy
-    from lowbit.training.loss import cross_entropy
+    from lowbit.training.losses import cross_entropy
 
     rng = np.random.default_rng(0)
     logits = paddle.to_tensor(rng.standard_normal((6, 5), dtype=np.float32) * 4)
@@ -307,7 +307,7 @@ def test_batch_norm_runs_in_our_kernels_unless_the_config_says_no(tmp_path, monk
     train(tiny_config(tmp_path / "paddle", epochs=1, fast_neighbours=False))
     assert not used
     train(tiny_config(tmp_path / "lowbit", epochs=1))
-    assert bool(used) == (neighbour_library(wanted=True) == "lowbit")
+    assert bool(used) == (norm_library(wanted=True) == "lowbit")
     losses = [records(tmp_path / name, "eval")[0]["loss"] for name in ("paddle", "lowbit")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax, softmax
 
 from lowbit.config.schema import CrossEntropy, DistillationSection
-from lowbit.training.loss import cross_entropy, distilled, divergence
+from lowbit.training.losses import cross_entropy, distilled, divergence
 
 LOGITS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 3
 TEACHER = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32) * 3

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
-from lowbit.training.loss_scaler import LossScaler, gradients_are_finite
+from lowbit.training.mixed_precision import LossScaler, gradients_are_finite
 
 
 def with_gradients(*gradients: list[float]) -> list[paddle.Tensor]:

@@ -117,7 +117,7 @@ def test_another_seed_draws_other_numbers(tmp_path):
     hashes = set()
     for seed in (0, 1):
         session = loop.open_session(config(tmp_path, WAYS["reference"]))
-        loop.open_session.__globals__["seed_draws"](session.model, seed)
+        loop.open_session.__globals__["seed_rounding"](session.model, seed)
         session.network.train()
         batch = next(iter(session.train_loader.epoch(0)))
         loop.TrainingStep(session)(batch, 0.01)

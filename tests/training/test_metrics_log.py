@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.training.metrics_log import MetricsLog
+from lowbit.training.metrics import MetricsLog
 from tests.tiny_net import build_tiny
 
 

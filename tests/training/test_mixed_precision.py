@@ -10,8 +10,7 @@ import pytest
 from paddle import _C_ops, nn
 
 from lowbit.errors import LowbitError
-from lowbit.training.loss_scaler import LossScaler
-from lowbit.training.mixed_precision import MixedPrecision
+from lowbit.training.mixed_precision import LossScaler, MixedPrecision
 
 MODES = [("O0", "bf16"), ("O1", "bf16"), ("O2", "bf16"), ("O1", "fp16"), ("O2", "fp16")]
 

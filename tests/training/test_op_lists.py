@@ -4,7 +4,7 @@ import paddle
 from paddle import _C_ops
 from paddle.amp import amp_lists
 
-from lowbit.training.op_lists import O2_METHODS, O2_ROUNDED, OPAQUE, PRODUCT_METHODS, PRODUCTS, STAYS_FP32
+from lowbit.training.amp_autocast import O2_METHODS, O2_ROUNDED, OPAQUE, PRODUCT_METHODS, PRODUCTS, STAYS_FP32
 
 # paddle.amp names operators as an older generation did.
 RENAMED = {

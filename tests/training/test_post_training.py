@@ -9,7 +9,7 @@ import pytest
 from lowbit.config import load_config, validate
 from lowbit.data import write_lite_data
 from lowbit.errors import LowbitError
-from lowbit.layers.calibrate import find_quantizers
+from lowbit.nn.calibration import find_quantizers
 from lowbit.recipe import load_recipe
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train

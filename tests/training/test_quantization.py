@@ -9,7 +9,7 @@ import pytest
 from lowbit.config import validate
 from lowbit.deploy import PaddleEngine, export_model
 from lowbit.errors import LowbitError
-from lowbit.layers import preparation_of
+from lowbit.nn import preparation_of
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.loop import train

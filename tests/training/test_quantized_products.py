@@ -8,7 +8,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from lowbit.layers import calibrate, prepare
+from lowbit.nn import calibrate, prepare
 from lowbit.numerics import round_to_grid
 from lowbit.numerics.grid import BF16, FP16
 from lowbit.recipe import make_recipe

@@ -4,7 +4,7 @@ import paddle
 import pytest
 
 from lowbit.config.optimizer import Schedule
-from lowbit.training.schedules import learning_rate, warmup_note
+from lowbit.training.optimizers import learning_rate, warmup_note
 
 
 def rates(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> list[float]:

@@ -46,7 +46,7 @@ def export_model(
     from lowbit.cli.opening import to_export
     from lowbit.cli.output import show
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
-    from lowbit.training.deployable import deployable
+    from lowbit.training.freeze_dynamic_scales import deployable
     from lowbit.training.trained_model import config_of, open_weights
 
     if pretrained is None:

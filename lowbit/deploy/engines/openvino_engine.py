@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.deploy.engines.engine import EngineOptions, check_batch
-from lowbit.deploy.engines.onnx_file import (
+from lowbit.deploy.engines.engine import (
+    EngineOptions,
+    check_batch,
     check_one_in_one_out,
     check_threads,
     find_onnx_file,

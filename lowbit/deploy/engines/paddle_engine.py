@@ -9,14 +9,19 @@ import numpy as np
 import paddle
 from paddle import inference
 
-from lowbit.deploy.engines.engine import EngineOptions, check_batch
-from lowbit.deploy.engines.onnx_file import check_one_in_one_out
-from lowbit.deploy.inference_yml import InferenceYml, read_inference_yml
-from lowbit.deploy.model_files import ModelFiles, check_files, find_model_files
+from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.deploy.engines.engine import EngineOptions, check_batch, check_one_in_one_out
+from lowbit.deploy.model_files import (
+    InferenceYml,
+    ModelFiles,
+    check_files,
+    find_model_files,
+    read_inference_yml,
+)
 from lowbit.errors import LowbitError
-from lowbit.layers.paddle_errors import cause
-from lowbit.machine import apply_amd_fix, cpu_info, hardware_info, resolve_device
+from lowbit.machine import cpu_info, hardware_info, resolve_device
 from lowbit.machine.threads import math_threads_kept
+from lowbit.nn.eval_mode import cause
 
 # oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.
 _ONEDNN_SHAPES = 16

@@ -12,21 +12,16 @@ import paddle
 from paddle import nn
 
 from lowbit.deploy.compare import compare_logits
-from lowbit.deploy.draft import check_finite, drafting, put_in_place
 from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
-from lowbit.deploy.expected import check_image_shape, expected_logits
+from lowbit.deploy.export import check_finite, check_image_shape, drafting, expected_logits, put_in_place
 from lowbit.deploy.inputs import ModelInputs, answers_of
-from lowbit.deploy.onnx.fold import fold
-from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
-from lowbit.deploy.onnx.layers import DeployedLayer, attach_layers, deployed_layers
-from lowbit.deploy.onnx.quantize import Quantized, quantize
-from lowbit.deploy.onnx.read_program import read_program
-from lowbit.deploy.onnx.target import Target, describe_form, resolve_target
-from lowbit.deploy.onnx.trace import trace
-from lowbit.deploy.onnx.write import to_onnx
+from lowbit.deploy.onnx.fold import DeployedLayer, attach_layers, deployed_layers, fold
+from lowbit.deploy.onnx.graph import Graph, QuantizedConstant, to_onnx
+from lowbit.deploy.onnx.quantize import Quantized, Target, describe_form, quantize, resolve_target
+from lowbit.deploy.onnx.trace import read_program, trace
 from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
-from lowbit.layers import tested_as
+from lowbit.nn import quantization_mode
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
@@ -78,7 +73,7 @@ def export_onnx(
             f"{model_name} has no quantized layer: prepare it with a recipe first, or export it in fp32"
         )
     resolved = resolve_target(target) if quantized else None
-    with tested_as(model, "quantized" if quantized else "full"):
+    with quantization_mode(model, "quantized" if quantized else "full"):
         if image_shape is not None:
             expected = [expected_logits(model, inputs.examples[0], model_name)]
         else:

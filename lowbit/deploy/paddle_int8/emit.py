@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.deploy.paddle_int8.bounds import Bounds, value_bounds
-from lowbit.deploy.paddle_int8.integer_conv import IntegerConv, Node
+from lowbit.deploy.paddle_int8.integer_conv import Bounds, IntegerConv, Node, value_bounds
 from lowbit.deploy.paddle_int8.program import Op, Program
-from lowbit.layers import DeployedOperand
+from lowbit.nn import DeployedOperand
 
 _ONEDNN = {"use_mkldnn": True}
 _FLOAT32, _INT8 = 5, 21  # Paddle's numbers of element types, in `cast`

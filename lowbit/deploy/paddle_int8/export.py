@@ -13,17 +13,23 @@ import paddle
 from paddle import nn
 
 from lowbit.config.transform_ops import TransformOp
-from lowbit.deploy.draft import check_finite, drafting
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
-from lowbit.deploy.expected import check_image_shape, expected_logits
-from lowbit.deploy.export import ExportedModel, check_prepared_size, describe_draft, publish
+from lowbit.deploy.export import (
+    ExportedModel,
+    check_finite,
+    check_image_shape,
+    check_prepared_size,
+    describe_draft,
+    drafting,
+    expected_logits,
+    publish,
+)
 from lowbit.deploy.paddle_int8.emit import emit
 from lowbit.deploy.paddle_int8.integer_conv import place_integer_convs
 from lowbit.deploy.paddle_int8.merge import merge
-from lowbit.deploy.paddle_int8.program import write_program
-from lowbit.deploy.paddle_int8.trace import trace
+from lowbit.deploy.paddle_int8.program import trace, write_program
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, is_quantized
+from lowbit.nn import eval_mode, is_quantized
 
 # The difference's RMS over that of the answers. The sums are exact; but where a value lies on the edge of two
 # integers, a float that is rounded otherwise in its last bit moves it by a step, and from layer to layer

@@ -6,10 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from lowbit.deploy.paddle_int8.bounds import LOWEST_HARD_SWISH
-from lowbit.deploy.paddle_int8.integer_conv import Activation, IntegerConv, Node
+from lowbit.deploy.paddle_int8.integer_conv import LOWEST_HARD_SWISH, Activation, IntegerConv, Node
 from lowbit.deploy.paddle_int8.program import Op, Program
-from lowbit.layers import DeployedOperand
+from lowbit.nn import DeployedOperand
 
 
 def merge(program: Program, nodes: list[Node]) -> list[Node]:

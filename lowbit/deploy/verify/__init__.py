@@ -11,12 +11,10 @@ from lowbit.deploy.verify.candidates import (
     parse_engines,
 )
 from lowbit.deploy.verify.evidence import Evidence
-from lowbit.deploy.verify.files import export_fp32, export_missing
 from lowbit.deploy.verify.latency import Latency, compare_latency
-from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
-from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
 from lowbit.deploy.verify.predictions import Predictions
-from lowbit.deploy.verify.record import report_values
+from lowbit.deploy.verify.record import export_fp32, export_missing, report_values
 from lowbit.deploy.verify.verify import EngineReport, Report, verify
 
 __all__ = [

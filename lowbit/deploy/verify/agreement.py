@@ -10,13 +10,13 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.data.accuracy import topk_hits
+from lowbit.data.dataset import topk_hits
 from lowbit.data.loader import Batch
 from lowbit.deploy.compare import compare_logits
 from lowbit.deploy.verify.evidence import ROUNDING, lower_bound, relative_error
-from lowbit.deploy.verify.taps import integers_read, layers_in_order
+from lowbit.deploy.verify.layer_differences import integers_read, layers_in_order
 from lowbit.errors import LowbitError
-from lowbit.layers import eval_mode, integer_reference
+from lowbit.nn import eval_mode, integer_reference
 
 Answer = Callable[[np.ndarray], np.ndarray]  # images [N, C, H, W] to logits [N, classes]
 

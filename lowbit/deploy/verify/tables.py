@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lowbit.deploy.verify.agreement import Agreement
 from lowbit.deploy.verify.candidates import Size
-from lowbit.deploy.verify.layers import LOGITS, LayerDifference
+from lowbit.deploy.verify.layer_differences import LOGITS, LayerDifference
 from lowbit.deploy.verify.verify import EngineReport, Report
 from lowbit.formatting import Section, bytes_text, decibels, number, percent, points, times
 

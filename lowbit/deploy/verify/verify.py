@@ -14,11 +14,10 @@ from lowbit.deploy.verify.agreement import Agreement, IntegerReference, measure_
 from lowbit.deploy.verify.candidates import Candidate
 from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
 from lowbit.deploy.verify.latency import Latency, compare_latency
-from lowbit.deploy.verify.layers import LayerDifference, compare_layers, guilty_layers
-from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
 from lowbit.deploy.verify.predictions import FP32, MODEL, Predictions
 from lowbit.errors import LowbitError
-from lowbit.layers import has_quantized_layers
+from lowbit.nn import has_quantized_layers
 
 _LAYER_IMAGES = 64  # whose integers are compared layer by layer: millions of them already
 _LATENCY_BATCHES = (1, 16)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from lowbit.config.base import Integer, Positive
-from lowbit.config.mistakes import check_section
-from lowbit.config.yaml_file import KeyPath
+from lowbit.config.yaml_file import KeyPath, check_section
 from lowbit.errors import LowbitError
 from lowbit.numerics import Grid, parse_observer
 from lowbit.recipe.recipe import Recipe, Sources, needs_calibration

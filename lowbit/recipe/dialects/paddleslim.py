@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from lowbit.config.base import Integer, Number, Positive
-from lowbit.config.mistakes import check_section
+from lowbit.config.yaml_file import check_section
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe.model_layers import QUANTIZABLE
 from lowbit.recipe.recipe import Recipe, Sources

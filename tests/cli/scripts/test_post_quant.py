@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from lowbit.cli.scripts.post_quant import post_quant
-from lowbit.deploy.params_file import stored_tensors
+from lowbit.deploy.model_files import stored_tensors
 from tests.cli.test_infer import LINE
 
 

@@ -31,9 +31,7 @@ def small_onnx(path: Path, *, any_size: bool = False) -> Path:
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["first.input"]),
         helper.make_node("DequantizeLinear", ["first.input", "x_scale", "x_zero"], ["x_back"]),
-        helper.make_node(
-            "DequantizeLinear", ["first_weight", "weight_scale", "weight_zero"], ["w1"], axis=0
-        ),
+        helper.make_node("DequantizeLinear", ["first_weight", "weight_scale", "weight_zero"], ["w1"], axis=0),
         helper.make_node("Conv", ["x_back", "w1"], ["first"], pads=[1] * 4),
         helper.make_node("Relu", ["first"], ["y"]),
         helper.make_node("QuantizeLinear", ["y", "y_scale", "y_zero"], ["second.input"]),

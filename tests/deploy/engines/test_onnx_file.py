@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lowbit.deploy.engines.onnx_file import image_shape_of, reason
+from lowbit.deploy.engines.engine import image_shape_of, reason
 
 
 def test_the_reason_in_an_engines_message():

@@ -12,7 +12,7 @@ from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
 from lowbit.deploy.onnx import OnnxModel, export_onnx
-from lowbit.layers import calibrate, eval_mode, prepare
+from lowbit.nn import calibrate, eval_mode, prepare
 from lowbit.recipe import make_recipe
 
 

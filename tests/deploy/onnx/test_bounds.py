@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.deploy.onnx.bounds import never_negative
 from lowbit.deploy.onnx.graph import Graph
+from lowbit.deploy.onnx.quantize import never_negative
 
 
 @pytest.fixture

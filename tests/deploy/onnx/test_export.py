@@ -14,9 +14,9 @@ from paddle.vision import models as vision
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, export_onnx
 from lowbit.errors import LowbitError
-from lowbit.layers import deployed_weight, prepare
 from lowbit.machine import hardware_info
 from lowbit.models import build_model
+from lowbit.nn import deployed_weight, prepare
 from lowbit.recipe import make_recipe
 from tests.deploy.onnx.conftest import Net, answers, normal, quantized
 from tests.processors import exact_targets, has_vnni

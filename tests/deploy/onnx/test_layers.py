@@ -6,10 +6,10 @@ import pytest
 from paddle import nn
 
 from lowbit import QAT
+from lowbit.deploy.onnx.fold import deployed_layers
 from lowbit.deploy.onnx.graph import QuantizedConstant
-from lowbit.deploy.onnx.layers import deployed_layers
 from lowbit.errors import LowbitError
-from lowbit.layers import deployed_weight, prepare
+from lowbit.nn import deployed_weight, prepare
 from lowbit.recipe import make_recipe
 from tests.deploy.onnx.conftest import quantized
 from tests.tiny_net import build_tiny

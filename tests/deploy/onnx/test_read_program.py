@@ -5,8 +5,7 @@ import pytest
 from paddle import nn
 
 from lowbit.deploy.inputs import ModelInputs
-from lowbit.deploy.onnx.read_program import read_program
-from lowbit.deploy.onnx.trace import trace
+from lowbit.deploy.onnx.trace import read_program, trace
 from lowbit.errors import LowbitError
 from tests.deploy.onnx.conftest import Net
 

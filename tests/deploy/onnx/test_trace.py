@@ -5,10 +5,9 @@ import pytest
 from paddle import nn
 
 from lowbit.deploy.inputs import ModelInputs
-from lowbit.deploy.onnx.read_program import read_program
-from lowbit.deploy.onnx.trace import layer_names, read_mark, trace
+from lowbit.deploy.onnx.trace import layer_names, read_mark, read_program, trace
 from lowbit.errors import LowbitError
-from lowbit.layers import is_quantized
+from lowbit.nn import is_quantized
 from tests.deploy.onnx.conftest import Net, normal, quantized
 from tests.tiny_net import build_tiny
 

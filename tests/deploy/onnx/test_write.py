@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lowbit.deploy.onnx.graph import Graph, Node
-from lowbit.deploy.onnx.write import to_onnx
+from lowbit.deploy.onnx.graph import Graph, Node, to_onnx
 from lowbit.errors import LowbitError
 
 

@@ -12,7 +12,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
-from lowbit.layers import calibrate, prepare
+from lowbit.nn import calibrate, prepare
 from lowbit.recipe import make_recipe
 from tests.deploy.conftest import CLASSES, OPS, SHAPE
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from lowbit.deploy.paddle_int8.bounds import value_bounds
+from lowbit.deploy.paddle_int8.integer_conv import value_bounds
 from lowbit.deploy.paddle_int8.program import Op
 
 

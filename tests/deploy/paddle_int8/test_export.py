@@ -8,7 +8,7 @@ from paddle import nn
 from lowbit.deploy import PaddleEngine
 from lowbit.deploy.paddle_int8 import export as export_module
 from lowbit.errors import LowbitError
-from lowbit.layers import integer_reference
+from lowbit.nn import integer_reference
 from tests.deploy.paddle_int8.conftest import INT8, NARROW, quantized
 from tests.processors import needs_vnni
 from tests.tiny_net import build_tiny

@@ -5,8 +5,8 @@ import pytest
 
 from lowbit.deploy.paddle_int8.integer_conv import Activation, IntegerConv, place_integer_convs
 from lowbit.deploy.paddle_int8.merge import _bounded, merge
-from lowbit.deploy.paddle_int8.trace import trace
-from lowbit.layers import DeployedOperand, is_quantized
+from lowbit.deploy.paddle_int8.program import trace
+from lowbit.nn import DeployedOperand, is_quantized
 from tests.deploy.conftest import SHAPE
 from tests.deploy.paddle_int8.conftest import quantized
 

@@ -5,8 +5,8 @@ import pytest
 from paddle import inference
 from paddle.base import core
 
+from lowbit.deploy.model_files import is_complete
 from lowbit.deploy.paddle_int8.program import Op, Program, write_program
-from lowbit.deploy.params_file import is_complete
 
 
 def program_of(op: Op, **values: np.ndarray) -> Program:

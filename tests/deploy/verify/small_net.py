@@ -12,7 +12,7 @@ import paddle
 from onnx import TensorProto, helper, numpy_helper
 from paddle import nn
 
-from lowbit.layers import calibrate, deployed_input, deployed_weight, prepare
+from lowbit.nn import calibrate, deployed_input, deployed_weight, prepare
 from lowbit.recipe import make_recipe
 
 SHAPE = (3, 8, 8)

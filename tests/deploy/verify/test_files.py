@@ -6,8 +6,8 @@ import pytest
 
 from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs, export_model, export_onnx
 from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
-from lowbit.deploy.verify.files import ToExport
-from lowbit.layers import tested_as as as_tested
+from lowbit.deploy.verify.record import ToExport
+from lowbit.nn import quantization_mode as as_tested
 from tests.deploy.verify.small_net import SHAPE, images, small_net
 
 ENGINES = ["paddle", "onnxruntime", "openvino"]

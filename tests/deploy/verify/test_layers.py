@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
-from lowbit.deploy.verify.layers import LOGITS, LayerDifference, compare_layers, guilty_layers
-from lowbit.deploy.verify.onnx_graph import OnnxGraph
-from lowbit.deploy.verify.steps import Steps
+from lowbit.deploy.verify.layer_differences import (
+    LOGITS,
+    LayerDifference,
+    OnnxGraph,
+    Steps,
+    compare_layers,
+    guilty_layers,
+)
 from lowbit.errors import LowbitError
 from tests.deploy.verify.small_net import LAYERS, images, small_net, write_qdq
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.deploy.verify.onnx_graph import OnnxGraph
+from lowbit.deploy.verify.layer_differences import OnnxGraph
 from lowbit.errors import LowbitError
 from tests.deploy.engines.small_onnx import small_onnx
 from tests.deploy.verify.small_net import LAYERS, small_net, write_qdq

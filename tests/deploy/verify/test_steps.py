@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.deploy.verify.steps import Steps
+from lowbit.deploy.verify.layer_differences import Steps
 
 
 @given(

@@ -1,0 +1,131 @@
+"""Convolutions on a CPU by oneDNN instead of Paddle's own kernels, in training as in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import paddle
+from paddle import Tensor
+from paddle.autograd import PyLayer
+
+from lowbit.accel import onednn, onednn_objects
+from lowbit.accel.onednn import Geometry
+from lowbit.accel.op_overrides import OpOverrides
+from lowbit.numerics import fused
+from lowbit.numerics.fused import new_tensor
+
+
+@contextmanager
+def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
+    """Inside the `with`, if `wanted`, 2-D convolutions of fp32 tensors in NCHW on the CPU run in oneDNN.
+
+    Whoever calls it: Paddle's layers, quantized ones, the user's own. The results are the same but for the
+    order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one matrix product) and
+    what is not its own (other types, layouts, devices, programs being exported) goes the usual way, as does
+    everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()` says why.
+
+    with fast_convolutions():
+        loss = criterion(model(images), labels)
+        loss.backward()
+    """
+    if not wanted or onednn_objects.why_missing() is not None:
+        yield
+        return
+    with _OVERRIDES.open():
+        yield
+
+
+def convolution_library(*, wanted: bool) -> str:
+    """What convolves on a CPU, for people and for the record of what shapes last bits.
+
+    >>> convolution_library(wanted=False)
+    'Paddle'
+    """
+    usable = wanted and onednn_objects.why_missing() is None
+    return f"oneDNN {onednn_objects.version()}" if usable else "Paddle"
+
+
+def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor | None:
+    """Paddle's operator in oneDNN, or None; its arguments `dilation` and `groups` stand at these places."""
+    if len(arguments) < 8 or named:
+        return None
+    x, weight, stride, padding, algorithm = arguments[:5]
+    if not (
+        algorithm == "EXPLICIT"
+        and arguments[7] == "NCHW"
+        and isinstance(x, Tensor)  # not a value of a static program
+        and x.dtype == weight.dtype == paddle.float32
+        and x.place.is_cpu_place()
+        and x.ndim == 4
+        and _is_worth_it(weight.shape, stride)
+    ):
+        return None
+    geometry = _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
+    if geometry is None:
+        return None
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _Convolution.apply(x, weight, geometry, learning)
+
+
+_OVERRIDES = OpOverrides(
+    {
+        "conv2d": partial(_conv2d, dilation=5, groups=6),
+        "depthwise_conv2d": partial(_conv2d, dilation=6, groups=5),
+    }
+)
+
+
+def _is_worth_it(weight: Sequence[int], stride: Sequence[int]) -> bool:
+    return tuple(weight[2:]) != (1, 1) or max(stride) > 1
+
+
+def _geometry(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Geometry | None:
+    """None for what does not fit together: Paddle's own operator has the error message for it."""
+    sides = tuple(padding) if len(padding) == 4 else (padding[0], padding[0], padding[1], padding[1])
+    outputs, per_group, *kernel = weight.shape
+    if x.shape[1] != per_group * groups or outputs % groups or min(sides) < 0:
+        return None
+    geometry = Geometry(
+        input=tuple(x.shape),
+        outputs=outputs,
+        kernel=tuple(kernel),
+        stride=tuple(stride),
+        padding=sides,
+        dilation=tuple(dilation),
+        groups=groups,
+    )
+    return geometry if min(geometry.input + geometry.output) > 0 else None
+
+
+class _Convolution(PyLayer):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool]
+    ) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.learning = geometry, learning
+        ctx.versions = fused.version(x), fused.version(weight)
+        y = new_tensor(geometry.output)
+        onednn.prepared(geometry).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensor()
+        for saved, version in zip((x, weight), ctx.versions, strict=True):
+            fused.check_unchanged(saved, version)
+        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry)
+        dx = dweight = None
+        if ctx.learning[0]:
+            dx = new_tensor(x.shape)
+            product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        if ctx.learning[1]:
+            dweight = new_tensor(weight.shape)
+            product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dx, dweight

@@ -1,0 +1,256 @@
+"""Batch norm, ReLU and max-pool of training by lowbit's kernels, in the place of Paddle's operators."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paddle
+from paddle import Tensor, nn
+from paddle.autograd import PyLayer
+
+from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
+from lowbit.accel.op_overrides import OpOverrides
+from lowbit.kernels import kernels
+from lowbit.kernels.norm import Pool, norm_kernels
+from lowbit.numerics.fused import new_tensor
+
+
+class Relu(PyLayer):
+    """y = max(x, 0)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        count = math.prod(x.shape)
+        y, ctx.bits = new_tensor(x.shape), new_tensor([(count + 7) // 8], "uint8")
+        norm_kernels().relu_forward(x.data_ptr(), y.data_ptr(), ctx.bits.data_ptr(), count)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        if paddle.is_grad_enabled():
+            return dy * _where_bits(paddle.ones_like(dy), ctx.bits)
+        return _where_bits(dy.contiguous(), ctx.bits)
+
+
+def _where_bits(dy: Tensor, bits: Tensor) -> Tensor:
+    dx = new_tensor(dy.shape)
+    norm_kernels().relu_backward(dy.data_ptr(), bits.data_ptr(), dx.data_ptr(), math.prod(dy.shape))
+    return dx
+
+
+class MaxPool(PyLayer):
+    """The largest of every window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pool: Pool) -> Tensor:
+        x = x.contiguous()
+        shape = [*x.shape[:2], pool.out_height, pool.out_width]
+        y, ctx.places = new_tensor(shape), new_tensor(shape, "uint8")
+        ctx.pool, ctx.shape = pool, x.shape
+        norm_kernels().max_pool_forward(x.data_ptr(), y.data_ptr(), ctx.places.data_ptr(), pool)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        if paddle.is_grad_enabled():
+            return _scattered(dy, ctx.places, ctx.pool).reshape(ctx.shape)
+        dy, dx = dy.contiguous(), new_tensor(ctx.shape)
+        norm_kernels().max_pool_backward(dy.data_ptr(), ctx.places.data_ptr(), dx.data_ptr(), ctx.pool)
+        return dx
+
+
+def _scattered(dy: Tensor, places: Tensor, pool: Pool) -> Tensor:
+    """The readable twin of the kernel's backward pass: [planes, pixels]."""
+    place = places.cast("int64").reshape([pool.planes, pool.out_height, pool.out_width])
+    row = paddle.arange(pool.out_height).reshape([-1, 1]) * pool.stride_h - pool.top + place // pool.kernel_w
+    column = paddle.arange(pool.out_width) * pool.stride_w - pool.left + place % pool.kernel_w
+    pixels = (row * pool.width + column).reshape([pool.planes, -1])
+    nothing = paddle.zeros([pool.planes, pool.height * pool.width])
+    return paddle.put_along_axis(nothing, pixels, dy.reshape([pool.planes, -1]), 1, reduce="add")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Batch norm, ReLU and max-pool on a CPU by lowbit's own kernels instead of Paddle's, in training.
+
+
+SCALE_ATTRIBUTE = "lowbit_scale"  # on a product of small integers: what it may be whole multiples of
+
+
+@contextmanager
+def fast_norm_ops(*, wanted: bool = True) -> Iterator[None]:
+    """Inside the `with`, if `wanted`, batch norm, ReLU and max-pool of training run in lowbit's kernels.
+
+    That is batch norm with the batch's statistics, ReLU, and max-pools of 2 or 3 with a stride of 1 or 2, on
+    fp32 tensors in NCHW on the CPU, in this thread. Less time and much less memory. ReLU and max-pool give
+    Paddle's bits; batch norm its results but for the order of sums. Everything else is Paddle's own:
+    evaluation, other types, layouts and devices, programs being exported, a ReLU or max-pool that no gradient
+    is wanted of, a batch norm over one value per channel; and all of it where the kernels are missing
+    (lowbit.kernels.why_missing says why).
+
+    with fast_norm_ops():
+        loss = criterion(model(images), labels)
+        loss.backward()
+    """
+    if not wanted or kernels() is None:
+        yield
+        return
+    with _OVERRIDES.open():
+        yield
+
+
+def norm_library(*, wanted: bool) -> str:
+    """What computes batch norm, ReLU and max-pool on a CPU, for the record of what shapes last bits.
+
+    >>> norm_library(wanted=False)
+    'Paddle'
+    """
+    return "lowbit" if wanted and kernels() is not None else "Paddle"
+
+
+def _for_training(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for tensors with values and arguments as Paddle's Python code gives them; else None."""
+
+    @functools.wraps(function)
+    def checked(x: Any, *arguments: Any, **named: Any) -> Any:
+        # A value of a static program is no Tensor.
+        return None if named or not isinstance(x, Tensor) else function(x, *arguments)
+
+    return checked
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    return paddle.is_grad_enabled() and not x.stop_gradient and _is_plain(x) and 0 not in x.shape
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.dtype == paddle.float32 and x.place.is_cpu_place()
+
+
+@_for_training
+def _relu(x: Tensor) -> Tensor | None:
+    return Relu.apply(x) if _wants_gradient(x) else None
+
+
+@_for_training
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    is_test: bool,
+    momentum: float,
+    epsilon: float,
+    data_format: str,
+    use_global_stats: bool,
+    trainable_statistics: bool,
+) -> tuple[Tensor, ...] | None:
+    """As Paddle's operator: y, both running statistics, those of the batch, and memory that only GPUs use.
+
+    With or without gradients: `recompute` runs a block without them first, and must get the same bits.
+    """
+    if is_test or use_global_stats or data_format != "NCHW":
+        return None
+    if not takes(x, running_mean, running_variance, weight, bias):
+        return None
+    channels = x.shape[1]
+    mean, inverse = new_tensor([channels]), new_tensor([channels])
+    scale = attached_scale(x) if paddle.is_grad_enabled() else None
+    statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, scale)
+    y = BatchNorm.apply(x, weight, bias, None, statistics, False)
+    return y, running_mean, running_variance, mean, inverse, new_tensor([0], "uint8")
+
+
+@_for_training
+def _pool2d(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    exclusive: bool,
+    data_format: str,
+    kind: str,
+    whole: bool,
+    adaptive: bool,
+    algorithm: str,
+) -> Tensor | None:
+    if not _wants_gradient(x) or x.ndim != 4 or (kind, data_format, algorithm) != ("max", "NCHW", "EXPLICIT"):
+        return None
+    if whole or adaptive or not isinstance(kernel, (list, tuple)):
+        return None
+    if not ({*kernel} <= {2, 3} and {*stride} <= {1, 2}):
+        return None
+    top, bottom, left, right = (
+        padding if len(padding) == 4 else (padding[0], padding[0], padding[1], padding[1])
+    )
+    height, width = x.shape[2:]
+    out_height = _windows(height, kernel[0], stride[0], top, bottom, ceil_mode=ceil_mode)
+    out_width = _windows(width, kernel[1], stride[1], left, right, ceil_mode=ceil_mode)
+    if out_height is None or out_width is None:
+        return None
+    planes = x.shape[0] * x.shape[1]
+    pool = Pool(planes, height, width, out_height, out_width, *kernel, *stride, top, left)
+    y = MaxPool.apply(x, pool)
+    # Of a window with NaN, or of -Inf alone, Paddle gives another number: it passes over NaN.
+    return y if math.isfinite(float(y.detach().sum())) else None
+
+
+def _windows(size: int, kernel: int, stride: int, before: int, after: int, *, ceil_mode: bool) -> int | None:
+    """How many windows there are along an axis; None unless each holds a pixel."""
+    rest = size + before + after - kernel
+    count = (rest + (stride - 1 if ceil_mode else 0)) // stride + 1
+    fits = rest >= 0 and min(before, after) >= 0 and before < kernel and (count - 1) * stride - before < size
+    return count if fits else None
+
+
+def fused_batch_norm(
+    norm: nn.BatchNorm2D, x: Tensor, residual: Tensor | None = None, *, relu: bool = False
+) -> Tensor | None:
+    """The batch norm of training, `+ residual`, then a ReLU, as one autograd node; None where it cannot be.
+
+    It runs only inside `fast_norm_ops()` and where the operators it stands for are those of this file: not
+    under mixed precision, which wraps them. The running statistics are updated as by the layer itself.
+    """
+    if not (norm.training and isinstance(x, Tensor) and paddle.is_grad_enabled()):
+        return None
+    if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
+        return None
+    if norm._use_global_stats or norm._data_format != "NCHW":
+        return None
+    if residual is not None and not isinstance(residual, Tensor):
+        return None
+    running = norm._mean, norm._variance
+    if not takes(x, *running, norm.weight, norm.bias, residual):
+        return None
+    learning = (x, norm.weight, norm.bias, residual)
+    if all(tensor is None or tensor.stop_gradient for tensor in learning):
+        return None
+    channels = x.shape[1]
+    mean, inverse = new_tensor([channels]), new_tensor([channels])
+    statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum, attached_scale(x))
+    return BatchNorm.apply(x, norm.weight, norm.bias, residual, statistics, relu)
+
+
+def attached_scale(y: Tensor) -> Tensor | None:
+    """The scale of every channel of every image, [images, channels], if there is one.
+
+    Callers must verify it.
+    """
+    scale = getattr(y, SCALE_ATTRIBUTE, None)
+    if scale is None or y.ndim != 4:
+        return None
+    each = y.shape[:2]
+    if any(own not in (1, size) for own, size in zip(scale.shape[:2], each, strict=True)):
+        return None  # Y was reshaped in place
+    if scale.shape != [*each, 1, 1]:
+        scale = paddle.expand(scale, [*each, 1, 1])
+    return scale.reshape(each).contiguous()
+
+
+_OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})

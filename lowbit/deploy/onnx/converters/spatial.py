@@ -1,0 +1,156 @@
+"""Converters of pooling, resizing and normalization."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowbit.deploy.onnx.converters.products import padding
+from lowbit.deploy.onnx.converters.registry import Op, Result, converts
+from lowbit.deploy.onnx.graph import Graph
+
+
+@converts("pool2d")
+def pool2d(op: Op, graph: Graph) -> Result:
+    if op["data_format"] != "NCHW":
+        raise op.refuse("pools images with the channels last")
+    return _pool(op, graph, op["pooling_type"], op.ints(1, graph))
+
+
+@converts("max_pool2d_with_index")
+def max_pool2d_with_index(op: Op, graph: Graph) -> Result:
+    """The maxima; who uses the indices gets an error."""
+    return _pool(op, graph, "max", list(op["kernel_size"]))
+
+
+def _pool(op: Op, graph: Graph, kind: str, kernel: list[int]) -> str:
+    x, sizes = op.inputs[0], graph.shapes[op.inputs[0]][2:]
+    if op["global_pooling"] or (op["adaptive"] and kernel == [1, 1]):
+        name = "GlobalMaxPool" if kind == "max" else "GlobalAveragePool"
+        return graph.add(name, [x], shape=op.shape)
+    if -1 in sizes:
+        raise op.refuse("pools images whose size is only known at run time")
+    if op["adaptive"]:
+        return _adaptive(op, graph, kind, kernel)
+    strides = list(op["strides"])
+    pads = _pads(op, sizes, kernel, strides)
+    # As far behind the image as the windows go (ceil_mode): engines disagree about that, not about padding.
+    before = pads[:2]
+    behind = [max(0, (op.shape[2 + i] - 1) * strides[i] + kernel[i] - sizes[i] - before[i]) for i in range(2)]
+    if any(behind[i] >= kernel[i] for i in range(2)):
+        raise op.refuse("has windows that lie outside of the image")
+    if kind == "avg" and not op["exclusive"] and any(before):
+        # Here zeros count, in Paddle as many behind as before the image; what lies beyond does not.
+        counted = [min(behind[i], before[i]) for i in range(2)]
+        zeros = graph.constant(np.array([0, 0, *before, 0, 0, *counted], np.int64))
+        shape = [*graph.shapes[x][:2], *(sizes[i] + before[i] + counted[i] for i in range(2))]
+        x, before = graph.add("Pad", [x, zeros], shape=shape), [0, 0]
+        behind = [behind[i] - counted[i] for i in range(2)]
+    pads = [*before, *behind]
+    name = "MaxPool" if kind == "max" else "AveragePool"
+    return graph.add(name, [x], shape=op.shape, kernel_shape=kernel, strides=strides, pads=pads)
+
+
+def _pads(op: Op, sizes: list[int], kernel: list[int], strides: list[int]) -> list[int]:
+    if "padding_algorithm" in op.attributes:
+        return padding(op, sizes, kernel, strides)
+    return list(op["paddings"]) * 2
+
+
+def _adaptive(op: Op, graph: Graph, kind: str, out: list[int]) -> str:
+    """Windows of one size where the image divides evenly; means over others as two matrix products."""
+    x, shape = op.inputs[0], graph.shapes[op.inputs[0]]
+    sizes = shape[2:]
+    if all(size % wanted == 0 for size, wanted in zip(sizes, out, strict=True)):
+        window = [size // wanted for size, wanted in zip(sizes, out, strict=True)]
+        name = "MaxPool" if kind == "max" else "AveragePool"
+        return graph.add(name, [x], shape=op.shape, kernel_shape=window, strides=window)
+    if kind == "max":
+        raise op.refuse(f"takes maxima over windows of different sizes ({sizes} to {out})")
+    rows, columns = (graph.constant(_means(*pair)) for pair in zip(sizes, out, strict=True))
+    wide = graph.add("MatMul", [x, columns], shape=[*shape[:3], out[1]])
+    turned = graph.add("Transpose", [wide], shape=[*shape[:2], out[1], sizes[0]], perm=[0, 1, 3, 2])
+    small = graph.add("MatMul", [turned, rows], shape=[*shape[:2], out[1], out[0]])
+    return graph.add("Transpose", [small], shape=op.shape, perm=[0, 1, 3, 2])
+
+
+def _means(size: int, out: int) -> np.ndarray:
+    """[size, out]: the weights with which `out` adaptive windows take their means."""
+    matrix = np.zeros([size, out], np.float32)
+    for window in range(out):
+        start, end = window * size // out, -(-(window + 1) * size // out)
+        matrix[start:end, window] = 1 / (end - start)
+    return matrix
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Images made larger or smaller: nearest and bilinear interpolation.
+
+
+@converts("nearest_interp")
+def nearest(op: Op, graph: Graph) -> Result:
+    if op["align_corners"]:
+        return _resize(op, graph, "nearest", "align_corners", nearest_mode="round_prefer_ceil")
+    return _resize(op, graph, "nearest", "asymmetric", nearest_mode="floor")
+
+
+@converts("bilinear_interp")
+def bilinear(op: Op, graph: Graph) -> Result:
+    centred = "half_pixel" if op["align_mode"] == 0 else "asymmetric"
+    return _resize(op, graph, "linear", "align_corners" if op["align_corners"] else centred)
+
+
+def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: str) -> str:
+    x = op.inputs[0]
+    before, after = graph.shapes[x], op.shape
+    if op["data_format"] != "NCHW" or -1 in (*before[1:], *after[1:]):
+        raise op.refuse("resizes images with the channels last, or of a size only known at run time")
+    scales = np.array([1, 1, *(a / b for a, b in zip(after[2:], before[2:], strict=True))], np.float32)
+    return graph.add(
+        "Resize",
+        [x, "", graph.constant(scales)],
+        shape=op.shape,
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+        **more,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Batch norm with its running statistics, layer norm, softmax.
+
+
+@converts("batch_norm_", "batch_norm")
+def batch_norm(op: Op, graph: Graph) -> Result:
+    x, mean, variance, gain, shift = op.inputs
+    if not (op["is_test"] or op["use_global_stats"]):
+        raise op.refuse("normalizes by the batch's own statistics: its layer is not in evaluation mode")
+    channels = graph.shapes[mean]
+    gain = gain or graph.constant(np.ones(channels, np.float32))
+    shift = shift or graph.constant(np.zeros(channels, np.float32))
+    rank = len(op.shape)
+    inputs = [gain, shift, mean, variance]
+    if op["data_format"].startswith("NC") or rank == 2:
+        return graph.add("BatchNormalization", [x, *inputs], shape=op.shape, epsilon=op["epsilon"])
+    first, last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
+    shape = [op.shape[axis] for axis in first]
+    turned = graph.add("Transpose", [x], shape=shape, perm=first)
+    y = graph.add("BatchNormalization", [turned, *inputs], shape=shape, epsilon=op["epsilon"])
+    return graph.add("Transpose", [y], shape=op.shape, perm=last)
+
+
+@converts("layer_norm")
+def layer_norm(op: Op, graph: Graph) -> Result:
+    x, gain, shift = op.inputs
+    axis = op["begin_norm_axis"]
+    sizes = op.shape[axis:]
+    values = [
+        np.full(sizes, default, np.float32) if name is None else graph.constants[name].reshape(sizes)
+        for name, default in ((gain, 1.0), (shift, 0.0))
+    ]
+    inputs = [x, *map(graph.constant, values)]
+    return graph.add("LayerNormalization", inputs, shape=op.shape, axis=axis, epsilon=op["epsilon"])
+
+
+@converts("softmax", "softmax_")
+def softmax(op: Op, graph: Graph) -> Result:
+    return graph.add("Softmax", op.inputs, shape=op.shape, axis=op["axis"])

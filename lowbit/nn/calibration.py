@@ -1,0 +1,153 @@
+"""Calibration: choosing scales from a few batches, and correcting biases for rounded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
+from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.quant_layers import is_quantized
+from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.scale_state import mean_across_ranks
+
+
+def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
+    """Run the batches through the unquantized model and start every range, step, bound and sign from them.
+
+    What is known already (trained, or loaded from a checkpoint) stays. A batch is the model's input, or the
+    list of its inputs. The model computes as in evaluation and comes back as it was. Returns the number
+    of batches. With the observer `sensitivity` a batch needs as much memory as in training.
+
+    calibrate(model, (images for images, labels in itertools.islice(loader, 20)))
+    """
+    quantizers = find_quantizers(model)
+    if not quantizers:
+        raise LowbitError("the model has no quantizers to calibrate: prepare it with a recipe first")
+    count = 0
+    try:
+        for quantizer in quantizers:
+            quantizer.start_calibration()
+        with eval_mode(model):
+            for batch in batches:
+                _show(model, batch if isinstance(batch, list | tuple) else [batch], quantizers, seed=count)
+                count += 1
+    finally:
+        for quantizer in quantizers:
+            quantizer.end_calibration()
+    if not count:
+        raise LowbitError("calibration got no batches: the scales are as unknown as before")
+    return count
+
+
+def _show(model: nn.Layer, inputs: Sequence[Tensor], quantizers: list[Quantizer], *, seed: int) -> None:
+    """Run the model on a batch and let the quantizers look on, at gradients of the answers where wanted.
+
+    Those are of a sum of all answers with random signs, whose square is, on average, that of all answers'
+    gradients added up.
+    """
+    watching = [q.sightings for q in quantizers if q.sightings is not None and q.sightings.wants_gradients]
+    if not watching:
+        model(*inputs)
+        return
+    with paddle.enable_grad(), _fixed_parameters(model):
+        _with_random_signs(model(*inputs), np.random.default_rng(seed)).backward()
+    for sightings in watching:
+        for x in sightings.take_waiting():
+            sightings.weigh(x, x.grad)
+
+
+@contextmanager
+def _fixed_parameters(model: nn.Layer) -> Iterator[None]:
+    """Within it, a backward pass leaves the parameters' gradients alone."""
+    trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    for parameter in trained:
+        parameter.stop_gradient = True
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.stop_gradient = False
+
+
+def _with_random_signs(answers: Any, rng: np.random.Generator) -> Tensor:
+    total = paddle.zeros([])
+    for out in paddle.utils.flatten(answers):
+        if isinstance(out, Tensor) and out.is_floating_point():
+            signs = paddle.to_tensor(rng.choice(np.array([-1, 1], np.float32), out.shape))
+            total = total + (out.cast("float32") * signs).sum()
+    return total
+
+
+def find_quantizers(model: nn.Layer) -> list[Quantizer]:
+    """The quantizers of a prepared model, in its order."""
+    return [layer for layer in model.sublayers(include_self=True) if isinstance(layer, Quantizer)]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Bias correction: what the rounded weights add to a layer's outputs on average is taken out of its bias.
+#
+# A weight's rounding errors are the same for every image. Where inputs are not zero on average, as behind a
+# ReLU, they shift whole channels, most of all in depthwise convolutions, which add up few products. What
+# quantizing the *input* shifts stays: that is the mean of rare, large, clipped values, and to spread it
+# over all other outputs makes them worse.
+
+
+def correct_biases(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
+    """Take the mean of (Q(W) - W)·Q(x) out of the bias of every quantized layer; returns how many those are.
+
+    Once, behind `calibrate` and on its batches: a second time would take it out twice. The layers have a
+    bias if the model was prepared with `calibration: {correct_bias: true}`.
+
+    calibrate(model, batches)
+    correct_biases(model, batches)
+    """
+    layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
+    if without := [layer for layer in layers if layer.bias is None]:
+        raise LowbitError(
+            f"{len(without)} quantized layers have no bias to correct: prepare the model with a recipe that "
+            "has calibration: {steps: 10, correct_bias: true}"
+        )
+    shifts: dict[int, list[Tensor]] = {id(layer): [] for layer in layers}
+
+    def look(layer: nn.Layer, given: Sequence[Any], _output: Tensor) -> None:
+        shifts[id(layer)].append(mean_across_ranks(_shift(layer, *given)))
+
+    hooks = [layer.register_forward_post_hook(look) for layer in layers]
+    try:
+        with eval_mode(model):
+            for batch in batches:
+                model(*batch) if isinstance(batch, list | tuple) else model(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    corrected = 0
+    for layer in layers:
+        if not (seen := shifts[id(layer)]):
+            continue
+        shift = paddle.add_n(seen) / len(seen)
+        if bool(paddle.isfinite(shift).all()):
+            layer.bias.set_value(layer.bias - shift.cast(layer.bias.dtype))
+            corrected += 1
+    return corrected
+
+
+def give_bias(layer: nn.Layer) -> None:
+    """Let a layer without a bias have one, of zeros."""
+    if layer.bias is None:
+        outputs = layer.weight.shape[1] if isinstance(layer, nn.Linear) else layer._out_channels
+        layer.bias = layer.create_parameter([outputs], dtype=layer.weight.dtype, is_bias=True)
+
+
+def _shift(layer: nn.Layer, x: Tensor, *geometry: Any) -> Tensor:
+    """What rounding the weight adds to each output channel, averaged over the batch."""
+    weight, _ = layer.effective_weight_and_bias()
+    error = layer.weight_quantizer(weight) - weight
+    added = layer.product(layer.input_quantizer(x), error, None, *geometry)
+    channels = added.ndim - 1 if isinstance(layer, nn.Linear) or layer._data_format.endswith("C") else 1
+    return added.mean([axis for axis in range(added.ndim) if axis != channels])

@@ -1,0 +1,272 @@
+"""Converting a model: `prepare` puts a recipe's plans into its layers, `set_executor` its executor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError, did_you_mean
+from lowbit.kernels import why_missing
+from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
+from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
+from lowbit.nn.calibration import give_bias
+from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.inspect import layers_by_name
+from lowbit.nn.int_matmul import Executor
+from lowbit.nn.qt_autograd import BackwardQuantizers
+from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
+from lowbit.recipe import LayerPlan, Recipe
+
+_ATTRIBUTE = "_lowbit_preparation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What `prepare` did with each layer; as text, a few lines for people.
+
+    `batch_norms` are those that are folded in training, and with `fold: training` the others, too.
+    """
+
+    recipe: Recipe
+    layers: tuple[LayerPlan, ...]
+    batch_norms: Folded = field(default_factory=Folded)
+
+    @property
+    def quantized(self) -> list[str]:
+        """The names of the layers that are quantized now."""
+        return [assigned.layer.name for assigned in self.layers if not assigned.plan.is_full]
+
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """The names of the others, with the reason."""
+        return {
+            assigned.layer.name: assigned.note or "its plan is full precision"
+            for assigned in self.layers
+            if assigned.plan.is_full
+        }
+
+    def __str__(self) -> str:
+        plans = Counter(
+            f"input {assigned.plan.forward.input}, weight {assigned.plan.forward.weight}"
+            for assigned in self.layers
+            if not assigned.plan.is_full
+        )
+        lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
+        lines += [f"  {count} with {plan}" for plan, count in plans.items()]
+        lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
+        folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
+        if folded or apart:
+            lines.append(f"{folded} of {folded + len(apart)} batch norms are folded in training")
+        lines += [f"  {name} stays by itself: {why}" for name, why in apart.items()]
+        steps = self.recipe.batch_norm.freeze_after
+        if steps is not None:
+            lines.append(f"the statistics of batch norms stand still after {steps} training steps")
+        return "\n".join(lines)
+
+
+def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
+    """The model, in place, with every layer that the recipe quantizes turned into a quantized one.
+
+    Weights keep their names, so an fp32 checkpoint can be loaded before or after. Make the optimizer after:
+    LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
+    next. What was done is told by `preparation_of(model)`.
+
+    `inputs` are needed with `batch_norm: {fold: training}` alone: any that the model takes, on which it is
+    run to find the layer that each batch norm follows.
+
+    >>> model = prepare(nn.Sequential(nn.Linear(4, 2)), make_recipe({"weight_bits": 4}))
+    >>> print(preparation_of(model))
+    1 of 1 layers are quantized:
+      1 with input int8-narrow per-tensor moving_average, weight int4-narrow N
+    """
+    if isinstance(model, paddle.DataParallel):
+        raise LowbitError(
+            "the model is wrapped in DataParallel, which would not synchronize the new parameters: prepare "
+            "it first, then wrap it"
+        )
+    if has_quantized_layers(model):
+        raise LowbitError(
+            f"{type(model).__name__} is quantized already: start again from the unquantized model"
+        )
+    if recipe.calibration.correct_bias and recipe.batch_norm.fold == "training":
+        raise LowbitError(
+            "calibration.correct_bias goes with batch_norm.fold: export, where a layer's bias stands before "
+            "its batch norm: leave out one of the two"
+        )
+    layers = tuple(recipe.assign(model))
+    quantized = [assigned for assigned in layers if not assigned.plan.is_full]
+    if not quantized:
+        nothing = Preparation(recipe=recipe, layers=layers)
+        raise LowbitError(f"the recipe quantizes nothing in {type(model).__name__}:\n{nothing}")
+    if recipe.batch_norm.fold == "training":  # all of them, before anything is changed
+        for assigned in quantized:
+            _check_can_fold(assigned)
+    by_name = dict(model.named_sublayers(remove_duplicate=False))
+    batch_norms = Folded()
+    if recipe.batch_norm.fold == "training":
+        batch_norms = _find_pairs(model, inputs, {id(by_name[found.layer.name]) for found in quantized})
+    freezing = {} if recipe.batch_norm.freeze_after is None else _batch_norms(model)
+    for name, norm in freezing.items():
+        check_can_freeze(norm, name)
+    for assigned in quantized:
+        name = assigned.layer.name
+        number = assigned.layer.index
+        quantize_layer(by_name[name], assigned.plan, name=name, number=number, pact=recipe.pact)
+        if recipe.calibration.correct_bias:
+            give_bias(by_name[name])
+    for name, norm in freezing.items():
+        freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
+    for name, norm_name in batch_norms.pairs:
+        pair = Pair(by_name[name], by_name[norm_name])
+        fold_in_training(pair.layer, pair)
+        follow(pair.norm, pair)
+    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
+    return model
+
+
+def note_preparation(model: nn.Layer, preparation: Preparation) -> None:
+    """What `preparation_of` says of the model from now on."""
+    setattr(model, _ATTRIBUTE, preparation)
+
+
+def preparation_of(model: nn.Layer) -> Preparation:
+    """What `prepare` did with the model."""
+    found = getattr(model, _ATTRIBUTE, None)
+    if found is None:
+        raise LowbitError(f"{type(model).__name__} has not been prepared: call prepare(model, recipe) first")
+    return found
+
+
+def _check_can_fold(assigned: LayerPlan) -> None:
+    if not assigned.plan.is_straight_through:
+        raise LowbitError(
+            f'batch_norm.fold: training is for QAT, but the plan of layer "{assigned.layer.name}" quantizes '
+            "gradients (low-precision training): leave it out, and batch norms are folded at export"
+        )
+
+
+def _find_pairs(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: set[int]) -> Folded:
+    """The batch norms that can be folded into a layer that the recipe quantizes."""
+    if not _batch_norms(model):
+        return Folded()
+    if not inputs:
+        raise LowbitError(
+            "batch_norm.fold: training needs to run the model, to find the layer that each batch norm "
+            "follows: give inputs that it takes, prepare(model, recipe, images)"
+        )
+    found, layers = find_foldable(model, *inputs), dict(model.named_sublayers())
+    pairs = [pair for pair in found.pairs if id(layers[pair[0]]) in quantized]
+    others = {norm: f"{name} is not quantized" for name, norm in found.pairs if (name, norm) not in pairs}
+    return Folded(pairs, found.left_alone | others)
+
+
+def _batch_norms(model: nn.Layer) -> dict[str, nn.Layer]:
+    found = model.named_sublayers(include_self=True)
+    return {name: layer for name, layer in found if isinstance(layer, BATCH_NORM | nn.BatchNorm)}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Who multiplies in training: real integers in C++, or their simulation in floats; and why.
+
+
+def set_executor(
+    model: nn.Layer, executor: Executor, *, device: str = "cpu", qat_in_floats: bool = False
+) -> list[str]:
+    """Lets the quantized layers of a prepared model multiply so; returns lines that the user must see.
+
+    `auto` takes integers where the scales allow it, `integer` is an error where they do not. In quantization-
+    aware training it is about forward alone. `qat_in_floats` is for mixed precision, on whose grid the
+    products of quantization-aware training are computed.
+
+    set_executor(model, "integer")
+    """
+    layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
+    if not layers:
+        return []
+    parts = [layer for layer in model.sublayers(include_self=True) if isinstance(layer, BackwardQuantizers)]
+    simulated = {} if executor == "simulate" else _simulated(model, qat_in_floats=qat_in_floats)
+    missing = why_missing() if device == "cpu" else f"the C++ kernels are for the CPU, not for {device}"
+    if executor == "integer" and (missing or simulated):
+        reasons = [missing] if missing else _lines(simulated)
+        raise LowbitError("executor integer cannot be had: " + "\n  ".join(reasons))
+    chosen: Executor = "simulate" if missing else executor
+    for layer in layers:
+        layer.executor = "simulate" if qat_in_floats else chosen
+    for part in parts:
+        part.executor = chosen
+    what = "products" if parts else "forward products"
+    if executor == "simulate":
+        return [f"{what} of integers are simulated in floats, as asked for"]
+    if missing:
+        return [f"{what} of integers are simulated in floats: {missing}"]
+    if simulated:
+        lines = [f"{what} in integers in C++, but for these, simulated in floats:", *_lines(simulated)]
+        return ["\n  ".join(lines)]
+    return [f"{what} in integers in C++"]
+
+
+def _simulated(model: nn.Layer, *, qat_in_floats: bool) -> dict[str, list[str]]:
+    """`product: reason` -> the layers whose product cannot run in integers though it is quantized."""
+    found: dict[str, list[str]] = {}
+    layers = dict(model.named_sublayers(include_self=True))
+    for assigned in preparation_of(model).layers:
+        name, layer = assigned.layer.name, layers[assigned.layer.name]
+        if not is_quantized(layer):
+            continue
+        reasons = assigned.plan.runs_in_integers(assigned.layer.type)
+        if assigned.plan.is_straight_through and qat_in_floats:
+            reasons["forward"] = "mixed precision computes it on its own grid"
+        elif hasattr(layer, "fold"):
+            reasons["forward"] = "the weight is quantized with its batch norm folded into it"
+        for product, why in reasons.items():
+            if why and "straight-through" not in why:
+                found.setdefault(f"{product}: {why}", []).append(name)
+    return found
+
+
+def _lines(simulated: dict[str, list[str]]) -> list[str]:
+    return [
+        f"{reason} ({', '.join(layers) if len(layers) < 4 else f'{layers[0]} and {len(layers) - 1} more'})"
+        for reason, layers in simulated.items()
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Run a quantized model with some of its layers quantized and the others in full precision.
+
+
+def quantized_layers(model: nn.Layer) -> dict[str, nn.Layer]:
+    """The quantized layers of a model by name, in its order."""
+    return {name: layer for name, layer in layers_by_name(model).items() if is_quantized(layer)}
+
+
+@contextmanager
+def quantizing_only(model: nn.Layer, names: Collection[str]) -> Iterator[None]:
+    """Within it, and in evaluation mode, only the layers of these names quantize their operands.
+
+    Nothing of the model's state is touched.
+
+    with quantizing_only(model, {"conv1"}):
+        logits = model(images)
+    """
+    layers = quantized_layers(model)
+    for name in names:
+        if name not in layers:
+            raise LowbitError(f'no quantized layer "{name}": {did_you_mean(name, list(layers))}')
+    with eval_mode(model), ExitStack() as undo:
+        for name, layer in layers.items():
+            if name not in names:
+                for quantizer in ("input_quantizer", "weight_quantizer"):
+                    # An attribute of the object hides the sublayer of that name, which stays where it is.
+                    object.__setattr__(layer, quantizer, _unchanged)
+                    undo.callback(object.__delattr__, layer, quantizer)
+        yield
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

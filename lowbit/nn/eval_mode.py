@@ -1,0 +1,67 @@
+"""Running a model in evaluation mode for a while, and errors of Paddle's that name the layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import paddle
+from paddle import nn
+
+
+@contextmanager
+def eval_mode(model: nn.Layer) -> Iterator[None]:
+    """Everything inside sees the model in evaluation mode without gradients; modes and RNG come back after.
+
+    Each layer's mode is kept by itself: `model.train()` afterwards would thaw a batch norm that was frozen.
+    """
+    modes = [(layer, layer.training) for layer in model.sublayers(include_self=True)]
+    random_state = paddle.get_rng_state()
+    model.eval()
+    try:
+        with paddle.no_grad():
+            yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+        paddle.set_rng_state(random_state)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The one line of Paddle's long error messages that says what is wrong.
+
+
+_RAISED = re.compile(r"\s*(\w*(?:Error|Exception): .*)")
+_SOURCE = re.compile(r"\s*\(at /paddle/.*")
+
+
+def cause(error: BaseException) -> str:
+    """The line that names the cause, without the C++ stack and the transformed code around it.
+
+    >>> cause(ValueError("In transformed code:\\n  ValueError: (InvalidArgument) 4 != 3.\\n  [Hint]"))
+    'ValueError: (InvalidArgument) 4 != 3.'
+    """
+    lines = [_SOURCE.sub("", line).strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if _RAISED.fullmatch(line)]
+    if raised:
+        return raised[-1]
+    of_paddle = [line for line in lines if line.startswith("(")]  # "(InvalidArgument) …"
+    text = of_paddle[-1] if of_paddle else (lines[0] if lines else "no message")
+    return f"{type(error).__name__}: {text}"
+
+
+def failing_layer(error: BaseException, model: nn.Layer) -> str | None:
+    """The dotted name and kind of the innermost layer of `model` that was running when `error` was raised."""
+    names = {id(layer): name for name, layer in model.named_sublayers()}
+    found = [layer for layer in _layers_on_the_stack(error) if id(layer) in names]
+    return f'layer "{names[id(found[-1])]}" ({type(found[-1]).__name__})' if found else None
+
+
+def _layers_on_the_stack(error: BaseException) -> Iterator[nn.Layer]:
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Layer):
+            yield owner
+        trace = trace.tb_next

@@ -1,0 +1,211 @@
+"""A product of two quantized tensors, in real integers by the C++ kernels or simulated in fp32.
+
+`multiply_operands` chooses; `simulate` is the readable twin, which gives the same integers and sums. Which
+scales the kernels take is in `lowbit.kernels.integer_scales`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import paddle
+from paddle import Tensor
+
+from lowbit.accel.onednn import Geometry
+from lowbit.kernels import gemm as cpp
+from lowbit.kernels import kernels
+from lowbit.kernels.integer_scales import INTEGER_SCALES
+from lowbit.nn.linear_ops import (
+    ChannelsLast,
+    Convolution,
+    LinearOp,
+    Matrix,
+    Transposed,
+    channels_first,
+    channels_last,
+)
+from lowbit.nn.qtensor import QTensor
+from lowbit.numerics.exact import multiply
+from lowbit.numerics.fused import new_tensor
+
+# Along which axes of NCHW scales may differ, per product, for its first and its second operand.
+_SCALES = {
+    product: tuple({"NCHW".index(letter) for letter in letters} for letters in operands.values())
+    for product, operands in INTEGER_SCALES["Conv2D"].items()
+}
+_BYTES = (paddle.int8, paddle.uint8)
+
+
+def in_integers(contraction: LinearOp, product: str, a: QTensor, b: QTensor) -> Tensor | None:
+    """The product of the operands' integers; None where it cannot be one (then it is for `simulate`)."""
+    if kernels() is None or not (_is_bytes(a) and _is_bytes(b)):
+        return None
+    if isinstance(contraction, Convolution):
+        return _convolution(contraction.geometry, product, a, b)
+    if isinstance(contraction, Matrix):
+        return _matrix(product, a, b)
+    if isinstance(contraction, ChannelsLast):
+        a, b = _channels_first(a), _channels_first(b) if product == "grad_weight" else b
+        result = in_integers(contraction.inner, product, a, b)
+        return result if result is None or product == "grad_weight" else channels_last(result)
+    if isinstance(contraction, Transposed):
+        return _convolution(contraction.convolution.geometry, *_swapped(product, a, b))
+    return None
+
+
+def _channels_first(operand: QTensor) -> QTensor:
+    return operand.laid_out(channels_first(operand.data), channels_first(operand.scale))
+
+
+def _swapped(product: str, a: QTensor, b: QTensor) -> tuple[str, QTensor, QTensor]:
+    """A transposed convolution's product as one of the convolution that it is the gradient of."""
+    if product == "grad_weight":
+        return product, b, a
+    return {"forward": "grad_input", "grad_input": "forward"}[product], a, b
+
+
+def _is_bytes(operand: QTensor) -> bool:
+    data = operand.data
+    return operand.is_integer and data.dtype in _BYTES and data.place.is_cpu_place()
+
+
+def _convolution(geometry: Geometry, product: str, a: QTensor, b: QTensor) -> Tensor | None:
+    """dY, X and W as NCHW; the result in the shape of Y, dX or dW."""
+    allowed, scales = _SCALES[product], (_scales_of(a), _scales_of(b))
+    if not (scales[0].owners <= allowed[0] and scales[1].owners <= allowed[1]):
+        return None
+    first, second = _handed_over(a, scales[0]), _handed_over(b, scales[1])
+    result = new_tensor(_shape_of_result(geometry, product))
+    getattr(cpp, product)(geometry, first, second, result.data_ptr())
+    return result
+
+
+@lru_cache(maxsize=4096)
+def _shape_of_result(geometry: Geometry, product: str) -> tuple[int, ...]:
+    weight = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
+    return {"forward": geometry.output, "grad_input": geometry.input, "grad_weight": weight}[product]
+
+
+def _matrix(product: str, a: QTensor, b: QTensor) -> Tensor | None:
+    """A Linear layer as a 1x1 convolution of images of one pixel, its rows the samples."""
+    leading = a.data.shape[:-1]
+    rows = math.prod(leading)
+    if product == "grad_weight":
+        dy, x = _rows(a, rows), _rows(b, rows)
+        geometry = _geometry(rows, x.data.shape[1], dy.data.shape[1])
+        result = _convolution(geometry, product, dy, x)
+        if result is None:
+            return None
+        # Not a view: paddle.DataParallel adds up gradients as they lie in memory, whatever their strides.
+        return result.reshape(result.shape[:2]).transpose([1, 0]).contiguous()
+    inputs, outputs = b.data.shape
+    result = _convolution(_geometry(rows, inputs, outputs), product, _rows(a, rows), _turned(b))
+    return None if result is None else result.reshape([*leading, -1])
+
+
+def _geometry(rows: int, inputs: int, outputs: int) -> Geometry:
+    return Geometry(
+        input=(rows, inputs, 1, 1),
+        outputs=outputs,
+        kernel=(1, 1),
+        stride=(1, 1),
+        padding=(0, 0, 0, 0),
+        dilation=(1, 1),
+        groups=1,
+    )
+
+
+def _rows(operand: QTensor, rows: int) -> QTensor:
+    """[..., features] as [rows, features, 1, 1], with a scale per row where they differ along any of them."""
+    data, scale = operand.data, operand.scale
+    features = data.shape[-1]
+    if any(axis != data.ndim - 1 for axis in _owners(scale.shape)):
+        scale = paddle.expand(scale, [*data.shape[:-1], scale.shape[-1]]).reshape([rows, -1, 1, 1])
+    else:
+        scale = scale.reshape([1, -1, 1, 1])
+    return operand.laid_out(data.reshape([rows, features, 1, 1]), scale)
+
+
+def _turned(weight: QTensor) -> QTensor:
+    """A weight [inputs, outputs] as [outputs, inputs, 1, 1]."""
+    data = weight.data.transpose([1, 0]).contiguous().unsqueeze([2, 3])
+    return weight.laid_out(data, weight.scale.transpose([1, 0]).contiguous().unsqueeze([2, 3]))
+
+
+class _Scales(NamedTuple):
+    """Along which axes of NCHW scales differ, and how far apart they lie once they have this shape."""
+
+    owners: frozenset[int]
+    shape: list[int]
+    steps: dict[str, int]
+
+
+def _scales_of(operand: QTensor) -> _Scales:
+    return _scales(tuple(operand.data.shape), tuple(operand.scale.shape))
+
+
+@lru_cache(maxsize=4096)
+def _scales(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> _Scales:
+    owners = _owners(scale_shape)
+    if owners & {2, 3}:
+        samples, pixels = scale_shape[0], shape[2:]
+        steps = {"of_n": math.prod(pixels) if samples > 1 else 0, "of_pixel": 1}
+        return _Scales(owners, [samples, 1, *pixels], steps)
+    steps = {"of_n": shape[1] if 1 in owners else 1} if 0 in owners else {}
+    steps |= {"of_c": 1} if 1 in owners else {}
+    return _Scales(owners, list(scale_shape), steps)
+
+
+def _handed_over(operand: QTensor, scales: _Scales) -> cpp.Operand:
+    """The operand as addresses."""
+    data, scale = operand.data.contiguous(), operand.scale
+    scale = (scale if scale.shape == scales.shape else paddle.expand(scale, scales.shape)).contiguous()
+    handed = cpp.Operand(
+        integers=data.data_ptr(),
+        lowest=operand.lowest,
+        highest=operand.highest,
+        scale=scale.data_ptr(),
+        **scales.steps,
+    )
+    handed.tensors = data, scale  # live as long as their addresses are used
+    return handed
+
+
+def _owners(scale_shape: Sequence[int]) -> frozenset[int]:
+    """The axes along which scales differ."""
+    return frozenset(axis for axis, size in enumerate(scale_shape) if size != 1)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A product of two operands, by either executor: real integers, or their simulation on Paddle's operators.
+
+
+ProductName = Literal["forward", "grad_input", "grad_weight"]
+Executor = Literal["auto", "integer", "simulate"]
+
+
+def multiply_operands(
+    contraction: LinearOp, product: ProductName, a: QTensor, b: QTensor, executor: Executor
+) -> Tensor:
+    """X and W, dY and W, or dY and X multiplied; in integers unless `simulate` is asked for or must do."""
+    if executor != "simulate":
+        result = in_integers(contraction, product, a, b)
+        if result is not None:
+            return result
+    return simulate(contraction, product, a, b)
+
+
+def simulate(contraction: LinearOp, product: ProductName, a: QTensor, b: QTensor) -> Tensor:
+    """The product on Paddle's own operators: integers held in fp32, exact as long as sums stay below 2^24.
+
+    Where scales do not come out of the sum, or an operand is no integer, it is a product of values.
+    """
+    compute = getattr(contraction, product)
+    if a.is_integer and b.is_integer:
+        scale = getattr(contraction, f"{product}_scale")(a.scale, b.scale)
+        if scale is not None:
+            return multiply(compute(a.integers(), b.integers()), scale)
+    return compute(a.values(), b.values())

@@ -1,0 +1,264 @@
+"""Low-precision training of one layer: forward, grad_input and grad_weight, each with quantized operands.
+
+Read `_ThreeProducts` first: its forward and backward are the whole of W4A4G4. `Operands` quantizes what each
+product takes; the input is saved as integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle import Tensor, nn
+from paddle.autograd import PyLayer
+
+from lowbit.accel.norm_ops import SCALE_ATTRIBUTE
+from lowbit.errors import LowbitError
+from lowbit.nn.int_matmul import Executor, multiply_operands
+from lowbit.nn.linear_ops import ChannelsLast, LinearOp
+from lowbit.nn.qtensor import QTensor, SavedQTensor
+from lowbit.nn.quantizer import TrainingQuantizer
+from lowbit.numerics import Stochastic
+from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.recipe.plan import Plan
+from lowbit.recipe.spec import TensorSpec
+
+_OPERANDS = ("forward.input", "forward.weight", "grad_input.grad_output", "grad_input.weight",
+             "grad_weight.grad_output", "grad_weight.input")  # fmt: skip
+_SAMPLES = 2
+
+
+class RoundingRNG(nn.Layer):
+    """Counts the steps of one layer; the count is a buffer, so that a resumed run draws what it would have.
+
+    >>> draws = RoundingRNG(layer=3)
+    >>> draws.next_step()
+    >>> draws.rounding("forward.input", 0, size=10).step
+    1
+    """
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer, self.seed = layer, 0
+        self.register_buffer("step", paddle.zeros([1], "int64"))
+
+    def next_step(self) -> None:
+        """To be called once in every forward pass of training."""
+        paddle.increment(self._buffers["step"])
+
+    def rounding(self, operand: str, sample: int, *, size: int) -> Stochastic:
+        """The rounding of an operand of `size` values in this step; `sample` tells several of it apart."""
+        return Stochastic(
+            seed=self.seed,
+            step=int(self._buffers["step"].item()),
+            layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
+            # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
+            first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),
+        )
+
+
+def seed_rounding(model: nn.Layer, seed: int) -> None:
+    """Let all layers of a model draw by the seed of a run."""
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, RoundingRNG):
+            layer.seed = seed
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The operands of a layer's three products in low-precision training: which quantizer makes which.
+
+
+GRADIENTS = ("grad_input.grad_output", "grad_weight.grad_output")
+# What the backward products take from forward, unless they quantize it in their own way.
+FORWARD_OF = {"grad_input.weight": "forward.weight", "grad_weight.input": "forward.input"}
+
+
+class BackwardQuantizers(nn.Layer):
+    """What the backward products of a layer have of their own: quantizers, and random numbers.
+
+    `layouts` gives layout and shape of `input`, `weight` and `grad_output`; `number` tells layers apart.
+    """
+
+    def __init__(
+        self, plan: Plan, layouts: dict[str, tuple[str, list[int]]], *, number: int, name: str
+    ) -> None:
+        super().__init__()
+        self.gradients_in_full = False  # for a last phase of training
+        self.executor: Executor = "auto"
+        # Sees every operand as it is made: its name, the values and what they became (lowbit.nn.inspect).
+        self.look: Callable[[str, Tensor, QTensor], None] | None = None
+        for operand in (*GRADIENTS, *FORWARD_OF):
+            spec, role = spec_of(plan, operand), operand.split(".")[1]
+            if spec is None or is_shared(plan, operand):
+                continue
+            layout, shape = layouts[role]
+            role = "gradient" if role == "grad_output" else role
+            quantizer = TrainingQuantizer(spec, layout, role, shape=shape, name=name)
+            self.add_sublayer(_key(operand), quantizer)
+        self.draws = RoundingRNG(number) if plan.is_stochastic else None
+        self.shared = frozenset(operand for operand in FORWARD_OF if is_shared(plan, operand))
+
+    def quantizer(self, operand: str) -> TrainingQuantizer | None:
+        """The operand's own; None where it has none."""
+        return self._sub_layers.get(_key(operand))
+
+
+class Operands:
+    """The operands of one call of a layer: made in forward, and still there in backward."""
+
+    def __init__(self, layer: nn.Layer) -> None:
+        self._layer, self._backward = layer, layer.backward_quantizers
+        self._draws = self._backward.draws
+        if self._draws is not None:
+            self._draws.next_step()
+
+    @property
+    def executor(self) -> Executor:
+        """Who multiplies."""
+        return self._backward.executor
+
+    def make(self, operand: str, x: Tensor, known: ChannelRanges | None = None) -> QTensor:
+        """`x` quantized as the plan says of the operand, such as `forward.input`.
+
+        `known` are the ranges of this same `x`, where several operands are made of it.
+        """
+        quantizer = self._quantizer(operand)
+        if quantizer is None or (operand in GRADIENTS and self._backward.gradients_in_full):
+            return QTensor(data=x.detach())
+        roundings, spec = [None], quantizer.spec
+        if spec.rounding == "stochastic":
+            size = math.prod(x.shape)
+            roundings = [self._draws.rounding(operand, sample, size=size) for sample in range(spec.samples)]
+        made = quantizer.operand(x, roundings, known)
+        if self._backward.look is not None:
+            self._backward.look(operand, x, made)
+        return made
+
+    def is_shared(self, operand: str) -> bool:
+        """Whether a backward product takes the operand as forward has quantized it."""
+        return operand in self._backward.shared
+
+    def _quantizer(self, operand: str) -> TrainingQuantizer | None:
+        if operand == "forward.input":
+            return self._layer.input_quantizer
+        if operand == "forward.weight":
+            return self._layer.weight_quantizer
+        return self._backward.quantizer(operand)
+
+
+def is_shared(plan: Plan, operand: str) -> bool:
+    """Whether a backward product takes an operand as forward has quantized it: no second quantizing.
+
+    Because its product is straight-through, or because both specs are the same (and draw no random numbers,
+    which are each product's own).
+    """
+    if operand not in FORWARD_OF:
+        return False
+    spec = spec_of(plan, operand)
+    return spec is None or (spec == spec_of(plan, FORWARD_OF[operand]) and spec.rounding == "nearest")
+
+
+def spec_of(plan: Plan, operand: str) -> TensorSpec | None:
+    """The spec of `product.operand`; None where the product is straight-through."""
+    product, name = operand.split(".")
+    found = getattr(plan, product)
+    return None if found is None else getattr(found, name)
+
+
+def in_full_gradients(model: nn.Layer, wanted: bool) -> bool:
+    """From now on, gradients in full precision or not; returns whether any layer quantizes them at all."""
+    parts = [layer for layer in model.sublayers(include_self=True) if isinstance(layer, BackwardQuantizers)]
+    for part in parts:
+        part.gradients_in_full = wanted
+    return bool(parts)
+
+
+def _key(operand: str) -> str:
+    return operand.replace(".", "_")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# What a product of small integers is whole multiples of: a batch norm can keep those, in two bytes each.
+#
+# The scale is an attribute of the product, which user code may change in place. So it is a proposal only: the
+# batch norm's kernel divides every value by it, and keeps multiples only if all of them give back the value.
+
+
+_SMALL = 15  # sums of larger operands' products do not stay within 16 bits
+
+
+def attach_scale(y: Tensor, contraction: LinearOp, x: QTensor, weight: QTensor) -> None:
+    """Attach to Y, a product `forward` of images in NCHW, its scale; only with operands of up to 4 bits."""
+    if not (_is_small(x) and _is_small(weight)) or len(y.shape) != 4 or isinstance(contraction, ChannelsLast):
+        return
+    scale = contraction.forward_scale(x.scale, weight.scale)
+    if scale is not None:
+        setattr(y, SCALE_ATTRIBUTE, scale)
+
+
+def _is_small(operand: QTensor) -> bool:
+    return operand.is_integer and operand.lowest >= -_SMALL and operand.highest <= _SMALL
+
+
+# ----------------------------------------------------------------------------------------------------------
+# A layer's three products in training, each with operands quantized for it: low-precision training.
+#
+# What is kept for the backward pass is small: the input as integers, half a byte or a byte each (or as it is,
+# where `grad_weight` wants it in full), never a float copy of a quantized one. Gradients go straight through
+# the quantizers: dX is what the product dY·W gives, dW what dY·X gives. What learns with an operand (LSQ,
+# PACT)
+# stands before this.
+
+
+def three_products(x: Tensor, weight: Tensor, contraction: LinearOp, operands: Operands) -> Tensor:
+    """Y, whose backward computes dX and dW; without the bias, whose gradient is not quantized."""
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _ThreeProducts.apply(x, weight, contraction, operands, learning)
+
+
+class _ThreeProducts(PyLayer):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        contraction: LinearOp,
+        operands: Operands,
+        learning: tuple[bool, bool],
+    ) -> Tensor:
+        ctx.contraction, ctx.operands, ctx.learning = contraction, operands, learning
+        x_operand = operands.make("forward.input", x)
+        w_operand = operands.make("forward.weight", weight)
+        y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
+        attach_scale(y, contraction, x_operand, w_operand)
+        if learning[1]:
+            shared = operands.is_shared("grad_weight.input")
+            ctx.x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
+        if learning[0]:
+            ctx.w_is_ready = operands.is_shared("grad_input.weight")
+            # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
+            ctx.w = SavedQTensor(w_operand if ctx.w_is_ready else QTensor(data=weight))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if paddle.is_grad_enabled():
+            raise LowbitError("there are no gradients of gradients through a layer in low precision")
+        dy, dx, dweight = dy.contiguous(), None, None
+        operands = ctx.operands
+        # Where both products need it, dY is read once for the scales of both.
+        known = ChannelRanges(dy) if all(ctx.learning) else None
+        if ctx.learning[0]:
+            w = ctx.w.operand()
+            if not ctx.w_is_ready:
+                w = operands.make("grad_input.weight", w.data)
+            dy_operand = operands.make("grad_input.grad_output", dy, known)
+            dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, operands.executor)
+        if ctx.learning[1]:
+            dy_operand = operands.make("grad_weight.grad_output", dy, known)
+            x = ctx.x.operand()
+            dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, operands.executor)
+        return dx, dweight

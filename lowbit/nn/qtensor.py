@@ -1,0 +1,151 @@
+"""A quantized tensor: integers with their scale, as multiplied and as saved for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import paddle
+from paddle import Tensor
+
+from lowbit.kernels.quantize import quantize_kernels
+from lowbit.numerics import Grid, Rounding, fused, fused_groups, quantize_to_integers
+from lowbit.numerics.exact import add, multiply
+from lowbit.numerics.fused import new_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class QTensor:
+    """Small integers (int8, uint8) with their scale; or, with no scale, plain values.
+
+    `lowest` and `highest` are bounds that the integers keep, `scale` is broadcast against them.
+
+    >>> QTensor(data=paddle.to_tensor([2, -3], "int8"), scale=paddle.to_tensor([0.5])).values().tolist()
+    [1.0, -1.5]
+    """
+
+    data: Tensor
+    scale: Tensor | None = None
+    lowest: int = 0
+    highest: int = 0
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is integers times a scale."""
+        return self.scale is not None
+
+    def integers(self) -> Tensor:
+        """The integers, held in fp32."""
+        return self.data.cast("float32")
+
+    def values(self) -> Tensor:
+        """What it stands for, in fp32."""
+        if not self.is_integer:
+            return self.data
+        found = fused_groups.from_bytes(self.data, self.scale)
+        return multiply(self.integers(), self.scale) if found is None else found
+
+    def laid_out(self, data: Tensor, scale: Tensor | None) -> QTensor:
+        """The same integers in another layout."""
+        return QTensor(data=data, scale=scale, lowest=self.lowest, highest=self.highest)
+
+
+def round_operand(
+    x: Tensor, scale: Tensor, grid: Grid, roundings: Sequence[Rounding | None] = (None,)
+) -> QTensor:
+    """`x` as integers; of several roundings the mean: their integers are added up, and the scale divided.
+
+    In one pass of a C++ kernel, or on plain operators. A value that is NaN makes the scale NaN, so that it
+    shows in every product.
+
+    >>> round_operand(paddle.to_tensor([[0.6]]), paddle.to_tensor([[0.5]]), parse_grid("int4")).data.tolist()
+    [[1]]
+    """
+    count = len(roundings)
+    lowest, highest = grid.lowest * count, grid.highest * count
+    found = fused_groups.to_bytes(x, scale, grid, roundings)
+    if found is None:
+        parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
+        total = parts[0] if count == 1 else add(*parts)
+        broken = paddle.isnan(total)
+        data = paddle.where(broken, paddle.zeros_like(total), total).cast(_type_for(lowest, highest))
+        found = data, bool(broken.any())
+    data, broken = found
+    if count > 1:
+        scale = multiply(scale, 1 / count)
+    if broken:
+        scale = paddle.full_like(scale, float("nan"))
+    return QTensor(data=data, scale=scale, lowest=lowest, highest=highest)
+
+
+def with_axes_of(x: Tensor, scale: Tensor) -> Tensor:
+    """The scale with as many axes as `x` has, such that it is broadcast against it as before.
+
+    >>> with_axes_of(paddle.ones([2, 3]), paddle.ones([3])).shape
+    [1, 3]
+    """
+    shape = scale.shape
+    missing = len(x.shape) - len(shape)
+    return scale.reshape([1] * missing + shape) if missing else scale
+
+
+def _type_for(lowest: int, highest: int) -> str:
+    """A byte, but for sums of two 8-bit integers."""
+    if lowest >= 0 and highest <= 255:
+        return "uint8"
+    return "int8" if lowest >= -128 and highest <= 127 else "int16"
+
+
+# ----------------------------------------------------------------------------------------------------------
+# An operand between forward and backward, in as little memory as it needs: half a byte for up to 4 bits.
+
+
+class SavedQTensor:
+    """Gives back the operand that it was made of; one that was overwritten in between is an error.
+
+    >>> integers = paddle.to_tensor([3, -8, 7], "int8")
+    >>> kept = SavedQTensor(QTensor(data=integers, scale=paddle.ones([1]), lowest=-8, highest=7))
+    >>> kept.bytes, kept.operand().data.tolist()
+    (2, [3, -8, 7])
+    """
+
+    def __init__(self, operand: QTensor) -> None:
+        packed = _packed(operand)
+        if packed is None:
+            self._shape, self._operand = None, operand
+        else:
+            self._shape, self._signed = operand.data.shape, operand.lowest < 0
+            self._operand = operand.laid_out(packed, operand.scale)
+        self._version = fused.version(self._operand.data)
+
+    @property
+    def bytes(self) -> int:
+        """What its integers or values take."""
+        return self._operand.data.size * self._operand.data.element_size()
+
+    def operand(self) -> QTensor:
+        """The operand, its integers a byte each again."""
+        data = self._operand.data
+        fused.check_unchanged(data, self._version)
+        if self._shape is None:
+            return self._operand
+        whole = new_tensor(self._shape, "int8" if self._signed else "uint8")
+        count = math.prod(self._shape)
+        quantize_kernels().unpack_nibbles(data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
+        return self._operand.laid_out(whole, self._operand.scale)
+
+
+def _packed(operand: QTensor) -> Tensor | None:
+    """Two integers to a byte, where they have 4 bits and there is a kernel for it."""
+    bottom, top = (-8, 7) if operand.lowest < 0 else (0, 15)
+    if not operand.is_integer or operand.lowest < bottom or operand.highest > top:
+        return None
+    kernels = quantize_kernels()
+    if kernels is None or not operand.data.place.is_cpu_place():
+        return None
+    data = operand.data.contiguous()
+    count = math.prod(data.shape)
+    packed = new_tensor([(count + 1) // 2], "uint8")
+    kernels.pack_nibbles(data.data_ptr(), packed.data_ptr(), count)
+    return packed

@@ -1,0 +1,409 @@
+"""Quantizers: put a layer's input, weight or output gradient on the grid of its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
+from lowbit.nn.qtensor import QTensor, round_operand, with_axes_of
+from lowbit.nn.scale_state import (
+    CalibrationStats,
+    LearnedScale,
+    RunningRange,
+    initial_alpha,
+    initial_step,
+    largest_across_ranks,
+    mean_across_ranks,
+)
+from lowbit.numerics import (
+    Granularity,
+    Grid,
+    Rounding,
+    fake_quantize,
+    lsq_fake_quantize,
+    pact_clip,
+    pact_fake_quantize,
+    parse_grid,
+    quantize_to_integers,
+    round_to_grid,
+    scale_from_range,
+)
+from lowbit.numerics.exact import as_float32
+from lowbit.numerics.fake_quant import usable_bound
+from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics.scale import at_least_smallest
+from lowbit.recipe.recipe import Pact
+from lowbit.recipe.spec import TensorSpec
+
+_UNKNOWN = -1  # of the buffer `unsigned`
+_SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defined
+
+
+class Quantizer(nn.Layer):
+    """Values on the spec's grid, held in floats: clipped (PACT), scaled, rounded.
+
+    In training, what the spec keeps from batch to batch (a range, LSQ's step, PACT's bound, the sign) is
+    learned or observed; in evaluation it is used as it stands. All of it is in the state_dict. `shape` and
+    `layout` say how the operand lies; of an input only the channels' size counts, and its middle axes may
+    be missing, as they are in front of a Linear layer. In evaluation the operators are plain ones, which
+    `paddle.jit.save` exports.
+
+    >>> quantizer = Quantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+    >>> quantizer(paddle.to_tensor([[7.0, 2.4]])).tolist()
+    [[7.0, 2.0]]
+    """
+
+    rounds_at_random = False
+
+    def __init__(
+        self,
+        spec: TensorSpec,
+        layout: str,
+        role: Literal["input", "weight", "gradient"],
+        *,
+        shape: Sequence[int],
+        name: str = "",
+        pact: Pact | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.layout, self.role, self.layer_name = spec, layout, role, name
+        if spec.rounding == "stochastic" and not self.rounds_at_random:
+            raise LowbitError(
+                f"{self._who()}: rounding stochastic is for low-precision training, not for QAT"
+            )
+        self.alpha: LearnedScale | None = None
+        self.step: LearnedScale | None = None
+        self.kept: RunningRange | None = None
+        self._sightings: CalibrationStats | None = None
+        if not spec.grid.is_integer:
+            return
+        # An input's other axes change from batch to batch, so that nothing can be kept for them.
+        kept = [letter for letter in spec.granularity.letters if role == "weight" or letter == "C"]
+        self._kept_granularity = Granularity("".join(kept))
+        kept_shape = _without_leading_ones(self._kept_granularity.scale_shape(shape, layout))
+        if spec.sign == "auto":
+            self.register_buffer("unsigned", paddle.full([1], _UNKNOWN, "int32"))
+        if spec.clip == "pact":
+            pact = pact or Pact()
+            self.alpha = LearnedScale(
+                kept_shape,
+                initial=None if pact.initial == "data" else pact.initial,
+                learning_rate=pact.learning_rate,
+                weight_decay=pact.weight_decay,
+            )
+        if spec.scaling.name == "learned":
+            self.step = LearnedScale(kept_shape)
+        elif spec.keeps_scales:
+            self.kept = RunningRange(spec.scaling, kept_shape)
+
+    @paddle.jit.not_to_static  # decided in Python, before a program is made of it
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.spec.grid.is_integer:
+            return self._round(x)
+        if self._sightings is not None:
+            return self._sightings.see(x)
+        if self.only_shows_shapes:
+            return x
+        if paddle.in_dynamic_mode():
+            return self.values_and_scale(x)[0]
+        if self.training:
+            raise LowbitError(
+                f"{self._who()} is in training mode, which observes batches and cannot be part of a static "
+                "program: call eval() on the model before exporting it, and train without to_static"
+            )
+        with paddle.no_grad():  # a served program has no gradients, and PyLayers do not survive in it
+            return self.values_and_scale(x)[0]
+
+    def grid(self) -> Grid:
+        """The grid in use; with `sign: auto`, the one that calibration has chosen."""
+        if self.spec.sign == "fixed":
+            return self.spec.grid
+        unsigned = self._unsigned()
+        if unsigned == _UNKNOWN:
+            raise LowbitError(
+                f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
+                "has not been done: call lowbit.calibrate(model, batches) first"
+            )
+        return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else self.spec.grid
+
+    @property
+    def knows_sign(self) -> bool:
+        """Whether `sign: auto` has been decided; always, where the sign is fixed."""
+        return self.spec.sign == "fixed" or self._unsigned() != _UNKNOWN
+
+    def set_sign(self, *, unsigned: bool) -> None:
+        """Decides `sign: auto`."""
+        self._buffers["unsigned"].set_value(paddle.full([1], int(unsigned), "int32"))
+
+    def scale(self) -> Tensor | None:
+        """The step between two values that evaluation uses; None where it is chosen anew in every call."""
+        if self.step is not None:
+            return at_least_smallest(self._known(self.step).value)
+        if self.kept is not None:
+            return scale_from_range(self._known(self.kept).range, self.grid())
+        return None
+
+    @property
+    def gives_integers(self) -> bool:
+        """Whether what evaluation makes of a value is an integer times a scale."""
+        return self.spec.grid.is_integer and self._sightings is None and not self.only_shows_shapes
+
+    @property
+    def only_shows_shapes(self) -> bool:
+        """Whether `paddle.summary` runs the model, in evaluation mode, before there are scales.
+
+        The values do not matter then. Anyone else who evaluates a model without scales gets an error.
+        """
+        if self.training or not any(
+            getattr(hook, "__module__", None) == _SUMMARY for hook in self._forward_post_hooks.values()
+        ):
+            return False
+        try:
+            self.check_ready()
+        except LowbitError:
+            return True
+        return False
+
+    @paddle.jit.not_to_static  # as forward
+    def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The integers of evaluation, held in fp32, and their scale; plain operators without a gradient.
+
+        >>> quantizer = Quantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+        >>> [part.tolist() for part in quantizer.eval().integers(paddle.to_tensor([[3.5, 1.2]]))]
+        [[[7.0, 2.0]], [[0.5]]]
+        """
+        self.check_ready()
+        grid = self.grid()
+        with paddle.no_grad():
+            if self.alpha is not None:
+                x = pact_clip(x, self.alpha.value, signed=grid.signed)
+            if self.step is not None:
+                scale = at_least_smallest(self.step.value)
+            else:
+                range_ = (
+                    self.kept.range
+                    if self.kept is not None
+                    else self.spec.observer.range(x, grid, self._axes(x, self.spec.granularity))
+                )
+                scale = scale_from_range(range_, grid)
+            return quantize_to_integers(x, scale, grid), scale
+
+    def values_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` gives for integers in dynamic mode, and the scale that it is whole multiples of."""
+        if not self.training:
+            self.check_ready()
+        grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
+        alpha = None
+        if self.alpha is not None:
+            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
+        if self.step is not None:
+            x = x if alpha is None else pact_clip(x, alpha, signed=grid.signed)
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
+            return lsq_fake_quantize(x, step, grid), at_least_smallest(step.detach())
+        range_ = self._range(x, grid, self._axes(x, self.spec.granularity), alpha)
+        scale = scale_from_range(range_, grid)
+        if alpha is None:
+            return fake_quantize(x, scale, grid), scale
+        return pact_fake_quantize(x, alpha, scale, grid), scale
+
+    def check_ready(self) -> None:
+        """A LowbitError when something that evaluation needs has not been seen yet."""
+        if self.spec.grid.is_integer:
+            self.grid()
+            for part in (self.alpha, self.step, self.kept):
+                if part is not None:
+                    self._known(part)
+
+    def start_calibration(self) -> None:
+        """From now on only look at what comes by, and let it through unchanged."""
+        if self.spec.grid.is_integer:
+            self._sightings = CalibrationStats(
+                self.spec,
+                lambda x: self._axes(x, self._kept_granularity),
+                wants_alpha=self.alpha is not None and not self.alpha.is_known,
+                across_ranks=self.role == "input",
+            )
+
+    @property
+    def sightings(self) -> CalibrationStats | None:
+        """What calibration has seen so far; None when none is going on."""
+        return self._sightings
+
+    def end_calibration(self) -> None:
+        """Start what is not known yet from what was seen; without a finite batch it stays unknown."""
+        seen, self._sightings = self._sightings, None
+        if seen is None or not seen.batches:
+            return
+        if not self.knows_sign:
+            self.set_sign(unsigned=not seen.negative)
+        if seen.wants_alpha:
+            self.alpha.start(seen.mean("alpha"))
+        if self.step is not None and not self.step.is_known:
+            self.step.start(seen.mean("step"))
+        if self.kept is not None and not self.kept.is_known:
+            range_ = seen.range().reshape(self.kept.range.shape)
+            if self.alpha is not None:
+                range_ = paddle.minimum(range_, usable_bound(self.alpha.value))
+            self.kept.update(range_)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, {self.role}"
+
+    def _range(
+        self,
+        x: Tensor,
+        grid: Grid,
+        axes: Sequence[int],
+        bound: Tensor | None,
+        known: ChannelRanges | None = None,
+    ) -> Tensor:
+        if self.kept is None:
+            return self.spec.observer.range(x, grid, axes, bound=bound, known=known)
+        if not self.training:
+            return self.kept.range
+        if self.spec.scaling.name == "fixed" and (self.role == "input" or self.kept.is_known):
+            return self._known(self.kept).range
+        range_ = self.spec.observer.range(x, grid, axes, bound=bound, known=known)
+        if self.role == "input":
+            range_ = largest_across_ranks(range_)
+        self.kept.update(range_)
+        # Without one finite batch there is nothing to fall back on: the loss shall show it.
+        return self.kept.range if self.kept.is_known else range_
+
+    def _started(self, learned: LearnedScale, initial: Callable[[], Tensor]) -> Tensor:
+        if learned.is_known or not self.training:
+            return learned.value
+        with paddle.no_grad():
+            first = initial()
+            first = (mean_across_ranks(first) if self.role == "input" else first).reshape(learned.value.shape)
+        return learned.value if learned.start(first) else first
+
+    def _known(self, part: LearnedScale | RunningRange) -> LearnedScale | RunningRange:
+        if not part.is_known:
+            raise LowbitError(
+                f"{self._who()} is to be quantized ({self.spec}), but no finite batch has been seen yet: "
+                "train at least one step, call lowbit.calibrate(model, batches), or load a "
+                "quantized checkpoint"
+            )
+        return part
+
+    def _unsigned(self) -> int:
+        return int(self._buffers["unsigned"].item())
+
+    def _axes(self, x: Tensor, granularity: Granularity) -> tuple[int, ...]:
+        axes = len(x.shape)
+        if not granularity.letters:
+            return tuple(range(axes))
+        layout = self._layout_of(axes)
+        if axes != len(layout):
+            raise LowbitError(
+                f"{self._who()} has {axes} axes, for which the granularity {granularity} has no "
+                "meaning: use per-tensor"
+            )
+        return granularity.reduced_axes(layout)
+
+    def _layout_of(self, axes: int) -> str:
+        if 0 < axes < len(self.layout) and self.role != "weight" and self.layout.endswith("C"):
+            return self.layout[: axes - 1] + "C"
+        return self.layout
+
+    def _round(self, x: Tensor) -> Tensor:
+        grid = self.spec.grid
+        if grid.storage is None or paddle.in_dynamic_mode():
+            return round_to_grid(x, grid)
+        return x.cast(grid.storage).cast(x.dtype)
+
+    def _who(self) -> str:
+        return f'the {self.role} of layer "{self.layer_name}"' if self.layer_name else f"this {self.role}"
+
+
+def _without_leading_ones(shape: Sequence[int]) -> list[int]:
+    """The shape that is broadcast alike, also against operands with other numbers of axes in front."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return list(shape[first:])
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The quantizer of low-precision training: one operand of a product as integers, in training as they are.
+
+
+class TrainingQuantizer(Quantizer):
+    """A Quantizer that also gives integers in training, whose backward pass is quantized, too.
+
+    >>> quantizer = TrainingQuantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
+    >>> quantizer.operand(paddle.to_tensor([[3.5, 1.2]])).data.tolist()
+    [[7, 2]]
+    """
+
+    rounds_at_random = True
+
+    def trained(self, x: Tensor) -> Tensor:
+        """`x` behind what learns with it, LSQ's step or PACT's bound, and where nothing does `x` itself."""
+        if (self.step is None and self.alpha is None) or self._sightings is not None:
+            return x
+        grid, axes = self._grid_of(x), self._axes(x, self._kept_granularity)
+        if self.alpha is not None:
+            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, axes))
+            x = pact_clip(x, alpha, signed=grid.signed)
+        if self.step is not None:
+            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, axes))
+            x = lsq_fake_quantize(x, step, grid)
+        return x
+
+    def operand(
+        self,
+        x: Tensor,
+        roundings: Sequence[Rounding | None] = (None,),
+        known: ChannelRanges | None = None,
+    ) -> QTensor:
+        """`x`, of which `trained` has been taken, as an operand: rounded to nearest, or as said.
+
+        Of several roundings it is the mean: their integers are added up, and the scale is divided. Nothing of
+        it has a gradient. `known` are the ranges of this same `x`.
+        """
+        x = as_float32(x.detach())
+        if not self.spec.grid.is_integer:
+            return QTensor(data=self._round(x))
+        if self._sightings is not None:
+            self._sightings.see(x)
+            return QTensor(data=x)
+        grid, rotation = self._grid_of(x), self.spec.rotation
+        if not rotation:
+            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+        channels = self._layout_of(len(x.shape)).index("C")
+        x = rotation(x, channels)
+        made = round_operand(x, self._scale_for(x, grid), grid, roundings)
+        return QTensor(data=rotation(made.values(), channels))  # what is turned back is on no grid
+
+    def _grid_of(self, x: Tensor) -> Grid:
+        """The grid for `x`; a sign that is not known yet is that of the first batch."""
+        if self.spec.sign == "auto" and not self.knows_sign:
+            negative = largest_across_ranks((x < 0).any().cast("float32"))
+            self.set_sign(unsigned=not bool(negative))
+        return self.grid()
+
+    def _scale_for(self, x: Tensor, grid: Grid, known: ChannelRanges | None = None) -> Tensor:
+        """The scale of every group of `x`, with as many axes as it has."""
+        if self.step is not None:
+            scale = at_least_smallest(self.step.value.detach())
+        else:
+            axes = self._axes(x, self.spec.granularity)
+            if self.spec.scaling.name == "hindsight":
+                range_ = self._range_in_hindsight(x, grid, axes, known)
+            else:
+                range_ = self._range(x, grid, axes, None, known)
+            scale = scale_from_range(range_, grid)
+        return with_axes_of(x, scale)
+
+    def _range_in_hindsight(
+        self, x: Tensor, grid: Grid, axes: Sequence[int], known_ranges: ChannelRanges | None
+    ) -> Tensor:
+        """The range of earlier batches; the first one has its own."""
+        known, before = self.kept.is_known, self.kept.range.clone()
+        now = self.spec.observer.range(x, grid, axes, known=known_ranges)
+        self.kept.update(now)
+        return before if known else now

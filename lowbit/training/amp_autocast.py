@@ -1,0 +1,275 @@
+"""Mixed precision: the operators that are rounded, and the numerics of bf16 and fp16 on any device.
+
+Paddle's own autocast needs kernels for the narrow type, and its CPU build has none. Here operands are
+rounded to the grid and held in fp32, so that fp32 kernels multiply exactly the values that narrow hardware
+would. Operators of `paddle._C_ops` are wrapped while a `with` is open, and act in its thread only.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import Tensor, _C_ops
+
+from lowbit.errors import LowbitError
+from lowbit.numerics.grid import Grid, round_to_grid
+
+# O1 and O2: operands and results on the grid. Each with the arguments that are no factors of a product (a
+# bias, an addend, sampling positions) and stay fp32, by place and by name.
+PRODUCTS: dict[str, dict[int, str]] = {
+    "conv2d": {},
+    "conv2d_transpose": {},
+    "conv3d": {},
+    "conv3d_transpose": {},
+    "depthwise_conv2d": {},
+    "depthwise_conv2d_transpose": {},
+    "deformable_conv": {1: "offset", 3: "mask"},
+    "linear": {2: "bias"},
+    "linear_v2": {2: "bias"},
+    "matmul": {},
+    "matmul_with_flatten": {},
+    "bmm": {},
+    "mv": {},
+    "dot": {},
+    "addmm": {0: "input"},
+    "baddbmm": {0: "input"},
+    "bilinear": {3: "bias"},
+    "einsum": {},
+    "multi_dot": {},
+}
+PRODUCT_METHODS = ("__matmul__", "__rmatmul__")
+
+# O2 only: computed in fp32 inside, as narrow kernels do, with the result on the grid.
+_ARITHMETIC = ("add", "subtract", "multiply", "divide", "scale", "add_n", "lerp", "sqrt", "dropout")
+_ACTIVATIONS = (
+    *("sigmoid", "hardsigmoid", "logsigmoid", "hardswish", "silu", "swish", "gelu", "mish", "tanh", "stanh"),
+    *("relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "hardtanh", "softsign"),
+)
+_POOLS = ("pool2d", "pool3d", "lp_pool2d")
+# Their statistics, which are further results of the same operators, stay fp32.
+_NORMS = ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+O2_ROUNDED = frozenset((*_ARITHMETIC, *_ACTIVATIONS, *_POOLS, *_NORMS))
+O2_METHODS = (
+    *("__add__", "__radd__", "__sub__", "__rsub__"),
+    *("__mul__", "__rmul__", "__truediv__", "__rtruediv__"),
+)
+
+# Never rounded: where narrow numbers are dangerous. What no list names (relu, max, reshape, concat, slices)
+# makes no new values, so that it stays on the grid by itself.
+_STEEP = (
+    *("tan", "acos", "asin", "sinh", "cosh", "atanh", "tanh_shrink", "erfinv", "exp", "expm1"),
+    *("log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "pow", "elementwise_pow", "square"),
+)
+_REDUCTIONS = (
+    *("sum", "mean", "mean_all", "prod", "cumsum", "cumprod", "logcumsumexp", "logsumexp", "var", "std"),
+    *("dist", "p_norm", "frobenius_norm", "renorm", "squared_l2_norm"),
+)
+_PROBABILITIES = ("softmax", "log_softmax", "gumbel_softmax", "softplus", "label_smooth")
+_LOSSES = (
+    *(
+        "cross_entropy_with_softmax",
+        "sigmoid_cross_entropy_with_logits",
+        "bce_loss",
+        "nll_loss",
+        "kldiv_loss",
+    ),
+    *("huber_loss", "hinge_loss", "log_loss", "hsigmoid_loss", "margin_cross_entropy"),
+    *("c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy"),
+)
+_LOOKUPS = (
+    *("linear_interp", "nearest_interp", "bilinear_interp", "bicubic_interp", "trilinear_interp"),
+    *("embedding", "scatter"),
+)
+STAYS_FP32 = frozenset((*_STEEP, *_REDUCTIONS, *_PROBABILITIES, *_LOSSES, *_LOOKUPS))
+
+# Whole recurrent networks in one kernel: the products inside are out of reach, so they are refused.
+OPAQUE = ("rnn", "lstm", "gru", "cudnn_lstm")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The numerics of mixed precision on any device: inside a `with`, Paddle's operators compute on a grid.
+#
+# Paddle's own autocast needs kernels for the narrow type, and its CPU build has none. Here operands are
+# rounded to the grid and held in fp32, so that fp32 kernels multiply exactly the values that narrow
+# hardware would and accumulate in fp32 as it does; the result is rounded again. Rounding is a pair of
+# casts, which rounds gradients on their way back as well: all three products of a layer are covered.
+#
+# Python reaches operators as attributes of `paddle._C_ops`, and `a @ b` by methods of the tensor type; both
+# are wrapped while a `with` is open, in every thread, and wrappers act only in threads that opened one.
+# In-place operators (`add_`) are left as they are: the next product rounds what they leave behind.
+
+
+class _Open(threading.local):
+    """The grids of the open `with`s of one thread, innermost last, each with its level."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Grid, str]] = []
+
+
+_open = _Open()
+_lock = threading.Lock()
+_users = 0
+_originals: list[tuple[Any, str, Any]] = []
+
+
+@contextmanager
+def rounding(grid: Grid, level: str) -> Iterator[None]:
+    """Inside the `with`, products (O1) or nearly everything (O2) is computed on the grid; O0 rounds nothing.
+
+    May be nested, and then the innermost counts. Nothing stays wrapped after the last one is left.
+
+    >>> with rounding(BF16, "O1"):
+    ...     loss = criterion(model(images), labels)
+    """
+    _open.stack.append((grid, level))
+    _acquire()
+    try:
+        yield
+    finally:
+        _open.stack.pop()
+        _release()
+
+
+def _acquire() -> None:
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            for name, spared in PRODUCTS.items():
+                _replace(_C_ops, name, functools.partial(_wrap_product, spared=spared))
+            for name in O2_ROUNDED:
+                _replace(_C_ops, name, _wrap_o2)
+            for name in OPAQUE:
+                _replace(_C_ops, name, _wrap_opaque)
+            for name in PRODUCT_METHODS:
+                _replace(Tensor, name, functools.partial(_wrap_product, spared={}))
+            for name in O2_METHODS:
+                _replace(Tensor, name, _wrap_o2)
+
+
+def _release() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            while _originals:
+                owner, name, original = _originals.pop()
+                setattr(owner, name, original)
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    _originals.append((owner, name, original))
+    setattr(owner, name, wrap(original))
+
+
+def _active() -> tuple[Grid | None, str]:
+    grid, level = _open.stack[-1] if _open.stack else (None, "O0")
+    return (grid, level) if level != "O0" else (None, level)
+
+
+def _wrap_product(original: Callable[..., Any], spared: dict[int, str]) -> Callable[..., Any]:
+    names = frozenset(spared.values())
+
+    @functools.wraps(original)
+    def product(*args: Any, **kwargs: Any) -> Any:
+        grid, _ = _active()
+        if grid is None:
+            return original(*args, **kwargs)
+        args = tuple(a if place in spared else _rounded(a, grid) for place, a in enumerate(args))
+        kwargs = {name: a if name in names else _rounded(a, grid) for name, a in kwargs.items()}
+        return _result_rounded(original(*args, **kwargs), grid)
+
+    return product
+
+
+def _wrap_o2(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        grid, level = _active()
+        result = original(*args, **kwargs)
+        return result if grid is None or level != "O2" else _result_rounded(result, grid)
+
+    return rounded
+
+
+def _wrap_opaque(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        grid, level = _active()
+        if grid is not None:
+            raise LowbitError(
+                f"{level} mixed precision cannot round the products inside a whole recurrent layer on this "
+                "device: build it from cells (paddle.nn.LSTMCell, GRUCell), or train without amp_level"
+            )
+        return original(*args, **kwargs)
+
+    return refused
+
+
+def _rounded(value: Any, grid: Grid) -> Any:
+    # A value of a static graph is no Tensor: a model exported inside a `with` comes out unrounded.
+    if isinstance(value, Tensor):
+        return round_to_grid(value, grid) if value.dtype == paddle.float32 else value
+    if isinstance(value, (list, tuple)):  # einsum and multi_dot take their factors as a list
+        return [_rounded(item, grid) for item in value]
+    return value
+
+
+def _result_rounded(result: Any, grid: Grid) -> Any:
+    """The result with its first tensor on the grid; further ones are statistics, masks and caches."""
+    if isinstance(result, (list, tuple)):
+        return type(result)((_rounded(result[0], grid), *result[1:]))
+    return _rounded(result, grid)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Into mixed precision and out of it again: `paddle.amp` on a GPU, the same numerics emulated on a CPU.
+
+
+# Under paddle.amp, convolutions that are not on its list take the widest type of their operands; a quantized
+# layer's weight comes in fp32, so that they would not be computed in the narrow type at all.
+_PRODUCTS = ("conv2d", "depthwise_conv2d", "conv2d_transpose", "depthwise_conv2d_transpose")
+
+
+@dataclass(frozen=True)
+class AmpContext:
+    """A level, a grid, and where.
+
+    >>> amp = AmpContext("O1", BF16, on_gpu=False)
+    >>> with amp.inside():
+    ...     with amp.outside():
+    ...         y = paddle.to_tensor([[1.001]]) @ paddle.to_tensor([[1.0]])
+    >>> y.item()
+    1.0010000467300415
+    """
+
+    level: str
+    grid: Grid
+    on_gpu: bool
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Products (O1) or nearly everything (O2) is computed on the grid."""
+        if self.level == "O0":
+            return nullcontext()
+        if self.on_gpu:
+            return paddle.amp.auto_cast(level=self.level, dtype=self.grid.storage)
+        return rounding(self.grid, self.level)
+
+    def product(self) -> AbstractContextManager[None]:
+        """Around one product of a quantized layer, whatever the types of its operands."""
+        if self.on_gpu and self.level != "O0":
+            return paddle.amp.auto_cast(
+                level=self.level, dtype=self.grid.storage, custom_white_list=_PRODUCTS
+            )
+        return self.inside()
+
+    def outside(self) -> AbstractContextManager[None]:
+        """fp32, although mixed precision is on around it."""
+        return paddle.amp.auto_cast(enable=False) if self.on_gpu else rounding(self.grid, "O0")

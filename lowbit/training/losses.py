@@ -1,0 +1,124 @@
+"""Losses: cross entropy with label smoothing, and distillation from a teacher."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+import paddle.nn.functional as F
+from paddle.nn import Layer
+
+from lowbit.config import Config
+from lowbit.config.schema import CrossEntropy, DistillationSection
+from lowbit.errors import LowbitError
+from lowbit.models import build_model, load_weights
+from lowbit.training.checkpoint import SUFFIX
+from lowbit.training.trained_model import open_checkpoint
+
+PARTS = ("ce", "kl")  # of a loss that a teacher has a share of
+
+
+def cross_entropy(section: CrossEntropy, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
+    """The mean loss of a batch. `epsilon` spreads that share of the target evenly over all classes."""
+    if not section.epsilon:
+        loss = F.cross_entropy(logits, labels)
+    else:
+        # -Σ target·log p, with the target's even share taken as a mean: no one-hot matrix is built.
+        log_likelihood = F.log_softmax(logits)
+        own = F.nll_loss(log_likelihood, labels)
+        loss = (1 - section.epsilon) * own - section.epsilon * log_likelihood.mean()
+    return loss if section.weight == 1 else section.weight * loss
+
+
+def divergence(logits: paddle.Tensor, teacher: paddle.Tensor, temperature: float) -> paddle.Tensor:
+    """T²·KL(teacher ‖ student) of softmax(logits / T), the mean of a batch.
+
+    T² keeps the size of the gradient where a higher temperature makes the answers softer.
+
+    >>> logits = paddle.to_tensor([[1.0, 2.0]])
+    >>> divergence(logits, logits, 4.0).item()
+    0.0
+    """
+    student, teacher = F.log_softmax(logits / temperature), F.log_softmax(teacher / temperature)
+    return (teacher.exp() * (teacher - student)).sum(axis=1).mean() * temperature**2
+
+
+def distilled(
+    section: DistillationSection, ce: paddle.Tensor, logits: paddle.Tensor, teacher: paddle.Tensor
+) -> tuple[paddle.Tensor, dict[str, float]]:
+    """(1 - weight)·cross entropy + weight·T²·KL(teacher ‖ student), and both of them by name."""
+    kl = divergence(logits, teacher, section.temperature)
+    parts = dict(zip(PARTS, (float(ce), float(kl)), strict=True))
+    return (1 - section.weight) * ce + section.weight * kl, parts
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The teacher of knowledge distillation: a trained model that answers the same images, unchanging.
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model in evaluation mode and fp32, whatever the student computes in; `digest` is of its weights."""
+
+    model: Layer
+    digest: str
+    source: str
+
+    @paddle.no_grad()
+    def logits(self, images: paddle.Tensor) -> paddle.Tensor:
+        """Its answers to a batch, without a gradient."""
+        return self.model(images).astype("float32")
+
+
+def open_teacher(config: Config, fp32: Layer | None, classes: list[str]) -> Teacher | None:
+    """The teacher that the config asks for; None without a `Distillation` section.
+
+    `fp32` is the unquantized model that the run starts from. A run folder or a checkpoint brings its own
+    model; a weights file is of `teacher_model`, or else of the model that is trained.
+    """
+    section = config.Distillation
+    if section is None:
+        return None
+    if section.teacher == "fp32":
+        if fp32 is None:
+            raise LowbitError(
+                "teacher fp32 is what the run starts from, but its classifier is new and knows nothing: "
+                "train the fp32 model on these classes first, or name another teacher"
+            )
+        model = fp32
+    elif (path := Path(section.teacher)).is_dir() or path.suffix == SUFFIX:
+        trained = open_checkpoint(path, trust=section.teacher_model or config.Arch.name)
+        if section.teacher_model not in (None, trained.config.Arch.name):
+            raise LowbitError(
+                f"{path} is a checkpoint of {trained.config.Arch.name}, not of {section.teacher_model}: "
+                "leave out teacher_model"
+            )
+        _check_classes(trained.classes, classes, path)
+        model = trained.model
+    else:
+        kwargs = config.Arch.kwargs if section.teacher_model is None else section.teacher_kwargs
+        model = build_model(section.teacher_model or config.Arch.name, len(classes), **kwargs)
+        load_weights(model, path)
+    model.eval()
+    for parameter in model.parameters():
+        parameter.stop_gradient = True
+    return Teacher(model, _digest(model), section.teacher)
+
+
+def _check_classes(known: list[str], wanted: list[str], path: Path) -> None:
+    unnamed = [str(index) for index in range(len(wanted))]
+    if len(known) != len(wanted) or (known != wanted and unnamed not in (known, wanted)):
+        raise LowbitError(
+            f"the teacher {path} tells {len(known)} classes apart ({known[0]}, …), the data has "
+            f"{len(wanted)} ({wanted[0]}, …): a teacher must know the same classes"
+        )
+
+
+def _digest(model: Layer) -> str:
+    """SHA-256 of names and weights: a teacher that was moved is the same one, one that changed is not."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""The fix is tried with made-up processors, since the machine that runs the tests may be of either vendor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lowbit.accel.matrix_library import FixStatus, apply_amd_fix, decide_amd_fix
+from lowbit.errors import LowbitError
+from lowbit.machine.cpu import PROCESSORS, CpuInfo
+
+
+def cpu(vendor: str, features: str | None = "avx2 fma") -> CpuInfo:
+    known = None if features is None else frozenset(features.split())
+    return CpuInfo(vendor=vendor, model="test", cores=2, machine_cores=2, memory=2**30, features=known)
+
+
+AMD = cpu("AuthenticAMD")
+INTEL = cpu("GenuineIntel")
+
+
+def test_applied_on_amd():
+    environ: dict[str, str] = {}
+    fix = apply_amd_fix(AMD, environ)
+    assert fix.status is FixStatus.APPLIED
+    assert environ == {"MKL_DEBUG_CPU_TYPE": "5"}
+    assert "MKL_DEBUG_CPU_TYPE=5" in fix.message and "LOWBIT_AMD_FIX=0" in fix.message
+
+
+@pytest.mark.parametrize("other", [INTEL, cpu(""), cpu("HygonGenuine")])
+def test_never_on_another_vendor(other):
+    environ = {"LOWBIT_AMD_FIX": "1"}
+    fix = apply_amd_fix(other, environ)
+    assert fix.status is FixStatus.NOT_NEEDED and not fix.worth_logging
+    assert "MKL_DEBUG_CPU_TYPE" not in environ
+
+
+@pytest.mark.parametrize("off", ["0", "off", "False", " no "])
+def test_the_switch(off):
+    environ = {"LOWBIT_AMD_FIX": off}
+    fix = apply_amd_fix(AMD, environ)
+    assert fix.status is FixStatus.SWITCHED_OFF and fix.worth_logging
+    assert "slow path" in fix.message
+    assert environ == {"LOWBIT_AMD_FIX": off}
+
+
+def test_a_misspelt_switch_is_an_error():
+    with pytest.raises(LowbitError, match=r"LOWBIT_AMD_FIX=maybe.*use 0"):
+        apply_amd_fix(AMD, {"LOWBIT_AMD_FIX": "maybe"})
+
+
+@pytest.mark.parametrize("processor", [AMD, INTEL])
+def test_a_users_setting_is_left_alone(processor):
+    environ = {"MKL_DEBUG_CPU_TYPE": "4"}
+    fix = apply_amd_fix(processor, environ)
+    assert fix.status is FixStatus.ALREADY_SET and "MKL_DEBUG_CPU_TYPE=4" in fix.message
+    assert environ == {"MKL_DEBUG_CPU_TYPE": "4"}
+
+
+@pytest.mark.parametrize("features", ["avx fma", "avx2", None])
+def test_not_forced_on_an_amd_without_the_instructions(features):
+    environ: dict[str, str] = {}
+    assert apply_amd_fix(cpu("AuthenticAMD", features), environ).status is FixStatus.IMPOSSIBLE
+    assert environ == {}
+
+
+def test_twice_is_as_good_as_once():
+    environ: dict[str, str] = {}
+    apply_amd_fix(AMD, environ)
+    again = apply_amd_fix(AMD, environ)
+    assert again.status is FixStatus.ALREADY_SET and again.message.startswith("AMD fix in place")
+    assert environ == {"MKL_DEBUG_CPU_TYPE": "5"}
+
+
+def test_deciding_changes_nothing():
+    environ: dict[str, str] = {}
+    assert decide_amd_fix(AMD, environ).status is FixStatus.APPLIED
+    assert environ == {}
+
+
+def test_child_processes_inherit_it(monkeypatch):
+    # setenv and not delenv: so that monkeypatch also removes what apply_amd_fix writes.
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "")
+    monkeypatch.delenv("LOWBIT_AMD_FIX", raising=False)
+    apply_amd_fix(AMD)
+    child = [sys.executable, "-c", "import os; print(os.environ['MKL_DEBUG_CPU_TYPE'])"]
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout.strip() == "5"
+    assert os.environ["MKL_DEBUG_CPU_TYPE"] == "5"
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_another_processor(name, monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", name)
+    monkeypatch.setattr("lowbit.machine.cpu.hardware_info", lambda: INTEL)
+    environ: dict[str, str] = {}
+    amd = name.startswith("amd-")
+    assert apply_amd_fix(environ=environ).status is (FixStatus.APPLIED if amd else FixStatus.NOT_NEEDED)
+    assert environ == ({"MKL_DEBUG_CPU_TYPE": "5"} if amd else {})
+
+
+def test_another_processor_on_a_machine_that_cannot_run_it(monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", "amd-avx2")
+    monkeypatch.setattr("lowbit.machine.cpu.hardware_info", lambda: cpu("GenuineIntel", "avx"))
+    environ: dict[str, str] = {}
+    with pytest.raises(LowbitError, match="asks for avx2 and fma"):
+        apply_amd_fix(environ=environ)
+    assert environ == {}

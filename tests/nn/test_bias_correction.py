@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from lowbit.errors import LowbitError
+from lowbit.nn import calibrate, prepare
+from lowbit.nn.calibration import correct_biases, give_bias
+from lowbit.recipe import make_recipe
+
+
+def recipe(bits: int = 3, **more):
+    words = {"grid": f"int{bits}", "granularity": "N", "scaling": "fixed"}
+    inputs = {"grid": "int8", "sign": "auto", "scaling": "fixed"}
+    rule = {"forward": {"input": inputs, "weight": words}}
+    return make_recipe({"rules": [rule], "calibration": {"steps": 1, "correct_bias": True}} | more)
+
+
+def images(seed: int = 0) -> paddle.Tensor:
+    return paddle.to_tensor(np.random.default_rng(seed).random([16, 4, 6, 6], dtype=np.float32))
+
+
+LAYERS = {
+    "depthwise": lambda: nn.Conv2D(4, 4, 3, padding=1, groups=4, bias_attr=False),
+    "with a bias": lambda: nn.Conv2D(4, 5, 1),
+    "channels last": lambda: nn.Conv2D(6, 5, 1, data_format="NHWC", bias_attr=False),
+    "transposed": lambda: nn.Conv2DTranspose(4, 6, 2, groups=2, bias_attr=False),
+    "linear": lambda: nn.Linear(6, 3, bias_attr=False),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_mean_of_each_output_is_that_of_the_unrounded_weight(kind):
+    paddle.seed(0)
+    layer, x = LAYERS[kind](), images()
+    model = nn.Sequential(layer).eval()
+    prepare(model, recipe())
+    calibrate(model, [x])
+    with paddle.no_grad():
+        xq = layer.input_quantizer(x)
+        expected = layer.product(xq, layer.weight, layer.bias).numpy()
+        before = model(x).numpy()
+        assert correct_biases(model, [x[:8], [x[8:]]]) == 1
+        after = model(x).numpy()
+    channels = -1 if kind in ("channels last", "linear") else 1
+    axes = tuple(axis for axis in range(4) if axis != channels % 4)
+    shift = np.abs((before - expected).mean(axes)).max()
+    assert shift > 1e-3
+    np.testing.assert_allclose(after.mean(axes), expected.mean(axes), rtol=0, atol=1e-3 * shift)
+
+
+def test_clipped_inputs_do_not_shift_the_bias():
+    """The mean of what clipping takes away would be put on all values that were not clipped."""
+    layer = nn.Linear(1, 1, bias_attr=False)
+    layer.weight.set_value(paddle.ones([1, 1]))  # on the grid: nothing to correct
+    model = prepare(nn.Sequential(layer), recipe(8))
+    calibrate(model, [paddle.ones([8, 1])])
+    correct_biases(model, [paddle.to_tensor([[1.0]] * 7 + [[1000.0]])])
+    assert abs(layer.bias.item()) < 1e-6
+
+
+def test_answers_come_closer():
+    paddle.seed(1)
+    net = nn.Sequential(*(nn.Sequential(nn.Conv2D(4, 4, 3, groups=4), nn.ReLU()) for _ in range(2)))
+    x, other = images(0), images(1)
+    with paddle.no_grad():
+        exact = net(other).numpy()
+        prepare(net, recipe(4)).eval()
+        calibrate(net, [x])
+        before = np.square(net(other).numpy() - exact).mean()
+        correct_biases(net, [x])
+        assert np.square(net(other).numpy() - exact).mean() < 0.7 * before
+
+
+def test_state_loads_into_a_model_prepared_alike():
+    net, twin = (prepare(nn.Sequential(LAYERS["depthwise"]()), recipe()) for _ in range(2))
+    calibrate(net, [images()])
+    correct_biases(net, [images()])
+    twin.set_state_dict(net.state_dict())
+    with paddle.no_grad():
+        np.testing.assert_array_equal(net.eval()(images()).numpy(), twin.eval()(images()).numpy())
+
+
+def test_a_bias_that_is_there_stays():
+    layer = nn.Linear(2, 3)
+    bias = layer.bias
+    give_bias(layer)
+    assert layer.bias is bias
+
+
+def test_without_a_bias_or_with_a_folded_batch_norm():
+    net = prepare(nn.Sequential(nn.Linear(2, 2, bias_attr=False)), make_recipe({"weight_bits": 8}))
+    with pytest.raises(LowbitError, match="1 quantized layers have no bias to correct: prepare"):
+        correct_biases(net, [paddle.ones([1, 2])])
+    with pytest.raises(LowbitError, match=r"correct_bias goes with batch_norm\.fold: export"):
+        prepare(nn.Sequential(nn.Linear(2, 2)), recipe(batch_norm={"fold": "training"}), paddle.ones([1, 2]))
+    with pytest.raises(LowbitError, match="correct_bias needs batches"):
+        make_recipe({"rules": [{"skip": True}], "calibration": {"correct_bias": True}})

@@ -1,0 +1,223 @@
+"""Fused blocks against the same blocks unfused: outputs, gradients and running statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+from paddle import nn
+from paddle.vision import models as vision
+
+from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.errors import LowbitError
+from lowbit.models import build_model
+from lowbit.nn import fused_blocks
+from lowbit.nn.convert import prepare
+from lowbit.nn.fused_blocks import fuse, norm_act, unfuse
+from lowbit.numerics.grid import BF16
+from lowbit.recipe import load_recipe
+from lowbit.training.amp_autocast import rounding
+
+NETWORKS: dict[str, Callable[[], nn.Layer]] = {
+    "resnet18": lambda: vision.resnet18(num_classes=10),
+    "resnet50": lambda: vision.resnet50(num_classes=10),
+    "resnet20": lambda: build_model("resnet20", 10),
+    "mobilenet_v2": lambda: vision.mobilenet_v2(scale=0.25, num_classes=10),
+    "mobilenet_v3": lambda: vision.mobilenet_v3_small(num_classes=10),
+    "vgg": lambda: vision.VGG(_vgg_features(), num_classes=0, with_pool=False),
+}
+
+
+def _vgg_features() -> nn.Layer:
+    layers: list[nn.Layer] = []
+    for channels in (3, 8, 8):
+        layers += [nn.Conv2D(channels, 8, 3), nn.BatchNorm2D(8), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class OwnNet(nn.Layer):
+    """Code that lowbit does not know."""
+
+    def __init__(self, *, second_reader: bool = False) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU()
+        self.second_reader = second_reader
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        y = self.bn(self.conv(x))
+        return self.relu(y) + y if self.second_reader else self.relu(y)
+
+
+def _step(net: nn.Layer, images: paddle.Tensor) -> dict[str, np.ndarray]:
+    """Output, gradients and state after one training pass."""
+    net.train()
+    paddle.seed(3)
+    with fast_norm_ops():
+        out = net(images)
+        (out * out).mean().backward()
+    found = {"output": out.numpy()}
+    found |= {f"grad {name}": p.grad.numpy() for name, p in net.named_parameters() if p.grad is not None}
+    return found | {name: value.numpy() for name, value in net.state_dict().items()}
+
+
+def _assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert np.array_equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("recipe", [None, "recipes/qt_w4a4g4.yaml"])
+def test_fused_and_unfused_give_the_same_bits(name: str, recipe: str | None) -> None:
+    paddle.seed(0)
+    plain = NETWORKS[name]()
+    fused = copy.deepcopy(plain)
+    report = fuse(fused)
+    assert report.fused
+    images = paddle.randn([4, 3, 32, 32])
+    if recipe:
+        for net in (plain, fused):
+            prepare(net, load_recipe(recipe), images)
+    _assert_same(_step(plain, images), _step(fused, images))
+
+
+def test_every_known_block_is_as_it_was_when_its_fused_form_was_written() -> None:
+    for kind, known in fused_blocks._REGISTRY.items():
+        assert known.is_unchanged(kind), f"{kind.__name__}: {fused_blocks.source_digest(kind)}"
+
+
+def test_fusing_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = fused_blocks.fused_batch_norm
+    monkeypatch.setattr(
+        fused_blocks, "fused_batch_norm", lambda *a, **n: calls.append(n) or original(*a, **n)
+    )
+    net = build_model("resnet20", 10)
+    fuse(net)
+    _step(net, paddle.randn([2, 3, 32, 32]))
+    assert len(calls) == 19 and all(call["relu"] for call in calls)
+
+
+def test_unfuse_gives_classes_back() -> None:
+    net = build_model("resnet20", 10)
+    before = [type(layer) for layer in net.sublayers(include_self=True)]
+    names = list(net.state_dict())
+    fuse(net)
+    assert list(net.state_dict()) == names
+    assert [type(layer) for layer in net.sublayers(include_self=True)] != before
+    unfuse(net)
+    assert [type(layer) for layer in net.sublayers(include_self=True)] == before
+
+
+@pytest.mark.parametrize("place", ["bn1", "relu"])
+def test_a_hook_on_an_inner_layer_is_called(place: str) -> None:
+    plain = vision.resnet18(num_classes=10)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    seen: dict[int, list[np.ndarray]] = {0: [], 1: []}
+    for number, net in enumerate((plain, fused)):
+        layer = getattr(net.layer1[0], place)
+        layer.register_forward_post_hook(lambda _l, _i, out, n=number: seen[n].append(out.numpy()))
+    images = paddle.randn([2, 3, 32, 32])
+    _assert_same(_step(plain, images), _step(fused, images))
+    assert seen[0] and all(np.array_equal(a, b) for a, b in zip(seen[0], seen[1], strict=True))
+
+
+def test_mixed_precision_runs_unfused() -> None:
+    paddle.seed(0)
+    plain = build_model("resnet20", 10)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    images = paddle.randn([2, 3, 32, 32])
+    with rounding(BF16, "O2"):
+        _assert_same(_step(plain, images), _step(fused, images))
+    with fast_norm_ops(), rounding(BF16, "O2"):
+        _assert_same(_step(plain, images), _step(fused, images))
+
+
+def test_another_activation_runs_unfused() -> None:
+    plain = vision.resnet18(num_classes=10)
+    for block in plain.sublayers():
+        if hasattr(block, "relu"):
+            block.relu = nn.LeakyReLU()
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    images = paddle.randn([2, 3, 32, 32])
+    _assert_same(_step(plain, images), _step(fused, images))
+
+
+def test_a_subclass_with_its_own_forward_is_not_fused() -> None:
+    class Own(vision.resnet.BasicBlock):
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            return F.gelu(self.bn1(self.conv1(x)))
+
+    block = Own(4, 4)
+    assert not fuse(block).fused
+    assert "Own" in fuse(block).unfused["bn1"]
+
+
+def test_evaluation_is_untouched() -> None:
+    plain = vision.resnet18(num_classes=10)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    plain.eval(), fused.eval()
+    images = paddle.randn([2, 3, 32, 32])
+    assert np.array_equal(plain(images).numpy(), fused(images).numpy())
+
+
+def test_a_fused_net_is_copied_and_traced(tmp_path) -> None:
+    net = build_model("resnet20", 10)
+    fuse(net)
+    net = copy.deepcopy(net)
+    net.eval()
+    images = paddle.randn([2, 3, 32, 32])
+    expected = net(images).numpy()
+    spec = [paddle.static.InputSpec([None, 3, 32, 32])]
+    paddle.jit.save(paddle.jit.to_static(net, input_spec=spec), str(tmp_path / "net"))
+    found = paddle.jit.load(str(tmp_path / "net"))(images).numpy()
+    assert np.allclose(found, expected, atol=1e-5)
+
+
+def test_layers_by_name() -> None:
+    paddle.seed(0)
+    plain = OwnNet()
+    fused = copy.deepcopy(plain)
+    images = paddle.randn([2, 3, 8, 8])
+    report = fuse(fused, [["conv", "bn", "relu"]], example=images)
+    assert "bn" in report.fused
+    _assert_same(_step(plain, images), _step(fused, images))
+
+
+def test_a_second_reader_is_found_by_the_example() -> None:
+    net = OwnNet(second_reader=True)
+    kinds = [type(layer) for layer in net.sublayers()]
+    with pytest.raises(LowbitError, match="would change the network's results"):
+        fuse(net, [["bn", "relu"]], example=paddle.randn([2, 3, 8, 8]))
+    assert [type(layer) for layer in net.sublayers()] == kinds
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([["bm", "relu"]], 'no layer "bm".*bn'),
+        ([["relu", "bn"]], "name them in this order"),
+        ([["bn"]], "name them in this order"),
+    ],
+)
+def test_wrong_groups(groups: list[list[str]], message: str) -> None:
+    with pytest.raises(LowbitError, match=message):
+        fuse(OwnNet(), groups, example=paddle.randn([2, 3, 8, 8]))
+    with pytest.raises(LowbitError, match="example"):
+        fuse(OwnNet(), [["bn", "relu"]])
+
+
+def test_norm_act_outside_of_a_block() -> None:
+    norm, x = nn.BatchNorm2D(3), paddle.randn([2, 3, 4, 4])
+    x.stop_gradient = False
+    expected = F.relu(copy.deepcopy(norm)(x) + x)
+    with fast_norm_ops():
+        assert np.allclose(norm_act(norm, x, F.relu, x).numpy(), expected.numpy(), atol=1e-6)
