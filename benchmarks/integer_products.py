@@ -21,10 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before Paddle's libraries are l
 
 import numpy as np
 
-from lowbit.accel.onednn import Geometry, prepared
+from lowbit.accel.onednn import prepared
 from lowbit.bench.run import take_turns
 from lowbit.kernels import gemm, kernels
-from lowbit.kernels.gemm import Operand
+from lowbit.kernels.gemm import Geometry, Operand
 
 # name: channels, outputs, side, kernel, stride
 LAYERS = {

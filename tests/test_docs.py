@@ -248,3 +248,57 @@ def _packages_used(path: Path) -> set[str]:
     modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return {module.split(".")[1] for module in modules if module.startswith("lowbit.")}
+
+
+WALKS = {
+    "From a recipe to a layer": 8,
+    "From a config to the first step": 10,
+    "One W4A4G4 convolution in Python": 10,
+    "From a checkpoint to a verified ONNX file": 18,
+}
+
+
+@pytest.mark.parametrize(("title", "most"), WALKS.items())
+def test_a_walk_through_the_source_is_short_and_connected(title: str, most: int) -> None:
+    """Every file but the first is imported by one listed before it, or imports one."""
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    steps = re.findall(r"^\d+\. (.*)$", page.split(f"### {title}\n")[1].partition("\n#")[0], re.MULTILINE)
+    assert 0 < len(steps) <= most
+    seen: dict[str, set[str]] = {}
+    for name in re.findall(r"`([a-z_0-9/]+\.py)`", "\n".join(steps)):
+        path = ROOT / "lowbit" / name
+        assert path.is_file(), name
+        module, uses = _module_name(name), _modules_used(path)
+        linked = any(module in used or other in uses for other, used in seen.items())
+        assert not seen or linked, f"{name} neither uses nor is used by {', '.join(seen)}"
+        seen[module] = uses
+
+
+def test_the_walk_of_a_recipe_leaves_no_module_out() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    walk = page.split("### From a recipe to a layer")[1].partition("\n#")[0]
+    modules = {f"recipe/{file.name}" for file in (ROOT / "lowbit/recipe").glob("[a-z]*.py")}
+    assert modules <= set(re.findall(r"`([a-z_/]+\.py)`", walk))
+
+
+def _module_name(name: str) -> str:
+    return "lowbit." + name.removesuffix(".py").replace("/", ".")
+
+
+def _modules_used(path: Path) -> set[str]:
+    """Modules that a file imports, also through the package that exports the name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("lowbit"):
+            continue
+        package = ROOT / node.module.replace(".", "/")
+        found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        if (package / "__init__.py").is_file():
+            found |= _exporters(package / "__init__.py", {alias.name for alias in node.names})
+    return found
+
+
+def _exporters(init: Path, names: set[str]) -> set[str]:
+    nodes = ast.walk(ast.parse(init.read_text("utf-8")))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {node.module for node in imports if node.module and names & {a.name for a in node.names}}

@@ -12,8 +12,8 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.onednn import Geometry
 from lowbit.accel.op_overrides import OpOverrides
+from lowbit.kernels.gemm import Geometry
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
 

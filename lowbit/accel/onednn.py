@@ -11,10 +11,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from ctypes import byref, c_void_p
-from dataclasses import dataclass
 from functools import lru_cache
 
 from lowbit.accel import onednn_objects as dnnl
+from lowbit.kernels.gemm import Geometry
 from lowbit.kernels.large_pages import advise_large_pages
 
 # Of dnnl_types.h, version 3.
@@ -23,41 +23,6 @@ _SRC_MD, _DIFF_SRC_MD, _WEIGHTS_MD, _DIFF_WEIGHTS_MD, _DST_MD, _DIFF_DST_MD = 12
 _WEIGHTS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 129, 145, 161
 _HELD = 16 << 20  # bytes of scratch memory per operand
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """Everything that a prepared convolution is made for; `padding` is top, bottom, left, right."""
-
-    input: tuple[int, int, int, int]
-    outputs: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    @property
-    def output(self) -> tuple[int, int, int, int]:
-        """The shape of Y."""
-        batch, _, height, width = self.input
-        top, bottom, left, right = self.padding
-        sides = [
-            (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
-            for size, before, after, dilation, kernel, stride in (
-                (height, top, bottom, self.dilation[0], self.kernel[0], self.stride[0]),
-                (width, left, right, self.dilation[1], self.kernel[1], self.stride[1]),
-            )
-        ]
-        return (batch, self.outputs, *sides)
-
-    @property
-    def weight(self) -> tuple[int, ...]:
-        """The shape of W as oneDNN wants it: with the groups in front."""
-        per_group = (self.input[1] // self.groups, *self.kernel)
-        if self.groups == 1:
-            return (self.outputs, *per_group)
-        return (self.groups, self.outputs // self.groups, *per_group)
 
 
 class Convolution:

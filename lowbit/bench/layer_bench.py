@@ -12,10 +12,9 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.accel.onednn import Geometry
 from lowbit.bench.sides import RECIPES
 from lowbit.kernels import kernels
-from lowbit.kernels.gemm import Operand, multiplications
+from lowbit.kernels.gemm import Geometry, Operand, multiplications
 from lowbit.nn.quant_layers import quantize_layer
 from lowbit.recipe import Plan, load_recipe
 

@@ -7,11 +7,46 @@ what each function computes and which scales it takes.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 
-from lowbit.accel.onednn import Geometry
 from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.kernels.library import ADDRESS, declare, kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Everything that a prepared convolution is made for; `padding` is top, bottom, left, right."""
+
+    input: tuple[int, int, int, int]
+    outputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @property
+    def output(self) -> tuple[int, int, int, int]:
+        """The shape of Y."""
+        batch, _, height, width = self.input
+        top, bottom, left, right = self.padding
+        sides = [
+            (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+            for size, before, after, dilation, kernel, stride in (
+                (height, top, bottom, self.dilation[0], self.kernel[0], self.stride[0]),
+                (width, left, right, self.dilation[1], self.kernel[1], self.stride[1]),
+            )
+        ]
+        return (batch, self.outputs, *sides)
+
+    @property
+    def weight(self) -> tuple[int, ...]:
+        """The shape of W as oneDNN wants it: with the groups in front."""
+        per_group = (self.input[1] // self.groups, *self.kernel)
+        if self.groups == 1:
+            return (self.outputs, *per_group)
+        return (self.groups, self.outputs // self.groups, *per_group)
 
 
 class Operand(ctypes.Structure):

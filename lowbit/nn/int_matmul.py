@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import paddle
 from paddle import Tensor
 
-from lowbit.accel.onednn import Geometry
 from lowbit.kernels import gemm as cpp
 from lowbit.kernels import kernels
+from lowbit.kernels.gemm import Geometry
 from lowbit.kernels.integer_scales import INTEGER_SCALES
 from lowbit.nn.linear_ops import (
     ChannelsLast,

@@ -18,7 +18,7 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.onednn import Geometry
+from lowbit.kernels.gemm import Geometry
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowbit.accel.onednn import Geometry
+from lowbit.kernels.gemm import Geometry
 
 
 def taps(geometry: Geometry) -> Iterator[tuple[int, int, tuple[slice, slice]]]:

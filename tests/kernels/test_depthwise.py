@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.accel.onednn import Geometry
 from lowbit.kernels import gemm, kernels, why_missing
-from lowbit.kernels.gemm import Operand
+from lowbit.kernels.gemm import Geometry, Operand
 from tests.kernels import gemm_reference as twin
 from tests.kernels.test_gemm import (
     F32,

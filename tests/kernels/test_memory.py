@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from lowbit.accel.onednn import Geometry
 from lowbit.errors import LowbitError
 from lowbit.kernels import gemm, kernels, library, why_missing
-from lowbit.kernels.gemm import Operand
+from lowbit.kernels.gemm import Geometry, Operand
 from lowbit.kernels.norm import Pool, norm_kernels
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")

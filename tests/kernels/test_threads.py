@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.accel.onednn import Geometry
 from lowbit.kernels import gemm, kernels, library, why_missing
-from lowbit.kernels.gemm import Operand
+from lowbit.kernels.gemm import Geometry, Operand
 from lowbit.kernels.library import openmp_runtime
 from tests.kernels.test_gemm import square
 

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from lowbit.accel.norm_ops import attached_scale
-from lowbit.accel.onednn import Geometry
+from lowbit.kernels.gemm import Geometry
 from lowbit.nn.int_matmul import simulate
 from lowbit.nn.linear_ops import Convolution
 from lowbit.nn.qt_autograd import attach_scale

@@ -115,15 +115,3 @@ def test_the_python_runs(monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "\nint4-narrow N\n" in out
     assert "'forward': None" in out
-
-
-def test_the_walk_from_a_recipe_to_a_layer():
-    page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    walk = page.split("### From a recipe to a layer")[1].partition("\n## ")[0]
-    files = re.findall(r"^\d+\. (.*)$", walk, re.MULTILINE)
-    assert 0 < len(files) <= 8
-    for name in re.findall(r"`([a-z_/]+\.py)`", "".join(files)):
-        assert (ROOT / "lowbit" / name).is_file(), name
-    # No module of recipe/ is left out but the dialects of other projects, which `load` names.
-    modules = {f"recipe/{file.name}" for file in (ROOT / "lowbit/recipe").glob("[a-z]*.py")}
-    assert modules <= set(re.findall(r"`([a-z_/]+\.py)`", walk))
