@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
 
-from paddle import _C_ops
+from paddle import Tensor, _C_ops, autograd
+
+from lowbit.errors import LowbitError
 
 
 class OpOverrides:
@@ -39,7 +42,8 @@ class OpOverrides:
                 self._install()
         self._opened.depth = self._depth() + 1
         try:
-            yield
+            with _NO_RETAINED_GRAPHS.open():
+                yield
         finally:
             self._opened.depth -= 1
             with self._lock:
@@ -78,3 +82,52 @@ class OpOverrides:
             return original(*arguments, **named) if result is None else result
 
         return operator
+
+
+class _NoRetainedGraphs:
+    """Refuses `backward(retain_graph=True)` while a `with` is open, in its thread.
+
+    The replacements are PyLayers, and Paddle 3.3.1 crashes in a second backward pass through a PyLayer whose
+    graph was retained. `paddle.grad(..., retain_graph=True)` works.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._opened = threading.local()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._originals = [(owner, owner.backward) for owner in (Tensor, autograd)]
+                for owner, original in self._originals:
+                    owner.backward = self._checked(original)
+        self._opened.depth = getattr(self._opened, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._opened.depth -= 1
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    for owner, original in self._originals:
+                        owner.backward = original
+
+    def _checked(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def backward(*arguments: Any, **named: Any) -> Any:
+            retains = signature.bind(*arguments, **named).arguments.get("retain_graph")
+            if retains and getattr(self._opened, "depth", 0):
+                raise LowbitError(
+                    "backward(retain_graph=True) crashes in Paddle with lowbit's fast operators: add the losses "
+                    "up and call backward once, or do without accelerate()"
+                )
+            return original(*arguments, **named)
+
+        return backward
+
+
+_NO_RETAINED_GRAPHS = _NoRetainedGraphs()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 
 import paddle
+import pytest
 from paddle import _C_ops
 from paddle.nn import functional as F
 
 from lowbit.accel.op_overrides import OpOverrides
+from lowbit.errors import LowbitError
 
 
 def _counting() -> tuple[OpOverrides, list[int]]:
@@ -72,3 +74,22 @@ def test_what_others_have_wrapped_meanwhile_stays():
         assert not calls
     finally:
         _C_ops.relu = before
+
+
+def test_a_retained_graph_is_refused_and_backward_is_put_back():
+    """Paddle crashes in a second backward pass through a PyLayer."""
+    originals = paddle.Tensor.backward, paddle.autograd.backward
+    x = paddle.to_tensor([1.0], stop_gradient=False)
+    overrides = OpOverrides({"relu": lambda *arguments, **named: None})
+    with overrides.open(), overrides.open():
+        for retain in (
+            lambda: (x * 2).backward(retain_graph=True),
+            lambda: (x * 2).backward(None, True),
+            lambda: paddle.autograd.backward([x * 2], retain_graph=True),
+        ):
+            with pytest.raises(LowbitError, match="call backward once"):
+                retain()
+        (x * 2).backward()
+    assert (paddle.Tensor.backward, paddle.autograd.backward) == originals
+    (x * 2).backward(retain_graph=True)
+    assert x.grad.item() == 4

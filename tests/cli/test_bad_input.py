@@ -277,3 +277,10 @@ def test_a_diverging_run_stops_and_says_so(run, lite, tmp_path):
     assert "NaN or Inf" in result.out
     assert "3 steps in a row had a NaN or Inf (limit: Global.max_bad_steps=2)" in result.error
     assert "lower the learning rate" in result.error
+
+
+@pytest.mark.parametrize("command", ["eval", "export", "verify", "analyze", "report", "train -c"])
+def test_a_path_that_is_too_long(run, command):
+    result = run("lowbit", *command.split(), "x" * 5000)
+    assert result.code == 2 and result.err.startswith("error: ") and len(result.err) < 2000, result
+    assert "Traceback" not in result.err
