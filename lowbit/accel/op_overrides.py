@@ -122,8 +122,8 @@ class _NoRetainedGraphs:
             retains = signature.bind(*arguments, **named).arguments.get("retain_graph")
             if retains and getattr(self._opened, "depth", 0):
                 raise LowbitError(
-                    "backward(retain_graph=True) crashes in Paddle with lowbit's fast operators: add the losses "
-                    "up and call backward once, or do without accelerate()"
+                    "backward(retain_graph=True) crashes in Paddle with lowbit's fast operators: add up the "
+                    "losses and call backward once, or do without accelerate()"
                 )
             return original(*arguments, **named)
 
