@@ -51,10 +51,10 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The message of a command that the user can mend; before it stderr may have warnings only."""
+        """The message of a command that the user can mend; before it stderr may have warnings and progress."""
         assert self.code == 2, self
         warnings, error, message = self.err.partition("error: ")
-        assert error and all(line.startswith("warning: ") for line in warnings.splitlines()), self
+        assert error and all(line.startswith(("warning: ", "epoch ")) for line in warnings.splitlines()), self
         assert "Traceback" not in message
         return message.strip()
 

@@ -226,8 +226,10 @@ def test_a_truncated_checkpoint(train, tmp_path):
     content = latest.read_bytes()
     latest.unlink()  # it is one file with model_0, by another name
     latest.write_bytes(content[: len(content) // 2])
-    message = train("--resume=auto").error
-    assert "latest.lowbit is not a readable lowbit checkpoint, it may be truncated" in message
+    message = train(f"--resume={latest}").error
+    assert "latest.lowbit is damaged" in message
+    resumed = train("--resume=auto")  # from the newest that is whole
+    assert resumed.code == 0 and "going on from " in resumed.out and "is damaged" in resumed.out
     assert train("--epochs=2", f"--resume={tmp_path / 'out' / 'model_0.lowbit'}").code == 0
 
 

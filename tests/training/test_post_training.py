@@ -59,7 +59,7 @@ def test_no_weight_is_trained(run, fp32):
     before = read_checkpoint(fp32 / "checkpoints/best.lowbit").model
     after = read_checkpoint(run / "checkpoints/latest.lowbit").model
     changed = [name for name in before if after[name].tobytes() != before[name].tobytes()]
-    assert changed == ["conv.bias", "head.bias"]  # corrected by what rounding the weights adds
+    assert sorted(changed) == ["conv.bias", "head.bias"]  # corrected by what rounding the weights adds
     for quantizer in find_quantizers(open_checkpoint(run).model):
         quantizer.check_ready()
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.evaluate import images_of
-from lowbit.cli.evaluation_table import show_table
+from lowbit.cli.evaluate import images_of, show_table
 from lowbit.cli.opening import open_model
 from lowbit.cli.options import BatchNormBatches, ConfigFile, DeviceName, Overrides, TrustCode
 from lowbit.config import load_config
