@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def error(self) -> str:
-        """The message of a command that the user can mend; before it stderr may have warnings and progress."""
+        """The message of a command that the user can mend; before it are warnings, progress."""
         assert self.code == 2, self
         warnings, error, message = self.err.partition("error: ")
         assert error and all(line.startswith(("warning: ", "epoch ")) for line in warnings.splitlines()), self
