@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 CSRC := $(wildcard lowbit/kernels/csrc/*/*)
+PY := lowbit tests benchmarks examples docs train.py tools deploy setup.py
 
 .PHONY: demo test test-slow test-sanitized test-arm test-avx2 test-wheel wheel lint format docs setup clean help
 
@@ -28,9 +29,7 @@ $(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(CSRC
 demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; some minutes
 	@$(BIN)/lowbit demo
 
-test: $(READY)  ## the tests that CI runs, some also with the decisions of AMD AVX2, Intel VNNI and Intel AMX
-	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
-	@$(BIN)/mypy
+test: lint  ## the tests that CI runs, some also with the decisions of AMD AVX2, Intel VNNI and Intel AMX
 	@$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(READY)  ## every test, also those that take minutes
@@ -52,13 +51,15 @@ wheel: $(READY)  ## dist/lowbit-*.whl with compiled kernels, for Python 3.10 to 
 test-wheel: wheel  ## install the wheel into an empty environment and train there: some minutes, 1.2 GB, network
 	@$(BIN)/python -m tests.wheel dist
 
-lint: $(READY)  ## style, and the types of the public API
-	@$(BIN)/ruff check lowbit tests benchmarks examples docs train.py tools deploy
+lint: $(READY)  ## style of Python and C++, and types
+	@$(BIN)/ruff check $(PY)
+	@$(BIN)/ruff format --check --quiet $(PY) || { echo "lint: run make format"; exit 1; }
 	@$(BIN)/mypy
 	@if test -x $(BIN)/clang-format; then $(BIN)/clang-format --dry-run --Werror $(CSRC); \
 	else echo "lint: the C++ style was not checked, clang-format is missing (pip install clang-format)"; fi
 
-format: $(READY)  ## write the C++ style of .clang-format
+format: $(READY)  ## write the style of Python and C++
+	@$(BIN)/ruff format --quiet $(PY)
 	@$(BIN)/clang-format -i $(CSRC)
 
 docs: $(READY)  ## write docs/api.md from the docstrings, the READMEs' results from benchmarks/results.yaml

@@ -23,7 +23,11 @@ OPS = [
 
 # Class names come from folders: anything but NUL, and lone surrogates, which are not text.
 @example(["a\x85b", "猫"])
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=5
+    )
+)
 def test_round_trip_with_any_class_names(classes):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "inference.yml"

@@ -23,7 +23,9 @@ def test_few_lines_and_one_import():
 def test_it_trains_exports_verifies_and_analyzes(run_example):
     made = run_example("quantize_my_model.py")
     assert made.printed.count("passed") == 6 and "FAILED" not in made.printed
-    accuracies = [float(found) for found in re.findall(r"^trained model +([\d.]+) %", made.printed, re.MULTILINE)]
+    accuracies = [
+        float(found) for found in re.findall(r"^trained model +([\d.]+) %", made.printed, re.MULTILINE)
+    ]
     assert len(accuracies) == 2 and min(accuracies) > 85
     for folder in ("qat", "low"):
         assert (made.folder / folder / "inference.onnx").is_file()
