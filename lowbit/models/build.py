@@ -64,7 +64,8 @@ def check_trusted(name: str, source: str | Path, *, trust: bool | str = False) -
     """Stop where a file names a model whose code would have to be imported, unless the user trusts it.
 
     `trust` is True (`--trust-code`), or the name of the model that the user gave. Models of lowbit and of
-    PaddleClas need no trust, nor does a paddle.nn.Layer class of a module that this process has imported already.
+    PaddleClas need no trust, nor does a paddle.nn.Layer class of a module that this process has already
+    imported.
 
     >>> check_trusted("resnet20", "runs/digits/checkpoints/best.lowbit")
     >>> check_trusted("my_net:MyNet", "my.lowbit", trust="my_net:MyNet")
