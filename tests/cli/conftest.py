@@ -13,13 +13,10 @@ import typer
 import yaml
 
 from lowbit.cli.app import app, run_command, script_app
-from lowbit.cli.scripts.eval_qt import eval_qt
-from lowbit.cli.scripts.export_model import export_model
-from lowbit.cli.scripts.infer import infer
-from lowbit.cli.scripts.onnx_infer import onnx_infer
-from lowbit.cli.scripts.post_quant import post_quant
-from lowbit.cli.scripts.train import train
-from lowbit.cli.scripts.train_quantized import train_qat, train_qt
+from lowbit.compat.scripts.export_infer import export_model, infer, onnx_infer
+from lowbit.compat.scripts.post_quant import post_quant
+from lowbit.compat.scripts.train import train
+from lowbit.compat.scripts.train_quantized import eval_qt, train_qat, train_qt
 from lowbit.config import Config
 from lowbit.data import write_lite_data
 

@@ -27,7 +27,7 @@ _OVERRUN = """
 import sys, numpy as np
 from pathlib import Path
 from lowbit.kernels import library
-from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
+from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 library.LIBRARY = Path(sys.argv[1])
 x, y, scale = np.zeros(64, "f4"), np.zeros(64, "f4"), np.ones(1, "f4")
 layout, levels = Layout(1, 1, int(sys.argv[2])), Levels(-8, 7, True)

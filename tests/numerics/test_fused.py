@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.quantize import Layout
+from lowbit.kernels.quantization import Layout
 from lowbit.numerics import (
     fake_quantize,
     fused,

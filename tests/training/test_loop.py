@@ -15,8 +15,8 @@ from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
-from lowbit.training.distributed import Ranks
 from lowbit.training.loop import train
+from lowbit.training.process import Ranks
 from lowbit.training.session import open_session
 from tests.training.conftest import tiny_config, tiny_values, weights_hash
 

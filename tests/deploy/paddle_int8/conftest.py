@@ -11,7 +11,7 @@ import pytest
 from paddle import nn
 from paddle.nn import functional as F
 
-from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
+from lowbit.deploy.paddle_int8.export_int8 import Int8Export, export_paddle_int8
 from lowbit.nn import calibrate, prepare
 from lowbit.recipe import make_recipe
 from tests.deploy.conftest import CLASSES, OPS, SHAPE

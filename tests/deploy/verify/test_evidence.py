@@ -13,7 +13,7 @@ from lowbit.deploy.verify.agreement import model_answer
 from lowbit.deploy.verify.evidence import images_needed, lower_bound, relative_error, weigh
 from lowbit.deploy.verify.tables import conclusion
 from tests.deploy.verify.small_net import small_net
-from tests.deploy.verify.test_verify import _Answering, _Watch
+from tests.deploy.verify.test_comparison import _Answering, _Watch
 
 
 @pytest.mark.parametrize(
