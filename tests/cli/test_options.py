@@ -21,7 +21,7 @@ from lowbit.errors import LowbitError
 from lowbit.formatting import as_text
 from lowbit.models import build_model
 from lowbit.recipe import load_recipe, make_recipe
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def test_only_what_was_given():

@@ -6,9 +6,8 @@ import pytest
 
 from lowbit.recipe import load_recipe, make_recipe
 from lowbit.training.post_training import ptq_recipe
-from tests.cli.conftest import tiny_values, write_config
-from tests.cli.test_train import ACCURACY
-from tests.training.conftest import ROOT
+from tests.support.commands import ACCURACY, tiny_values, write_config
+from tests.support.runs import ROOT
 
 RECIPE = ROOT / "recipes/ptq_w8a8.yaml"
 

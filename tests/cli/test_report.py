@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def test_a_report_has_curves_and_the_weights_on_their_grid(run, low_precision, trained, tmp_path):

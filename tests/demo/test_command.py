@@ -15,10 +15,10 @@ from lowbit.demo import steps as demo_steps
 from lowbit.demo.command import NOTES, make_table
 from lowbit.demo.runner import run_stages
 from lowbit.demo.steps import TRAININGS, bench_file
-from tests.cli.conftest import W4A4G4
+from tests.support.commands import W4A4G4
 
 ROOT = Path(__file__).parents[2]
-TINY = ("-o", "Arch.name=tests.tiny_net:TinyNet", "-o", "Global.use_visualdl=false")
+TINY = ("-o", "Arch.name=tests.support.tiny_net:TinyNet", "-o", "Global.use_visualdl=false")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from lowbit.config import load_config
 from lowbit.demo.steps import TRAININGS, make_folder, make_stages
 from lowbit.errors import LowbitError
 from lowbit.recipe import load_recipe
-from tests.test_docs import OPTIONS
+from tests.support.commands import OPTIONS
 
 
 def test_the_settings_are_found_by_name(tmp_path, monkeypatch):

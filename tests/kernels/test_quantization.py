@@ -26,7 +26,7 @@ from lowbit.numerics.granularity import shape_of_scales
 from lowbit.numerics.hadamard import butterflies
 from lowbit.numerics.observers import mse_range
 from lowbit.numerics.rounding import log_round, random_integers
-from tests.numerics.twin import F32, HUGE, assert_same_bits, grids
+from tests.support.numerics_twin import F32, HUGE, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 # With VNNI and AMX only the products differ.

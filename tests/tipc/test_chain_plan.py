@@ -23,7 +23,7 @@ from lowbit.tipc import (
 from lowbit.tipc.chain_plan import autocasts, batch_size, chosen_trainers, epochs, use_gpu_words
 from lowbit.tipc.fields import DeviceChoice, Field
 from lowbit.tipc.steps import Builder
-from tests.tipc.conftest import CONFIGS, NAMES
+from tests.support.chains import CONFIGS, NAMES
 
 
 def test_the_head_of_a_plan(change):

@@ -18,7 +18,7 @@ from lowbit.training.evaluate import (
     names_of_ways,
     rows_as_text,
 )
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 
 def a_loader(batch_size: int) -> Loader:

@@ -16,8 +16,7 @@ from lowbit.nn.deployed_form import dynamic_inputs
 from lowbit.training.freeze_dynamic_scales import deployable
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint
-from tests.training.conftest import tiny_values
-from tests.training.test_low_precision import recipe
+from tests.support.runs import recipe, tiny_values
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from lowbit.nn.inspect import kept_scales, layers_by_name, weight_health
 from lowbit.training.loop import train
 from lowbit.training.metrics import Meter, MetricsLog
 from lowbit.training.trained_model import open_checkpoint
-from tests.tiny_net import build_tiny
-from tests.training.conftest import tiny_values
+from tests.support.runs import tiny_values
+from tests.support.tiny_net import build_tiny
 
 
 def test_a_meter_weighs_batches_by_their_samples():

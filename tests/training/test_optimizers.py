@@ -26,9 +26,9 @@ from lowbit.training.optimizers import (
     warmup_note,
 )
 from lowbit.training.trained_model import open_checkpoint
-from tests.cli.conftest import W4A4G4
-from tests.tiny_net import build_tiny
-from tests.training.conftest import records, tiny_values
+from tests.support.commands import W4A4G4
+from tests.support.runs import records, tiny_values
+from tests.support.tiny_net import build_tiny
 
 RULES = ["SGD", "Momentum", "RMSProp", "AdamW"]
 

@@ -14,14 +14,8 @@ import pytest
 
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.resume import environment_differences, environment_record
-from tests.training.conftest import start_run, tiny_values, weights_hash
-from tests.two_ranks import LAUNCH_TWO
-
-
-def finish(process, *, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == code, output
-    return output
+from tests.support.runs import finish, start_run, tiny_values, weights_hash
+from tests.support.two_ranks import LAUNCH_TWO
 
 
 def test_killed_at_random_steps_a_run_ends_with_the_same_weights(tmp_path):

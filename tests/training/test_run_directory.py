@@ -15,7 +15,7 @@ from lowbit.errors import LowbitError
 from lowbit.files import link_atomically, write_atomically
 from lowbit.training.loop import train
 from lowbit.training.run_directory import RunClock, RunDirectory
-from tests.training.conftest import records, tiny_config, tiny_values
+from tests.support.runs import records, tiny_config, tiny_values
 
 
 def open_run(path, checkpoint_dir="checkpoints"):

@@ -9,9 +9,9 @@ import typer
 from lowbit.compat.scripts.export_infer import export_model, infer, yes_no_option
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
 from lowbit.deploy import read_inference_yml
-from tests.cli.test_infer import LINE
+from tests.support.commands import LINE
 
-MODEL = "--model=tests.tiny_net:TinyNet"
+MODEL = "--model=tests.support.tiny_net:TinyNet"
 
 
 def test_defaults_of_export_model():

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.compat.scripts.post_quant import post_quant
 from lowbit.deploy.model_files import stored_tensors
-from tests.cli.test_infer import LINE
+from tests.support.commands import LINE
 
 
 def test_defaults_are_those_of_the_original():
@@ -45,7 +45,12 @@ def test_quantized_and_served(run, weights, lite, tmp_path, options, observer):
 
 def test_weights_without_a_checkpoint_are_prepared_as_for_imagenet(run, weights, lite, tmp_path):
     shutil.copy(weights, tmp_path / "alone.pdparams")
-    options = ["--model=tests.tiny_net:TinyNet", "--img-size=32", f"--data_dir={lite}", "--use_gpu=False"]
+    options = [
+        "--model=tests.support.tiny_net:TinyNet",
+        "--img-size=32",
+        f"--data_dir={lite}",
+        "--use_gpu=False",
+    ]
     folder = f"--model_path={tmp_path}"
     result = run(
         "post_quant.py", folder, "--params_filename=alone.pdparams", f"--output_dir={tmp_path}", *options

@@ -16,8 +16,7 @@ from lowbit.config.transform_ops import (
     RandomErasing,
 )
 from lowbit.deploy import PaddleEngine
-from tests.cli.conftest import SMALL
-from tests.cli.test_train import ACCURACY, STEP
+from tests.support.commands import ACCURACY, SMALL, STEP
 
 # The options and defaults that the Paddle ecosystem's scripts and chain tests rely on.
 DEFAULTS = {

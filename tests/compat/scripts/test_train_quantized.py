@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from lowbit.training.checkpoint import read_checkpoint
-from tests.cli.conftest import W4A4G4, tiny_values, write_config
-from tests.cli.test_train import ACCURACY, STEP
+from tests.support.commands import ACCURACY, STEP, W4A4G4, tiny_values, write_config
 
 QAT = {"quantization_manager": "qat_quantization_manager", "calibration_config": {"steps": 1}} | {
     block: {"qtype": "int4", "scaling": "learned"} for block in ("weight_config", "activation_config")

@@ -18,9 +18,9 @@ from lowbit.machine import hardware_info
 from lowbit.models import build_model
 from lowbit.nn import deployed_weight, prepare
 from lowbit.recipe import make_recipe
-from tests.deploy.onnx.conftest import Net, answers, normal, quantized
-from tests.processors import exact_targets, has_vnni
-from tests.tiny_net import build_tiny
+from tests.support.onnx_models import Net, answers, normal, quantized
+from tests.support.processors import exact_targets, has_vnni
+from tests.support.tiny_net import build_tiny
 
 TINY = (3, 16, 16)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
-from tests.deploy.onnx.conftest import Net, answers, normal, quantized
-from tests.processors import exact_targets, skip_unless_exact
+from tests.support.onnx_models import Net, answers, normal, quantized
+from tests.support.processors import exact_targets, skip_unless_exact
 
 SHAPE = (4, 7, 7)
 UNSIGNED = {"grid": "int8", "sign": "auto", "scaling": "fixed"}

@@ -7,7 +7,7 @@ from paddle import nn
 from lowbit.deploy.onnx.trace import read_program, trace
 from lowbit.deploy.save_program import ModelInputs
 from lowbit.errors import LowbitError
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def read(model, shape=(3, 8, 8)):

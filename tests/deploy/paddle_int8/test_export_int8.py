@@ -9,9 +9,9 @@ from lowbit.deploy import PaddleEngine
 from lowbit.deploy.paddle_int8 import export_int8 as export_module
 from lowbit.errors import LowbitError
 from lowbit.nn import integer_reference
-from tests.deploy.paddle_int8.conftest import INT8, NARROW, quantized
-from tests.processors import needs_vnni
-from tests.tiny_net import build_tiny
+from tests.support.int8_models import INT8, NARROW, quantized
+from tests.support.processors import needs_vnni
+from tests.support.tiny_net import build_tiny
 
 FIXED_SIGN = INT8 | {"grid": "int8-narrow", "sign": "fixed"}
 

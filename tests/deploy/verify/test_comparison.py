@@ -8,31 +8,11 @@ import pytest
 from paddle import nn
 
 from lowbit.data import ArrayDataset, Loader
-from lowbit.deploy import EngineOptions, OnnxRuntimeEngine
+from lowbit.deploy import OnnxRuntimeEngine
 from lowbit.deploy.verify import Candidate, Size, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
 from lowbit.errors import LowbitError
-from tests.deploy.verify.small_net import LAYERS, SHAPE, small_net, write_qdq
-
-
-class _Watch:
-    def __init__(self):
-        self.log = []
-
-    def begin(self, title, total):
-        self.log.append([title, total, 0])
-
-    def advance(self):
-        self.log[-1][2] += 1
-
-
-class _Answering:
-    """An engine that is a function."""
-
-    name, options, image_shape = "function 1.0", EngineOptions(device="cpu", threads=1), SHAPE
-
-    def __init__(self, run):
-        self.run = run
+from tests.support.small_net import LAYERS, Answering, Watch, small_net, write_qdq
 
 
 @pytest.fixture
@@ -60,7 +40,7 @@ def damaged_stem(name, constants):
 
 
 def test_a_sound_export_passes(loader, tmp_path):
-    model, watch = small_net(), _Watch()
+    model, watch = small_net(), Watch()
     file = write_qdq(model, tmp_path / "inference.onnx")
     engine = OnnxRuntimeEngine(file, threads=1)
     report = verify(
@@ -84,9 +64,9 @@ def test_a_damaged_export_fails_and_its_layer_is_named_without_being_asked(loade
     file = write_qdq(model, tmp_path / "inference.onnx", damaged_stem)
     candidates = [
         Candidate("onnxruntime", OnnxRuntimeEngine(file), onnx=file),
-        Candidate("paddle", _Answering(model_answer(model))),
+        Candidate("paddle", Answering(model_answer(model))),
     ]
-    report = verify(model, candidates, loader, watch=_Watch())
+    report = verify(model, candidates, loader, watch=Watch())
     assert [engine.key for engine in report.failing] == ["onnxruntime"]
     assert report.engines[0].guilty == ["stem"]
     assert report.engines[1].layers is None and report.engines[1].result.agreement == 1
@@ -102,19 +82,19 @@ def test_the_limit_decides(loader):
         logits[:1] *= -1  # one of 8 images
         return logits
 
-    candidates = [Candidate("paddle", _Answering(run))]
-    strict = verify(model, candidates, loader, watch=_Watch(), latency=False)
+    candidates = [Candidate("paddle", Answering(run))]
+    strict = verify(model, candidates, loader, watch=Watch(), latency=False)
     assert len(strict.failing) == 1
-    loose = verify(model, candidates, loader, watch=_Watch(), latency=False, limit=0.8)
+    loose = verify(model, candidates, loader, watch=Watch(), latency=False, limit=0.8)
     assert loose.failing == []
     with pytest.raises(LowbitError, match="from 0 to 1; got 99"):
-        verify(model, candidates, loader, watch=_Watch(), limit=99)
+        verify(model, candidates, loader, watch=Watch(), limit=99)
 
 
 def test_a_model_that_is_not_quantized(loader):
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
-    candidates = [Candidate("paddle", _Answering(model_answer(model)))]
-    report = verify(model, candidates, loader, watch=_Watch(), layers=True)
+    candidates = [Candidate("paddle", Answering(model_answer(model)))]
+    report = verify(model, candidates, loader, watch=Watch(), layers=True)
     assert report.integers is None and report.fp32 is None and report.engines[0].layers is None
     values = report_values(report, [Size("Paddle", 100, None)], run="runs/plain")
     assert values["integer_reference"] is None and values["sizes"][0]["ratio"] is None
@@ -124,9 +104,7 @@ def test_a_model_that_is_not_quantized(loader):
 def test_the_record_is_json_without_infinities(loader, tmp_path):
     model = small_net()
     file = write_qdq(model, tmp_path / "inference.onnx", damaged_stem)
-    report = verify(
-        model, [Candidate("openvino", OnnxRuntimeEngine(file), onnx=file)], loader, watch=_Watch()
-    )
+    report = verify(model, [Candidate("openvino", OnnxRuntimeEngine(file), onnx=file)], loader, watch=Watch())
     values = json.loads(json.dumps(report_values(report, [Size("ONNX", 25, 100)]), allow_nan=False))
     (engine,) = values["engines"]
     assert values["passed"] is False and engine["passed"] is False and engine["guilty"] == ["stem"]

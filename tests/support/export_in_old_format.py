@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from tests.deploy.conftest import SHAPE, export_tiny
-from tests.tiny_net import build_tiny
+from tests.support.exports import SHAPE, export_tiny
+from tests.support.tiny_net import build_tiny
 
 directory = Path(sys.argv[1])
 model = build_tiny()

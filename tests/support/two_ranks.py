@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 LAUNCH_TWO = ("-m", "paddle.distributed.launch", "--nproc_per_node=2", "--backend=gloo")
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def run_on_two_ranks(script: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

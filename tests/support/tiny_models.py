@@ -14,8 +14,8 @@ from lowbit.recipe import make_recipe
 from lowbit.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from lowbit.training.quantization import recipe_values
 from lowbit.training.trained_model import TrainedModel, open_checkpoint
-from tests.cli.conftest import tiny_values
-from tests.tiny_net import build_tiny
+from tests.support.commands import tiny_values
+from tests.support.tiny_net import build_tiny
 
 _CLASSES = ["circle", "cross", "square", "triangle"]
 

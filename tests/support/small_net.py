@@ -12,6 +12,7 @@ import paddle
 from onnx import TensorProto, helper, numpy_helper
 from paddle import nn
 
+from lowbit.deploy import EngineOptions
 from lowbit.nn import calibrate, deployed_input, deployed_weight, prepare
 from lowbit.recipe import make_recipe
 
@@ -113,3 +114,23 @@ def write_qdq(
     onnx.checker.check_model(made, full_check=True)
     onnx.save(made, str(path))
     return path
+
+
+class Watch:
+    def __init__(self):
+        self.log = []
+
+    def begin(self, title, total):
+        self.log.append([title, total, 0])
+
+    def advance(self):
+        self.log[-1][2] += 1
+
+
+class Answering:
+    """An engine that is a function."""
+
+    name, options, image_shape = "function 1.0", EngineOptions(device="cpu", threads=1), SHAPE
+
+    def __init__(self, run):
+        self.run = run

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import typing
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from lowbit.compat.scripts.export_infer import export_model, infer, onnx_infer
 from lowbit.compat.scripts.post_quant import post_quant
 from lowbit.compat.scripts.train import train
 from lowbit.compat.scripts.train_quantized import eval_qt, train_qat, train_qt
-from lowbit.config import Config
+from lowbit.config import Config, validate
 from lowbit.data import write_lite_data
 
 COMMANDS: dict[str, typer.Typer] = {
@@ -33,7 +35,7 @@ COMMANDS: dict[str, typer.Typer] = {
 }
 # A network and images so small that an epoch takes a few hundredths of a second.
 SMALL = (
-    *("--model=tests.tiny_net:TinyNet", "--epochs=1", "--batch-size=8", "--workers=2"),
+    *("--model=tests.support.tiny_net:TinyNet", "--epochs=1", "--batch-size=8", "--workers=2"),
     *("--crop-size=32", "--resize-size=36"),
 )
 
@@ -109,7 +111,7 @@ def tiny_values(data: Path, output: Path) -> dict:
 
     return {
         "Global": {"epochs": 1, "output_dir": str(output), "image_shape": [3, 32, 32], "use_visualdl": False},
-        "Arch": {"name": "tests.tiny_net:TinyNet"},
+        "Arch": {"name": "tests.support.tiny_net:TinyNet"},
         "DataLoader": {
             "Train": split("train", {"RandCropImage": {"size": 32}}),
             "Eval": split("val", {"ResizeImage": {"resize_short": 36}}, {"CropImage": {"size": 32}}),
@@ -132,7 +134,6 @@ def config_file(lite, tmp_path) -> Path:
 def trained(lite, tmp_path_factory) -> Path:
     """The folder of a finished run, exported into its folder `export`; look, don't touch."""
     from lowbit.cli.export import export
-    from lowbit.config import validate
     from lowbit.training.loop import train
 
     folder = tmp_path_factory.mktemp("trained") / "run"
@@ -155,9 +156,52 @@ W4A4G4 = {
 @pytest.fixture(scope="session")
 def low_precision(lite, tmp_path_factory) -> Path:
     """The folder of a finished run with gradients in 4 bits; look, don't touch."""
-    from lowbit.config import validate
     from lowbit.training.loop import train
 
     values = tiny_values(lite, tmp_path_factory.mktemp("low_precision") / "run")
     values["Global"]["epochs"] = 3
     return train(validate(values | {"Recipe": W4A4G4}, {}, "tiny"))
+
+
+STEP = re.compile(
+    r"^\[Epoch \d+, iter: \d+\] top1: \d\.\d{5}, top5: \d\.\d{5}, lr: \d+\.\d{5}, loss: \d+\.\d{5}, "
+    r"avg_reader_cost: \d+\.\d{5} sec, avg_batch_cost: \d+\.\d{5} sec, avg_samples: \d+\.\d, "
+    r"avg_ips: \d+\.\d{5} images/sec\.$",
+    re.MULTILINE,
+)
+ACCURACY = re.compile(r"^ \* Acc@1 \d\.\d{3} Acc@5 \d\.\d{3}$", re.MULTILINE)
+
+
+LINE = re.compile(r"^image_name: \S+\.jpg, class_id: \d+, prob: \d\.\d{3}$")
+
+
+SCRIPTS = {
+    "train.py": train,
+    "tools/export_model.py": export_model,
+    "deploy/inference_python/infer.py": infer,
+    "deploy/ptq_python/post_quant.py": post_quant,
+    "deploy/onnx_python/infer.py": onnx_infer,
+    "tools/train_qt.py": train_qt,
+    "tools/train_qat.py": train_qat,
+    "tools/eval_qt.py": eval_qt,
+}
+
+
+def _options_of_commands() -> dict[str, set[str]]:
+    """The options of every command and script, by the words it is called with."""
+    found: dict[str, set[str]] = {}
+
+    def visit(words: str, command: typing.Any) -> None:
+        for name, below in getattr(command, "commands", {}).items():
+            visit(f"{words} {name}", below)
+        if not hasattr(command, "commands"):
+            spellings = [word for p in command.params for word in (*p.opts, *p.secondary_opts)]
+            found[words] = {word for word in spellings if word.startswith("-")}
+
+    visit("lowbit", typer.main.get_command(app))
+    for path, function in SCRIPTS.items():
+        visit(f"python {path}", typer.main.get_command(script_app(function)))
+    return found
+
+
+OPTIONS = _options_of_commands()

@@ -1,4 +1,4 @@
-"""Configs of both layouts, a way to change lines of them, and a repository of stand-in scripts."""
+"""Chain test configs of both layouts, and a way to change lines of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.tipc import ChainConfig, Check, Step, read_config
+from lowbit.tipc import ChainConfig, ChainResult, Check, Status, Step, StepResult, read_config
 from lowbit.tipc.judge import Expected, ModelReport
 from lowbit.tipc.step_outputs import Snapshot, changed_files
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "tipc/configs"
 NAMES = ("norm", "pact", "amp", "fleet", "generic", "paddleclas")
-
-Change = Callable[..., ChainConfig]
 
 
 def config_lines(name: str) -> list[str]:
@@ -27,6 +25,32 @@ def changed_text(name: str, lines: dict[int, str | None]) -> str:
     """A config with some lines replaced by their number; None takes a line away."""
     found = [lines.get(number, line) for number, line in enumerate(config_lines(name), 1)]
     return "\n".join(line for line in found if line is not None)
+
+
+def step(name: str, status: Status = Status.PASSED, **more) -> StepResult:
+    values = {"kind": "train", "command": f"python {name}.py ", "log": f"{name}.log", "exit_code": 0}
+    return StepResult(name=name, status=status, **values | more)
+
+
+def chain(*steps: StepResult, **more) -> ChainResult:
+    values = {"layout": 32, "model_name": "resnet18", "mode": "whole_infer", "output": "./out"}
+    values |= {"config": "configs/c.txt", "root": "/repo", "started": "2026-01-02T03:04:05+00:00"}
+    return ChainResult(steps=steps, **values | {"finished": True, "seconds": 12.3} | more)
+
+
+FULL = chain(
+    step(
+        "a",
+        checks=(Check("loss", True, "0.5"), Check("weights", None, "no .pdparams")),
+        notes=("on the CPU",),
+    ),
+    step("b", Status.FAILED, reason="exit code 1: \x1b[31mboom\x00 <&>", exit_code=1, seconds=1.25),
+    step("c", Status.SKIPPED, reason="needs card 0", exit_code=None),
+    step("d", Status.NOT_RUN, reason="needs b,\n which failed", exit_code=None),
+)
+
+
+Change = Callable[..., ChainConfig]
 
 
 @pytest.fixture
@@ -47,7 +71,7 @@ def repo(tmp_path) -> Path:
     root = tmp_path / "repo"
     folder = root / "test_tipc/configs/stand_in"
     folder.mkdir(parents=True)
-    shutil.copy(Path(__file__).parent / "stand_in.py", root)
+    shutil.copy(CONFIGS.parent / "stand_in.py", root)
     (root / "demo.jpg").write_bytes(b"")
     text = changed_text(
         "norm",
