@@ -56,7 +56,7 @@ def split_outputs(outputs: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
         )
     shapes = [list(part.shape) for part in parts]
     if any(shape != shapes[0] for shape in shapes):
-        raise LowbitError(f"forward returns tensors of shapes {shapes}: auxiliary logits must be like the first")
+        raise LowbitError(f"forward returns tensors {shapes}: auxiliary logits must be like the first")
     return parts[0], parts[1:]
 
 

@@ -51,6 +51,16 @@ def read_mark(message: str) -> tuple[str, str] | None:
     return (layer, role) if prefix == _PREFIX and role in ("input", "weight", "output") else None
 
 
+def called_layers(program: Any) -> set[str]:
+    """The names of the convolutions and Linear layers that the program of a `trace` runs through."""
+    marks = [
+        read_mark(operation.attrs()["message"])
+        for operation in program.main_program.global_block().ops
+        if operation.name() == "pd_op.print"
+    ]
+    return {mark[0] for mark in marks if mark is not None}
+
+
 def layer_names(model: nn.Layer) -> dict[str, nn.Layer]:
     """The model's convolutions and Linear layers; one that it uses in two places has its first name."""
     layers = dict(model.named_sublayers(include_self=True))
