@@ -20,7 +20,10 @@ from lowbit.safe_pickle import load_arrays
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
 # What lowbit.nn gives a quantized layer beside its own parameters.
-_QUANTIZERS = frozenset(("input_quantizer", "weight_quantizer", "backward_quantizers"))
+_QUANTIZERS = frozenset(
+    ("input_quantizer", "weight_quantizer", "backward_quantizers", "left_quantizer", "right_quantizer",
+     "gradient_quantizer")
+)  # fmt: skip
 
 # paddle.save adds this table of internal names to a state dict; it holds no weights.
 _NAME_TABLE = "StructuredToParameterName@@"

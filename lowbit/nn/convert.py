@@ -12,6 +12,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels import why_missing
+from lowbit.nn.activation_matmul import QuantizedProducts, quantize_products
 from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
 from lowbit.nn.calibration import give_bias
@@ -35,6 +36,7 @@ class Preparation:
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
     batch_norms: Folded = field(default_factory=Folded)
+    products: QuantizedProducts = field(default_factory=QuantizedProducts)  # of two activations
 
     @property
     def quantized(self) -> list[str]:
@@ -59,6 +61,10 @@ class Preparation:
         lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
         lines += [f"  {count} with {plan}" for plan, count in plans.items()]
         lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
+        if self.products.names:
+            spec = self.recipe.matmul.operand_spec()
+            lines.append(f"{len(self.products.names)} products of two activations with operands {spec}")
+        lines += [f"  the products of {name} are not: {why}" for name, why in self.products.left_alone]
         folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
         if folded or apart:
             lines.append(f"{folded} of {folded + len(apart)} batch norms are folded in training")
@@ -113,6 +119,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     freezing = {} if recipe.batch_norm.freeze_after is None else _batch_norms(model)
     for name, norm in freezing.items():
         check_can_freeze(norm, name)
+    # First: attention layers are tried before what is inside of them has no scales.
+    products = QuantizedProducts() if recipe.matmul is None else quantize_products(model, recipe.matmul)
     for assigned in quantized:
         name = assigned.layer.name
         number = assigned.layer.index
@@ -125,7 +133,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         pair = Pair(by_name[name], by_name[norm_name])
         fold_in_training(pair.layer, pair)
         follow(pair.norm, pair)
-    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
+    note_preparation(
+        model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms, products=products)
+    )
     return model
 
 

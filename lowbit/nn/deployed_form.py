@@ -65,7 +65,11 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
 
     bounds = deployed_input(model.conv1)
     """
-    quantizer = _quantizer(layer, "input")
+    return deployed_operand(_quantizer(layer, "input"))
+
+
+def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
+    """What becomes of an activation; a LowbitError where that is only known in every call."""
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     if scale is None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.qt_autograd import BackwardQuantizers
 from lowbit.nn.qtensor import QTensor
@@ -44,6 +45,11 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.
                 object.__setattr__(layer, name, _unchanged)
                 undo.callback(object.__delattr__, layer, name)
+        for layer in model.sublayers(include_self=True) if _LEFT_OUT[how] else ():
+            if isinstance(layer, QuantizedMatmul):  # both operands are activations
+                for side in SIDES:
+                    object.__setattr__(layer, f"{side}_quantizer", _unchanged)
+                    undo.callback(object.__delattr__, layer, f"{side}_quantizer")
         yield
 
 

@@ -16,6 +16,7 @@ from lowbit.deploy.onnx.converters import Op, Result, find_converter
 from lowbit.deploy.onnx.graph import MARK, Graph
 from lowbit.errors import LowbitError
 from lowbit.nn import eval_mode, is_quantized
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 
 PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
@@ -89,6 +90,10 @@ def _marked(model: nn.Layer) -> Iterator[None]:
                 lambda _layer, _inputs, output, name=name: _mark(output, name, "output")
             )
             undo.callback(hook.remove)
+        for name, layer in model.named_sublayers():
+            if isinstance(layer, QuantizedMatmul):
+                object.__setattr__(layer, "forward", _marked_product(name))
+                undo.callback(object.__delattr__, layer, "forward")
         yield
 
 
@@ -97,6 +102,15 @@ def _marked_forward(layer: nn.Layer, name: str) -> Callable[..., Tensor]:
     def forward(x: Tensor, *geometry: Any) -> Tensor:
         # The weight's values and the bias come from the layer itself, not from the program.
         return layer.product(_mark(x, name, "input"), _mark(layer.weight, name, "weight"), None, *geometry)
+
+    return forward
+
+
+def _marked_product(name: str) -> Callable[..., Tensor]:
+    @paddle.jit.not_to_static
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        left, right = (_mark(one, f"{name}.{side}", "input") for one, side in zip((x, y), SIDES, strict=True))
+        return paddle.matmul(left, right)
 
     return forward
 
