@@ -96,7 +96,8 @@ def test_low_precision_puts_the_gradient_on_a_grid():
     integers, scale = net.qk.gradient_quantizer.integers(weights)
     rounded = net.qk.right_quantizer(right).detach()
     seen = paddle.matmul(integers * scale, rounded, transpose_y=True)
-    inside = ((net.qk.left_quantizer(x.detach()) - x.detach()).abs() < 1e-1).astype("float32")  # not clipped
+    moved = (net.qk.left_quantizer(x.detach()) - x.detach()).abs()
+    inside = (moved <= 0.51 * net.qk.left_quantizer.scale()).astype("float32")  # what is not clipped
     np.testing.assert_allclose(
         (x.grad * inside).numpy(), (seen * inside).numpy(), rtol=1e-4, atol=1e-4 * float(seen.abs().max())
     )
