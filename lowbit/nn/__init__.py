@@ -13,6 +13,7 @@ from lowbit.nn.calibration import calibrate, find_quantizers
 from lowbit.nn.convert import Preparation, preparation_of, prepare
 from lowbit.nn.deployed_form import (
     DeployedOperand,
+    deployed_edges,
     deployed_input,
     deployed_weight,
     fix_inputs,
@@ -20,6 +21,7 @@ from lowbit.nn.deployed_form import (
     fixed_recipe,
     frozen,
 )
+from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import quantization_mode
 from lowbit.nn.int_forward import integer_reference
@@ -33,8 +35,11 @@ __all__ = [
     "Quantizer",
     "calibrate",
     "convert_sync_batch_norm",
+    "deployed_edges",
     "deployed_input",
     "deployed_weight",
+    "edge_name",
+    "edge_quantizers",
     "eval_mode",
     "find_quantizers",
     "fix_inputs",

@@ -14,6 +14,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.convert import note_preparation, preparation_of
+from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import FROZEN, Frozen, per_output, runs_in_integers
 from lowbit.nn.quant_layers import is_quantized, replan_layer
@@ -65,12 +66,20 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
 
     bounds = deployed_input(model.conv1)
     """
-    quantizer = _quantizer(layer, "input")
+    return _activation(_quantizer(layer, "input"))
+
+
+def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
+    """What becomes of the tensors between layers that `outputs: quantized` puts on grids, by name."""
+    return {edge_name(*at): _activation(found) for at, found in edge_quantizers(model).items()}
+
+
+def _activation(quantizer: Quantizer) -> DeployedOperand:
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     if scale is None:
         raise LowbitError(
-            f'the scale of the input of layer "{quantizer.layer_name}" is chosen anew in every call '
+            f'the scale of the {quantizer.role} of layer "{quantizer.layer_name}" is chosen anew in every call '
             f"({quantizer.spec}), which int8 engines cannot do: use scaling moving_average, learned or fixed"
         )
     lowest, highest = grid.lowest, grid.highest
@@ -81,7 +90,7 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
             lowest = max(lowest, int(quantize_to_integers(negate(bound), scale, grid).max()))
     if scale.size != 1:
         raise LowbitError(
-            f'the input of layer "{quantizer.layer_name}" has a scale per channel ({quantizer.spec}), over '
+            f'the {quantizer.role} of layer "{quantizer.layer_name}" has a scale per channel ({quantizer.spec}), over '
             "which the layer sums: to deploy it, use granularity per-tensor"
         )
     return DeployedOperand(
