@@ -15,7 +15,7 @@ from lowbit.kernels import why_missing
 from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
 from lowbit.nn.calibration import give_bias
-from lowbit.nn.edge_quantizers import attach, edge_spec
+from lowbit.nn.edge_quantizers import attach, edge_spec, without_edges
 from lowbit.nn.edges import Edges, find_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import layers_by_name
@@ -275,7 +275,8 @@ def quantized_layers(model: nn.Layer) -> dict[str, nn.Layer]:
 def quantizing_only(model: nn.Layer, names: Collection[str]) -> Iterator[None]:
     """Within it, and in evaluation mode, only the layers of these names quantize their operands.
 
-    Nothing of the model's state is touched.
+    Tensors between layers (`outputs: quantized`) are quantized with all of them only. Nothing of the model's
+    state is touched.
 
     with quantizing_only(model, {"conv1"}):
         logits = model(images)
@@ -285,6 +286,8 @@ def quantizing_only(model: nn.Layer, names: Collection[str]) -> Iterator[None]:
         if name not in layers:
             raise LowbitError(f'no quantized layer "{name}": {did_you_mean(name, list(layers))}')
     with eval_mode(model), ExitStack() as undo:
+        if set(names) != layers.keys():
+            undo.enter_context(without_edges(model))
         for name, layer in layers.items():
             if name not in names:
                 for quantizer in ("input_quantizer", "weight_quantizer"):

@@ -14,7 +14,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.convert import note_preparation, preparation_of
-from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
+from lowbit.nn.edge_quantizers import SharedQuantizer, edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import FROZEN, Frozen, per_output, runs_in_integers
 from lowbit.nn.quant_layers import is_quantized, replan_layer
@@ -184,7 +184,10 @@ def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
         if is_quantized(layer):
             fix = assigned.layer.name in dynamic
             plan = _fixed_plan(plan, fix_input=fix)
+            shared = layer.input_quantizer
             replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact)
+            if isinstance(shared, SharedQuantizer):  # its scale is another module's, which stays
+                layer.input_quantizer = shared
         plans.append(replace(assigned, plan=plan))
     note_preparation(fixed, replace(prepared, recipe=recipe, layers=tuple(plans)))
     return fixed
