@@ -141,6 +141,7 @@ def activation_type(
     direct: bool,
     layer: str,
     edges: bool = False,
+    bent: bool = False,
 ) -> tuple[str, int]:
     """The ONNX type of an input's integers and the zero point that is added to them.
 
@@ -148,8 +149,12 @@ def activation_type(
     the product. On x86 it turns int8 into uint8 by itself, but makes an invalid graph of opset 21 where the
     product is not the next operator (not `direct`): there it is stored so from the beginning. For products
     with int8 inputs OpenVINO halves and rounds the weights without VNNI: on `avx2` no input is int8. With
-    `edges` all tensors have one type, since ONNX Runtime adds two of the same type in integers only.
+    `edges` all tensors have one type, since ONNX Runtime adds two of the same type in integers only; but one
+    that only activations read (`bent`) has no zero point, since OpenVINO merges the activation into the
+    product then.
     """
+    if bent and operand.signed and not positive:
+        return "int8", 0
     if target != "gpu" and (positive or not operand.signed):
         return "uint8", 0
     if target == "avx2" or (edges and target != "gpu") or (target == "vnni" and not direct):
@@ -171,6 +176,7 @@ def activation_type(
 _FLOAT_OPERATORS = {
     "Add", "Sub", "Mul", "Div", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Erf", "BatchNormalization",
 }  # fmt: skip
+_BENDING = {"HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Mish", "Softplus"}
 _MERGED_ACTIVATIONS = {"Relu", "Clip"}
 _TYPES = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8, "uint8": np.uint8
@@ -218,6 +224,8 @@ def _quantize_activations(
     done: Quantized,
 ) -> None:
     made: dict[Any, tuple[str, str]] = {}  # the same integers of the same tensor are made once
+    # ONNX Runtime makes an invalid graph of int8 between two other operators in the version that has 4 bits.
+    in_4_bits = any(isinstance(c, QuantizedConstant) and c.bits <= 4 for c in graph.constants.values())
     nodes, graph.nodes = graph.nodes, []
     replaced: dict[str, str] = {}
     for node in nodes:
@@ -233,11 +241,11 @@ def _quantize_activations(
             continue
         grid = (operand.lowest, operand.highest, operand.signed, operand.scale.tobytes())
         if (source, *grid) not in made:
-            readers = [other.kind in PRODUCTS for other in nodes if node.outputs[0] in other.inputs]
+            readers = {other.kind for other in nodes if node.outputs[0] in other.inputs}
+            how = {"direct": readers <= set(PRODUCTS), "edges": bool(edges)}
+            how["bent"] = is_edge and not in_4_bits and readers <= _BENDING
             name = f"{layer}.output" if is_edge else f"{layer}.input"
-            pair = _quantize_one(
-                source, name, operand, target, graph, direct=all(readers), edges=bool(edges)
-            )
+            pair = _quantize_one(source, name, operand, target, graph, **how)
             made[source, *grid] = made[pair[1], *grid] = pair  # what is on the grid stays there
         integers, replaced[node.outputs[0]] = made[source, *grid]
         if is_edge:
@@ -259,6 +267,7 @@ def _quantize_one(
     *,
     direct: bool,
     edges: bool,
+    bent: bool,
 ) -> tuple[str, str]:
     """QuantizeLinear, Clip, DequantizeLinear; the names of the integers and of their values.
 
@@ -269,7 +278,7 @@ def _quantize_one(
         source, operand = _without_clip(source, operand, graph)
     positive = never_negative(graph, source) or operand.lowest >= 0
     kind_name, zero = activation_type(
-        operand, target, positive=positive, direct=direct, layer=name, edges=edges
+        operand, target, positive=positive, direct=direct, layer=name, edges=edges, bent=bent
     )
     kind, scale, shape = _TYPES[kind_name], np.float32(operand.scale), graph.shapes[source]
     lowest, highest = operand.lowest + zero, operand.highest + zero
