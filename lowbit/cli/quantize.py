@@ -36,7 +36,7 @@ def quantize(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, recipe_option("What is quantized how, instead of 8 bits with --algo.")
+        str | None, recipe_option("What is quantized how, instead of 8 bits (weights 7 without VNNI) with --algo.")
     ] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
@@ -58,12 +58,14 @@ def quantize(
     - `lowbit verify runs/ptq` proves that the exported model computes the same
     """
     from lowbit.api.deploy import check_formats
+    from lowbit.deploy.onnx import resolve_target
     from lowbit.training.post_training import ptq_recipe
 
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
     check_formats(format_, target)  # before the work begins
-    chosen = recipe or ptq_recipe(algo)
+    # Products of 8-bit weights saturate without VNNI, or are slow where they do not.
+    chosen = recipe or ptq_recipe(algo, weight_bits=7 if resolve_target(target) == "avx2" else 8)
     folder = calibrate_as_asked(
         config,
         pretrained=pretrained,

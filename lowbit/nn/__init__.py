@@ -20,6 +20,7 @@ from lowbit.nn.deployed_form import (
     fixed_copy,
     fixed_recipe,
     frozen,
+    weights_in_bits,
 )
 from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
@@ -56,4 +57,5 @@ __all__ = [
     "quantize_layer",
     "refresh_batch_norm",
     "refreshed_batch_norm",
+    "weights_in_bits",
 ]
