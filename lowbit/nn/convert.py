@@ -133,10 +133,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         pair = Pair(by_name[name], by_name[norm_name])
         fold_in_training(pair.layer, pair)
         follow(pair.norm, pair)
-    attach(model, edges, {found.layer.name: found.plan for found in quantized}, pact=recipe.pact)
-    note_preparation(
-        model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges)
-    )
+    if recipe.outputs == "quantized":
+        attach(model, edges, {found.layer.name: found.plan for found in quantized}, pact=recipe.pact)
+    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges))
     return model
 
 

@@ -78,9 +78,10 @@ def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
 def _activation(quantizer: Quantizer) -> DeployedOperand:
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
+    what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
     if scale is None:
         raise LowbitError(
-            f'the scale of the {quantizer.role} of layer "{quantizer.layer_name}" is chosen anew in every call '
+            f"the scale of {what} is chosen anew in every call "
             f"({quantizer.spec}), which int8 engines cannot do: use scaling moving_average, learned or fixed"
         )
     lowest, highest = grid.lowest, grid.highest
@@ -91,7 +92,7 @@ def _activation(quantizer: Quantizer) -> DeployedOperand:
             lowest = max(lowest, int(quantize_to_integers(negate(bound), scale, grid).max()))
     if scale.size != 1:
         raise LowbitError(
-            f'the {quantizer.role} of layer "{quantizer.layer_name}" has a scale per channel ({quantizer.spec}), over '
+            f"{what} has a scale per channel ({quantizer.spec}), over "
             "which the layer sums: to deploy it, use granularity per-tensor"
         )
     return DeployedOperand(

@@ -16,6 +16,7 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
+from lowbit.nn.calibration import FOLDED_NORM, FoldedNorm
 from lowbit.nn.edges import Edges, Place
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import Quantizer
@@ -129,14 +130,15 @@ def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
 # that a copy of the module uses its own.
 
 
-def attach(
-    model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pact | None = None
-) -> None:
+def attach(model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pact | None = None) -> None:
     """Give the owners of the edges their quantizers, and the layers that read them shared ones.
 
     Call it after the layers have been quantized.
     """
     layers = dict(model.named_sublayers())
+    norms = dict(edges.batch_norms)
+    for name in plans:
+        setattr(layers[name], FOLDED_NORM, FoldedNorm(layers[norms[name]] if name in norms else None))
     for edge in edges.found:
         owner, spec = layers[edge.owner], edge_spec(plans[edge.spec_of], edge.spec_of)
         quantizer = Quantizer(spec, "NC", edge.place, shape=[1, 1], name=edge.owner, pact=pact)

@@ -60,6 +60,7 @@ class Edges:
 
     found: tuple[Edge, ...] = ()
     without_module: tuple[str, ...] = ()
+    batch_norms: tuple[tuple[str, str], ...] = ()  # layers with the batch norm that alone reads their output
 
     def lines(self) -> list[str]:
         """A few lines for people; none where nothing was found."""
@@ -118,7 +119,7 @@ def _trace(model: nn.Layer, inputs: Sequence[Tensor]) -> Any:
             raise
         except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
             raise LowbitError(
-                f"outputs: quantized needs a program of {type(model).__name__}, as an export does, and Paddle "
+                f"outputs: quantized needs {type(model).__name__} as a program, like an export, and Paddle "
                 f"cannot make one: {cause(error)}. Change its forward, or write outputs: full"
             ) from error
 
@@ -188,7 +189,17 @@ class _Graph:
                 names = tuple(dict.fromkeys(one.name for one in readers if one.kind == "layer"))
                 spec_of = names[0] if names else self.next_layer[value]
                 found.append(Edge(owner.name, owner.kind, names, spec_of))
-        return Edges(tuple(found), tuple(without))
+        return Edges(tuple(found), tuple(without), tuple(self._batch_norms()))
+
+    def _batch_norms(self) -> Iterator[tuple[str, str]]:
+        """Quantized layers and the batch norms that are folded into them."""
+        for node in self.nodes:
+            readers = self._readers(node.outputs[0]) if node.kind == "layer" else []
+            if len(readers) != 1 or readers[0].kind != "batch_norm":
+                continue
+            mark = next(self._alone_behind(readers[0].outputs[0]), None)
+            if mark is not None and mark.kind == "output":
+                yield node.name, mark.name
 
     def _needs_grid(self, value: str, readers: list[_Node]) -> bool:
         """Whether it lies between quantized layers, and is not clipped or normalized before it is rounded."""

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from lowbit.deploy.onnx.fold import DeployedLayer
-from lowbit.deploy.onnx.moved import quantize_moved
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
+from lowbit.deploy.onnx.moved import quantize_moved
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.machine import CpuInfo, cpu_info
 from lowbit.nn import DeployedOperand
@@ -45,6 +45,8 @@ def _never_negative(graph: Graph, producers: dict[str, Node], tensor: str) -> bo
         return _never_negative(graph, producers, node.inputs[0]) or (
             graph.constants[node.inputs[2]].dtype == np.uint8 and not graph.constants[node.inputs[2]].any()
         )
+    if node.kind == "Clip" and _is_of_integers(producers, node):
+        return _never_negative(graph, producers, node.inputs[0])  # its bounds have the zero point in them
     if node.kind == "Clip":
         lowest = graph.constants.get(node.inputs[1])
         clipped = lowest is not None and bool(lowest >= 0)
@@ -55,6 +57,11 @@ def _never_negative(graph: Graph, producers: dict[str, Node], tensor: str) -> bo
             filled or bool(graph.constants[node.inputs[2]] >= 0)
         )
     return node.kind in _OF_ALL and all(_never_negative(graph, producers, name) for name in node.inputs)
+
+
+def _is_of_integers(producers: dict[str, Node], clip: Node) -> bool:
+    before = producers.get(clip.inputs[0])
+    return before is not None and before.kind == "QuantizeLinear"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -240,14 +247,14 @@ def _quantize_activations(
             replaced[node.outputs[0]] = source
             continue
         grid = (operand.lowest, operand.highest, operand.signed, operand.scale.tobytes())
-        if (source, *grid) not in made:
+        if (source, grid) not in made:
             readers = {other.kind for other in nodes if node.outputs[0] in other.inputs}
             how = {"direct": readers <= set(PRODUCTS), "edges": bool(edges)}
             how["bent"] = is_edge and not in_4_bits and readers <= _BENDING
             name = f"{layer}.output" if is_edge else f"{layer}.input"
             pair = _quantize_one(source, name, operand, target, graph, **how)
-            made[source, *grid] = made[pair[1], *grid] = pair  # what is on the grid stays there
-        integers, replaced[node.outputs[0]] = made[source, *grid]
+            made[source, grid] = made[pair[1], grid] = pair  # what is on the grid stays there
+        integers, replaced[node.outputs[0]] = made[source, grid]
         if is_edge:
             continue
         name, count = layer, 1
