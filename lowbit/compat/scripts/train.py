@@ -139,21 +139,14 @@ _SOURCES: dict[KeyPath, str] = {
 
 def _export_quantized(folder: Path, model: str) -> None:
     """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
+    from lowbit.api.runs import to_export
     from lowbit.deploy import export_model
     from lowbit.training.process import join_ranks
     from lowbit.training.trained_model import open_checkpoint
 
     if join_ranks().is_first:
-        trained = open_checkpoint(folder / "latest.lowbit", trust=model)
-        export_model(
-            trained.model,
-            folder,
-            model_name=trained.config.Arch.name,
-            image_shape=trained.config.Global.image_shape,
-            transform_ops=trained.preprocessing,
-            classes=trained.classes,
-            file_name="qat_inference",
-        )
+        files = to_export(open_checkpoint(folder / "latest.lowbit", trust=model))
+        export_model(files.model, folder, **files.description, file_name="qat_inference")
         print(f"Quantized model: {folder / 'qat_inference.json'}")
 
 
