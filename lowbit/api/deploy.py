@@ -33,7 +33,7 @@ from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
-from lowbit.nn import eval_mode, fix_inputs, fixed_copy
+from lowbit.nn import eval_mode, fix_inputs, fixed_copy, weights_in_bits
 from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
 from lowbit.training.freeze_dynamic_scales import deployable
 
@@ -103,6 +103,7 @@ def export(
     data: Data | StrPath | None = None,
     formats: str | Sequence[str] | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     classes: Sequence[str] = (),
     transforms: Sequence[Mapping[str, Any]] = (),
 ) -> Export:
@@ -115,8 +116,9 @@ def export(
 
     `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with
     VNNI); by default the first two. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`;
-    by default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in
-    `inference.yml`, for `lowbit infer` and PaddleX.
+    by default this machine). `weight_bits=7` rounds 8-bit weights to 7 bits in the files, which processors
+    without VNNI multiply exactly and fast; the result says how often the class stays. `classes` and
+    `transforms` (PaddleClas' transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
     `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
@@ -162,13 +164,18 @@ def export(
         classes=list(classes),
     )
     writer = _Writer(files, directory, inputs, own, is_classifier(inputs, own))
-    made, notes = writer.write_all(wanted, target, strict=formats is not None)
+    made, notes = writer.write_in_bits(weight_bits, wanted, target, strict=formats is not None)
     _keep_scales(net, model, directory / SCALES_FILE)
     return Export(directory=directory, formats=made, fixed_layers=fixed, notes=notes)
 
 
 def export_classifier(
-    files: ToExport, directory: Path, *, formats: str | Sequence[str] | None = None, target: str | None = None
+    files: ToExport,
+    directory: Path,
+    *,
+    formats: str | Sequence[str] | None = None,
+    target: str | None = None,
+    weight_bits: int | None = None,
 ) -> Export:
     """Export a trained classifier of images with what its checkpoint says about it.
 
@@ -183,7 +190,7 @@ def export_classifier(
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
     writer = _Writer(files, directory, inputs, own, classifier=True)
-    made, notes = writer.write_all(wanted, target, strict=formats is not None)
+    made, notes = writer.write_in_bits(weight_bits, wanted, target, strict=formats is not None)
     return Export(directory=directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
 
 
@@ -193,6 +200,7 @@ def export_run(
     *,
     formats: str | Sequence[str] | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     config: StrPath | None = None,
     override: Sequence[str] = (),
     pretrained: StrPath | None = None,
@@ -214,7 +222,9 @@ def export_run(
     if output is None:
         run = None if checkpoint is None else Path(checkpoint)
         output = run / "export" if run and run.is_dir() else trained.config.Global.save_inference_dir
-    return export_classifier(to_export(trained), Path(output), formats=formats, target=target)
+    return export_classifier(
+        to_export(trained), Path(output), formats=formats, target=target, weight_bits=weight_bits
+    )
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -252,6 +262,21 @@ class _Writer:
     inputs: ModelInputs
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
     classifier: bool
+
+    def write_in_bits(
+        self, bits: int | None, formats: Sequence[str], target: str | None, *, strict: bool
+    ) -> tuple[tuple[ExportedFormat, ...], tuple[str, ...]]:
+        """As `write_all`, with the weights in so many bits; the comparison is with the network as trained."""
+        if bits is None:
+            return self.write_all(formats, target, strict=strict)
+        with weights_in_bits(self.files.model, bits) as layers:
+            if not layers:
+                raise LowbitError(
+                    f"{self.files.model_name} has no weights of more than {bits} bits: leave weight_bits out"
+                )
+            made, notes = self.write_all(formats, target, strict=strict)
+        what = f"The weights of {layers} layers were rounded to {bits} bits; it was trained with more: "
+        return made, (*notes, what + "compare its accuracy (lowbit verify).")
 
     def write_all(
         self, formats: Sequence[str], target: str | None, *, strict: bool

@@ -27,6 +27,15 @@ ExportTarget = Annotated[
         show_default=False,
     ),
 ]
+WeightBits = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        max=8,
+        help="Round weights to so many bits in the files: 7 for 8-bit models on processors without VNNI.",
+        show_default=False,
+    ),
+]
 
 
 def export(
@@ -38,6 +47,7 @@ def export(
     ] = None,
     format_: ExportFormats = None,
     target: ExportTarget = None,
+    weight_bits: WeightBits = None,
     config: ConfigFile = None,
     override: Overrides = None,
     pretrained: Weights = None,
@@ -61,7 +71,7 @@ def export(
 
     - `lowbit export runs/digits` writes runs/digits/export
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
-    - `lowbit export runs/w8a8 --format onnx --target avx2`
+    - `lowbit export runs/w8a8 --format onnx --target avx2 --weight-bits 7`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
     from lowbit.api.deploy import export_run
@@ -71,6 +81,7 @@ def export(
         output,
         formats=format_,
         target=target,
+        weight_bits=weight_bits,
         config=config,
         override=override or (),
         pretrained=pretrained,
