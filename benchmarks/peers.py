@@ -4,7 +4,6 @@
     python benchmarks/peers.py FOLDER                  # latency, and top-1 where FOLDER has images
     python benchmarks/avx2_only.py benchmarks/peers.py FOLDER    # the same on an AVX2 processor
 
-
 Every candidate runs without training, on one thread. Latencies are taken in turns, in blocks of a few runs,
 and given as ratios to the fastest of fp32 in ONNX Runtime and OpenVINO: above 1 is faster. Models have
 random weights, unless LOWBIT_DATA names a folder with `mobilenet_v2_imagenet.safetensors`,
@@ -35,7 +34,7 @@ ENGINES = {"ONNX Runtime": OnnxRuntimeEngine, "OpenVINO": OpenVinoEngine}
 _TRAINED = "mobilenet_v2"
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 _STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
-_BLOCK, _WARM = 10, 2  # timed runs of a candidate in its turn, and runs before them
+_BLOCK, _WARM = 10, 3  # timed runs of a candidate in its turn, and runs before them
 _CALIBRATION, _BATCH = 320, 32  # images
 
 
@@ -195,18 +194,16 @@ def _open_xml(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 def latencies(
     candidates: dict[tuple[str, str], Callable[[np.ndarray], np.ndarray]], batch: int, rounds: int
 ) -> dict[tuple[str, str], float]:
-    """Seconds per run: the median over rounds, in each of which all candidates have their turn."""
+    """Seconds per run: the median of all runs, in rounds in which every candidate has its turn."""
     images = np.random.default_rng(1).standard_normal((batch, 3, 224, 224), dtype=np.float32)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in candidates}
-    block = max(2, _BLOCK // batch)
     for _ in range(rounds):
         for key, run in candidates.items():
-            for _ in range(_WARM):
+            for number in range(_WARM + max(2, _BLOCK // batch)):
+                started = time.perf_counter()
                 run(images)
-            started = time.perf_counter()
-            for _ in range(block):
-                run(images)
-            times[key].append((time.perf_counter() - started) / block)
+                if number >= _WARM:
+                    times[key].append(time.perf_counter() - started)
     return {key: float(np.median(taken)) for key, taken in times.items()}
 
 
