@@ -12,6 +12,7 @@ from paddle.nn import functional as F
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.accel.optimizer_step import fast_updates
 from lowbit.models import build_model
 from lowbit.nn import calibrate, prepare
 from lowbit.nn.convert import set_executor
@@ -94,7 +95,8 @@ def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True)
         model.train()
         with fast_convolutions(wanted=fast), fast_norm_ops(wanted=fast):
             F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        with fast_updates(wanted=fast):
+            optimizer.step()
         optimizer.clear_grad()
 
     return step
