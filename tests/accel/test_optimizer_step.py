@@ -14,7 +14,7 @@ from paddle.regularizer import L1Decay, L2Decay
 from lowbit.accel import optimizer_step
 from lowbit.accel.optimizer_step import fast_updates
 from lowbit.kernels import kernels, why_missing
-from lowbit.machine.threads import math_threads, set_math_threads
+from lowbit.machine.device import math_threads, set_math_threads
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 STEPS = 4
