@@ -130,11 +130,14 @@ def quantize(
     runs.quantize("digits", pretrained="runs/fp32/checkpoints/best.pdparams", output_dir="runs/ptq")
     """
     from lowbit.api.deploy import check_formats, export_run
+    from lowbit.deploy.onnx import resolve_target
 
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
     check_formats(formats, target)  # before the work begins
-    chosen = ptq_recipe(algo) if recipe is None else recipe
+    # Products of 8-bit weights saturate without VNNI, or are slow where they do not.
+    bits = 7 if resolve_target(target) == "avx2" else 8
+    chosen = ptq_recipe(algo, weight_bits=bits) if recipe is None else recipe
     folder = calibrate(config, override, recipe=chosen, quiet=quiet, silent=silent, **calibration)
     # The config has named the model.
     return export_run(folder, formats=formats, target=target, trust_code=True, quiet=quiet or silent)

@@ -77,7 +77,8 @@ def quantize(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, recipe_option("What is quantized how, instead of 8 bits with --algo.")
+        str | None,
+        recipe_option("What is quantized how, instead of 8 bits (weights 7 without VNNI) with --algo."),
     ] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
