@@ -43,8 +43,7 @@ def _speed(function: ctypes._CFuncPtr, bits: int) -> float:
     return best
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One convolution's training step, quantizing included: oneDNN in fp32 against 8-bit and 4-bit integers.
+# The training step of one convolution: oneDNN in fp32 against integers.
 
 
 FP32 = "oneDNN fp32"  # what the others are compared with

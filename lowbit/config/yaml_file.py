@@ -110,8 +110,7 @@ def _written_path(loc: KeyPath, values: Any) -> KeyPath:
     return tuple(kept)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# YAML with line numbers, so that an error can say where; a key given twice is an error.
+# YAML with line numbers, for error messages.
 
 
 KeyPath = tuple[str | int, ...]

@@ -74,7 +74,6 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-# ----------------------------------------------------------------------------------------------------------
 # CIFAR-10 from the official archives, python or binary, packed or extracted.
 
 
@@ -183,8 +182,7 @@ def _read_binary(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, 1:], rows[:, 0].astype(np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The 1,797 handwritten digits inside the scikit-learn package: real data that needs no network.
+# The 1,797 handwritten digits of scikit-learn.
 
 
 SIDE = 32

@@ -153,8 +153,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     return fewer
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Input scales that evaluation chooses in every call become fixed ones: what int8 engines can compute.
+# Fixing dynamic input scales, which integer engines cannot compute.
 
 
 _FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
@@ -302,8 +301,7 @@ def _shows(quantizer: Quantizer):
     return look
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A quantized model as it is served: what does not depend on the images is computed once, before export.
+# Frozen models: what does not depend on the input is computed once, before export.
 
 
 @contextmanager

@@ -119,8 +119,7 @@ def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A report as plain values, for `verify.json` and for other programs.
+# A report as plain values, for `verify.json`.
 
 
 FORMAT = 1

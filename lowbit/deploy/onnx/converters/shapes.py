@@ -76,8 +76,7 @@ def _type(op: Op) -> type:
     return _TYPES[op["dtype"]]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Means, sums and extremes over axes.
+# Reductions over axes.
 
 
 _KINDS = {"mean": "ReduceMean", "sum": "ReduceSum", "max": "ReduceMax", "min": "ReduceMin"}
@@ -94,8 +93,7 @@ def reduce(op: Op, graph: Graph) -> Result:
     return graph.add(kind, [x], shape=op.shape, axes=axes, keepdims=keep)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators that move numbers without computing: reshape, transpose, slices, concatenation, padding.
+# Operators that move values: reshape, transpose, slice, concat, pad.
 
 
 _FAR = 2**31 - 1  # Paddle's end of a slice that goes to the end
