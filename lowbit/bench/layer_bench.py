@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import paddle
 from paddle import Tensor, nn
@@ -34,7 +35,7 @@ def ceilings() -> dict[str, float]:
     return {name: speed for name, speed in speeds.items() if speed}
 
 
-def _speed(function: ctypes._CFuncPtr, bits: int) -> float:
+def _speed(function: Any, bits: int) -> float:
     best = 0.0
     for _ in range(_TRIES):
         start = time.perf_counter()

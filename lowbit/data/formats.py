@@ -139,7 +139,9 @@ def _batch_files(source: Path, batches: list[str]) -> Iterator[tuple[str, Binary
                 if member.isfile() and name.removesuffix(".bin") in batches:
                     if member.size > _MOST_BYTES:
                         raise LowbitError(f"{source}: {name} is of {member.size} bytes, which cannot be")
-                    contents[name] = archive.extractfile(member).read()
+                    packed = archive.extractfile(member)
+                    assert packed is not None  # it is a file
+                    contents[name] = packed.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise LowbitError(f"{source}: damaged archive ({error}); download it again") from error
     for batch in batches:

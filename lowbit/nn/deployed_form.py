@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -294,7 +294,7 @@ def _share_state(model: nn.Layer, fixed: nn.Layer) -> None:
     fixed.set_state_dict(state)
 
 
-def _shows(quantizer: Quantizer):
+def _shows(quantizer: Quantizer) -> Callable[[nn.Layer, tuple[Tensor, ...]], None]:
     def look(_layer: nn.Layer, inputs: tuple[Tensor, ...]) -> None:
         quantizer(inputs[0])
 

@@ -150,7 +150,7 @@ def _with_inputs(data: list[Any]) -> Graph:
 
 
 def _read(operation: Any, results: dict[str, Result]) -> Op:
-    inputs = []
+    inputs: list[Any] = []
     for value in operation.operands_source():
         if not value.initialized():  # an optional one
             inputs.append(None)
