@@ -136,8 +136,8 @@ def quantize(
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
     check_formats(formats, target)  # before the work begins
     # Products of 8-bit weights saturate without VNNI, or are slow where they do not.
-    eight = ptq_recipe(algo, weight_bits=7 if resolve_target(target) == "avx2" else 8)
-    chosen = eight if recipe is None else recipe
+    default = ptq_recipe(algo, weight_bits=7 if resolve_target(target) == "avx2" else 8)
+    chosen = default if recipe is None else recipe
     folder = calibrate(config, override, recipe=chosen, quiet=quiet, silent=silent, **calibration)
     # The config has named the model.
     return export_run(folder, formats=formats, target=target, trust_code=True, quiet=quiet or silent)
