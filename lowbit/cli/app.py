@@ -28,6 +28,7 @@ from lowbit.cli import (
     plan,
     quantize,
     report,
+    serve,
     tipc,
     train,
     verify,
@@ -50,6 +51,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
+app.command("serve")(serve.serve)
 app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
