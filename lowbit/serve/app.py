@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,15 +345,15 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-class _signals_end_quietly:  # noqa: N801  (used as a function)
-    """uvicorn raises the signal that stopped it once more when it is done: a stop that was asked for is none."""
-
-    def __enter__(self) -> None:
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, lambda *_: None)
-
-    def __exit__(self, *_error: object) -> None:
-        for number, handler in self._before.items():
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more when it is done; here, stopping is no error."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)

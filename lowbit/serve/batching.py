@@ -142,7 +142,7 @@ class Batcher:
 
 
 def _run_group(run: Run, requests: list[Arrays]) -> list[Arrays | Exception]:
-    """The answers of each request, computed together; if that fails, alone, so that one cannot harm others."""
+    """The answers of each request, computed together; if that fails, each alone: one harms no other."""
     try:
         return list(_run_together(run, requests))
     except Exception as error:

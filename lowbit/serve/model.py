@@ -77,8 +77,8 @@ def open_served_model(
     for one in signature.inputs:
         if one.dtype not in DATATYPES.values() or not one.shape or min(one.shape[1:], default=1) < 0:
             raise LowbitError(
-                f'input "{one.name}" of {folder} is {one.dtype} {list(one.shape)}: lowbit serves models whose '
-                "inputs leave only the batch size open"
+                f'input "{one.name}" of {folder} is {one.dtype} {list(one.shape)}: lowbit serves models '
+                "whose inputs leave only the batch size open"
             )
     outputs, joins = _warm_up(engines, signature.inputs, signature.outputs)
     return ServedModel(_check_name(name or _recorded_name(folder)), engines, signature.inputs, outputs, joins)
@@ -120,7 +120,7 @@ def _check_name(name: str) -> str:
 def _warm_up(
     engines: Sequence[Engine], inputs: Sequence[TensorInfo], names: Sequence[str]
 ) -> tuple[tuple[TensorInfo, ...], bool]:
-    """Run every engine, so that the first request is not slow; the outputs, and whether they are per sample."""
+    """Run every engine, as the first run is slow; the outputs, and whether they are per sample."""
     answers = []
     for count in (1, 2):
         for engine in engines:

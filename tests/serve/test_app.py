@@ -179,9 +179,11 @@ def test_limits_that_make_no_sense():
 
 
 def test_a_port_that_is_taken(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(LowbitError, match="cannot listen on .*another --port"):
-            serve(tmp_path, port=taken.getsockname()[1])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(LowbitError, match=r"cannot listen on .*another --port"),
+    ):
+        serve(tmp_path, port=taken.getsockname()[1])
 
 
 def test_the_protocols_own_client(serving):
