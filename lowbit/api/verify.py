@@ -135,7 +135,7 @@ def verify(
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
     >>> net = lowbit.quantize(net, {"weight_bits": 8}, data=[x])
-    >>> made = lowbit.export(net, folder, example=x)
+    >>> made = lowbit.export(net, folder, example=x, latency=False)
     >>> lowbit.verify(net, folder, [x], engines="onnxruntime", latency=False).passed
     True
     """

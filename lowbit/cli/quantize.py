@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.export import ExportFormats, ExportTarget, export
+from lowbit.cli.export import ExportForm, ExportFormats, ExportTarget, NoLatency, export
 from lowbit.cli.options import (
     AsJson,
     CalibrationBatch,
@@ -122,7 +122,9 @@ def quantize(
     batch_size: CalibrationBatch = None,
     output_dir: RunFolder = None,
     format_: ExportFormats = None,
+    form: ExportForm = None,
     target: ExportTarget = None,
+    no_latency: NoLatency = False,
     device: DeviceName = None,
     override: Overrides = None,
     quiet: Quiet = False,
@@ -141,7 +143,7 @@ def quantize(
 
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
-    check_formats(format_, target)  # before the work begins
+    check_formats(format_, target, form)  # before the work begins
     chosen = recipe or ptq_recipe(algo)
     folder = calibrate_as_asked(
         config,
@@ -157,5 +159,12 @@ def quantize(
         silent=as_json,
     )
     export(
-        folder, format_=format_, target=target, trust_code=True, quiet=quiet, as_json=as_json
-    )  # the config named the model
+        folder,
+        format_=format_,
+        form=form,
+        target=target,
+        no_latency=no_latency,
+        trust_code=True,  # the config named the model
+        quiet=quiet,
+        as_json=as_json,
+    )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.deploy.engines.small_onnx import small_onnx
+from tests.support.small_onnx import small_onnx
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("uvicorn", reason="lowbit[serve] is not installed")

@@ -6,10 +6,10 @@ import pytest
 from lowbit.deploy.engines import TensorInfo
 from lowbit.errors import LowbitError
 from lowbit.serve import open_served_model
-from tests.deploy.conftest import SHAPE as TINY
-from tests.deploy.conftest import export_tiny
-from tests.deploy.engines.small_onnx import SHAPE, small_onnx
-from tests.tiny_net import build_tiny
+from tests.support.exports import SHAPE as TINY
+from tests.support.exports import export_tiny
+from tests.support.small_onnx import SHAPE, small_onnx
+from tests.support.tiny_net import build_tiny
 
 
 @pytest.fixture(scope="module")
