@@ -165,7 +165,7 @@ def verify(
         files,
         directory,
         keys,
-        _Images(batches),
+        LoaderOfBatches(batches),
         limit=limit,
         layers=layers,
         latency=latency,
@@ -281,7 +281,7 @@ def _verify_outputs(
     return Verification(directory, samples, limit, found, top1=None, notes=tuple(notes))
 
 
-class _Images:
+class LoaderOfBatches:
     """Batches of any data as those of a loader of lowbit's own."""
 
     def __init__(self, batches: Batches) -> None:
