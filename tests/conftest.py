@@ -56,7 +56,7 @@ def _amd_fix_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def export_times(monkeypatch) -> dict[str, float]:
-    """Exports are not timed in tests, but take these seconds: what is written must not depend on the clock."""
+    """Exports are not timed in tests, but take these seconds: no file may depend on the clock."""
     seconds = {"fp32": 0.002, "quantized": 0.001}
 
     def instead(sides, **_options):

@@ -38,6 +38,7 @@ _DESTROYED = 0.5  # of fp32's top-1
 _SECONDS = 6.0  # for all engines and forms together
 _ROUNDS = 9
 FP32 = "fp32"
+_ONLY_CLASSIFIERS = "advise is for networks from images [N, C, H, W] to logits [N, classes]"
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def advise(
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     batches = Batches(net, data)
     assert batches.first is not None
+    if len(batches.first.inputs) != 1 or batches.first.inputs[0].ndim != 4:
+        raise LowbitError(_ONLY_CLASSIFIERS)
     images = batches.first.inputs[0].numpy()
     files = ToExport(
         model=net,
@@ -140,7 +143,7 @@ def advise_classifier(
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
     if not is_classifier(inputs, own):
-        raise LowbitError("advise is for networks from images [N, C, H, W] to logits [N, classes]")
+        raise LowbitError(_ONLY_CLASSIFIERS)
     if not has_quantized_layers(files.model):
         raise LowbitError("the network is not quantized: there is nothing to choose; quantize it first")
     with tempfile.TemporaryDirectory(prefix="lowbit-advise-") as temporary:

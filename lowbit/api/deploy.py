@@ -69,12 +69,14 @@ class Export(Result):
         wide = ("form", "difference", "fp32 ms")
         columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
         pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
+        names = dict.fromkeys(gain.name for _, gain in pairs)
         lines = [
-            "Same class and difference: of its outputs and the network's, on a few inputs.",
-            *slower_lines(pairs),
+            "Same class and difference: of its outputs and the network's on a few inputs, compared in "
+            f"{', '.join(names)}."
         ]
         if any(gain.faster is not None for _, gain in pairs):
-            lines.insert(1, "Faster: than fp32 in the same engine, one sample, measured in turns.")
+            lines.append("Faster: than fp32 in the same engine, one sample, measured in turns.")
+        lines += slower_lines(pairs)
         if self.fixed_layers:
             lines.append(f"The input scales of {self.fixed_layers} layers, chosen in every call, were fixed.")
         lines += [line for one in self.formats for line in one.notes]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import typer
 
 from lowbit.cli import (
+    advise,
     analyze,
     bench,
     catalog,
@@ -47,6 +48,7 @@ app.command("quantize")(quantize.quantize)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
+app.command("advise")(advise.advise)
 app.command("infer")(infer.infer)
 app.command("serve")(serve.serve)
 app.command("analyze")(analyze.analyze)

@@ -80,7 +80,7 @@ def verify(
     if not run.is_dir():
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, trust_code=trust_code)
-    loader = _open_images(trained, data_path, images)
+    loader = open_images(trained, data_path, images)
     with open_progress(quiet=quiet or as_json) as display:
         trained = deployable(trained, tell=display.message)
         files, fp32 = to_export(trained), find_fp32(trained.source)
@@ -116,7 +116,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _open_images(trained: TrainedModel, data_path: Path | None, count: int) -> Loader:
+def open_images(trained: TrainedModel, data_path: Path | None, count: int) -> Loader:
     from lowbit.data.dataset import SpreadDataset
     from lowbit.training.inputs import build_loader, check_class_count, open_section
 
