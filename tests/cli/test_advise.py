@@ -15,9 +15,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "time_in_turns", instead)
 
 
-def test_a_calibrated_run(run, given, tmp_path, quick):
-    assert run("lowbit", "calibrate", *given, "--recipe", "ptq_w8a8", "--steps", 2).code == 0
-    folder = tmp_path / "ptq"
+def test_a_calibrated_run(run, config_file, trained, tmp_path, quick):
+    weights, folder = trained / "checkpoints/best.pdparams", tmp_path / "ptq"
+    options = ("-c", config_file, "--pretrained", weights, "--output-dir", folder, "--steps", 2)
+    assert run("lowbit", "calibrate", *options, "--recipe", "ptq_w8a8").code == 0
     result = run("lowbit", "advise", folder, "--images", 8, "--quiet")
     assert result.code == 0, result
     assert "Recommendation: deploy onnx (W8A8) in ONNX Runtime" in result.out

@@ -23,6 +23,7 @@ from tests.support.processors import exact_targets, has_vnni
 from tests.support.tiny_net import build_tiny
 
 TINY = (3, 16, 16)
+EXPORT = sys.modules[export_onnx.__module__]  # the package has a function of the module's name
 
 
 def lively(name: str, shape: tuple[int, int, int]) -> nn.Layer:
@@ -212,6 +213,6 @@ def test_a_layer_that_departs_is_no_rounding(write, monkeypatch):
             found = super().run_with(batch, names)
             return found | {"logits": -found["logits"]}
 
-    monkeypatch.setattr("lowbit.deploy.onnx.export_onnx.OnnxRuntimeEngine", Wrong)
+    monkeypatch.setattr(EXPORT, "OnnxRuntimeEngine", Wrong)
     with pytest.raises(LowbitError, match="computes a value in Python"):
         write(model, shape)
