@@ -192,8 +192,8 @@ def test_amplified_rounding_is_told_from_a_constant(write, monkeypatch):
         def run_with(self, batch, names):
             return super().run_with(batch + np.float32(0.01), names)
 
-    monkeypatch.setattr("lowbit.deploy.onnx.export_onnx.OnnxRuntimeEngine", Rounding)
-    monkeypatch.setattr("lowbit.deploy.onnx.export_onnx._QUANTIZED_TOLERANCE", 1e-6)
+    monkeypatch.setattr(EXPORT, "OnnxRuntimeEngine", Rounding)
+    monkeypatch.setattr(EXPORT, "_QUANTIZED_TOLERANCE", 1e-6)
     with pytest.raises(
         LowbitError, match=r"No layer departs by itself: .* grow from layer to layer"
     ) as caught:
