@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import tempfile
 from collections import Counter
@@ -14,10 +16,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.api.data import Batches, Data, input_names
+from lowbit.api.data import Batches, Data, StrPath, input_names
 from lowbit.api.deploy import is_classifier
 from lowbit.api.result import Result
-from lowbit.api.verify import LoaderOfBatches
+from lowbit.api.runs import open_model, open_progress, to_export
+from lowbit.api.verify import LoaderOfBatches, spread_images
 from lowbit.api.writer import ExportedFormat, Writer
 from lowbit.data.loader import Batch
 from lowbit.deploy.engines import Engine
@@ -29,8 +32,12 @@ from lowbit.deploy.verify.comparison import Images, Unwatched, Watch
 from lowbit.deploy.verify.latency import time_in_turns
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
+from lowbit.files import write_atomically
 from lowbit.formatting import Section, bytes_text, number, percent, points, times
 from lowbit.nn import eval_mode, has_quantized_layers, is_quantized
+from lowbit.training.checkpoint import find_fp32
+from lowbit.training.freeze_dynamic_scales import deployable
+from lowbit.training.trained_model import open_checkpoint
 
 _LIMIT = 0.99  # of the samples: the class of the network, near-ties apart
 _FASTER = 1.03  # times as fast as the fastest fp32: less is no reason to quantize
@@ -96,7 +103,11 @@ class Advice(Result):
 
 
 def advise(
-    net: nn.Layer, data: Data, *, baseline: nn.Layer | None = None, threads: int | None = None
+    net: nn.Layer | StrPath,
+    data: Data | StrPath | None = None,
+    *,
+    baseline: nn.Layer | None = None,
+    threads: int | None = None,
 ) -> Advice:
     """Measure a quantized network in every form and engine, and recommend one.
 
@@ -105,6 +116,9 @@ def advise(
     [N, classes]. `baseline` is the network in fp32 that it was made of; by default the same weights with
     nothing quantized. `threads` are those of every engine.
 
+    Instead of a network, the folder of a run is measured as `lowbit advise` does: `lowbit.advise("runs/w8a8")`;
+    `data` is then a folder of images, by default the run's validation images. `advise_run` has all options.
+
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
@@ -112,6 +126,12 @@ def advise(
     >>> sorted({one.bits for one in lowbit.advise(net, [x]).options})
     ['W8A8', 'fp32']
     """
+    if not isinstance(net, nn.Layer):
+        if baseline is not None or not (data is None or isinstance(data, str | os.PathLike)):
+            raise LowbitError("a run has its own baseline: give data as a folder of images only")
+        return advise_run(net, data_path=data, threads=threads)
+    if data is None or isinstance(data, str | os.PathLike):
+        raise LowbitError("lowbit.advise(net, data): give batches, such as a paddle.io.DataLoader")
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     batches = Batches(net, data)
     assert batches.first is not None
@@ -127,6 +147,38 @@ def advise(
         classes=[],
     )
     return advise_classifier(files, LoaderOfBatches(batches), baseline=baseline, threads=threads)
+
+
+def advise_run(
+    run: StrPath,
+    *,
+    data_path: StrPath | None = None,
+    images: int = 200,
+    threads: int | None = None,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> Advice:
+    """Measure a run as `lowbit advise` does, and record the result as `advice.json` in its folder.
+
+    advise_run("runs/w8a8", images=1000, threads=1).recommendation
+    """
+    run = Path(run)
+    trained = open_model(run, trust_code=trust_code)
+    loader = spread_images(trained, data_path, images)
+    with open_progress(quiet=quiet) as display:
+        trained = deployable(trained, tell=display.message)
+        fp32 = find_fp32(trained.source)
+        found = advise_classifier(
+            to_export(trained),
+            loader,
+            baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
+            threads=threads,
+            watch=display,
+        )
+    if run.is_dir():
+        text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
+        write_atomically(run / "advice.json", lambda file: file.write_text(text + "\n", "utf-8"))
+    return found
 
 
 def advise_classifier(

@@ -13,8 +13,9 @@ import paddle
 from paddle import nn
 from safetensors.numpy import load_file, save_file
 
-from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
+from lowbit.api.data import Batches, Data, Example, StrPath, example_inputs, input_names
 from lowbit.api.result import Result
+from lowbit.api.runs import open_model, to_export
 from lowbit.api.writer import ExportedFormat, Writer
 from lowbit.config.yaml_file import check_section
 from lowbit.deploy.gains import FP32_FOLDER, check_form, slower_lines
@@ -26,6 +27,7 @@ from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
 from lowbit.nn import eval_mode, fix_inputs, fixed_copy
 from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
+from lowbit.training.freeze_dynamic_scales import deployable
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
 SCALES_FILE = "input_scales.safetensors"
@@ -85,11 +87,11 @@ class Export(Result):
 
 
 def export(
-    net: nn.Layer,
-    directory: str | os.PathLike[str],
+    net: nn.Layer | StrPath,
+    directory: StrPath | None = None,
     *,
-    example: Example,
-    data: Data | None = None,
+    example: Example | None = None,
+    data: Data | StrPath | None = None,
     formats: str | Sequence[str] | None = None,
     form: str | None = None,
     target: str | None = None,
@@ -112,6 +114,10 @@ def export(
     the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `classes` and `transforms`
     (PaddleClas' transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
 
+    Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
+    `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
+    `classes` and `transforms` are known.
+
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
@@ -120,6 +126,21 @@ def export(
     >>> [one.format for one in made.formats]
     ['paddle', 'onnx']
     """
+    if not isinstance(net, nn.Layer):
+        if (
+            example is not None
+            or classes
+            or transforms
+            or not (data is None or isinstance(data, str | os.PathLike))
+        ):
+            raise LowbitError("a run knows its example, classes and transforms: give data as a folder only")
+        return export_run(
+            net, directory, formats=formats, form=form, target=target, data_path=data, latency=latency
+        )
+    if directory is None or example is None:
+        raise LowbitError("lowbit.export(net, directory, example=x): give the folder and a batch of inputs")
+    if data is not None and isinstance(data, str | os.PathLike):
+        raise LowbitError("data of a network are batches, such as a paddle.io.DataLoader; got a path")
     directory = Path(directory)
     wanted = _formats_of_form(form, formats) or ["paddle", "onnx"]
     _check_target(target, wanted)
@@ -174,6 +195,40 @@ def export_classifier(
         writer = writer.in_fp32(directory / FP32_FOLDER)
     made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
     return Export(directory=writer.directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
+
+
+def export_run(
+    checkpoint: StrPath | None,
+    output: StrPath | None = None,
+    *,
+    formats: str | Sequence[str] | None = None,
+    form: str | None = None,
+    target: str | None = None,
+    latency: bool = True,
+    config: StrPath | None = None,
+    override: Sequence[str] = (),
+    pretrained: StrPath | None = None,
+    data_path: StrPath | None = None,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> Export:
+    """Export a trained model, as `lowbit export` does: a run's, a checkpoint's, or a config's with weights.
+
+    The default `output` is the folder `export` of a run, else the config's `save_inference_dir`. `data_path`
+    has training images to fix scales on that the model chooses in every call; by default the config's.
+
+    export_run("runs/w8a8", formats="onnx", target="avx2")
+    """
+    check_formats(formats, target, form)
+    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
+    images = None if data_path is None else Path(data_path)
+    trained = deployable(trained, data_path=images, tell=(lambda _: None) if quiet else print)
+    if output is None:
+        run = None if checkpoint is None else Path(checkpoint)
+        output = run / "export" if run and run.is_dir() else trained.config.Global.save_inference_dir
+    return export_classifier(
+        to_export(trained), Path(output), formats=formats, form=form, target=target, latency=latency
+    )
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:

@@ -138,11 +138,11 @@ class Writer:
         folder = self.directory / INT8_FOLDER if word == "paddle-int8" else self.directory
         notes: tuple[str, ...] = ()
         if self.classifier and word == "paddle-int8":
-            made = export_paddle_int8(model, folder, **self._description())
+            made = export_paddle_int8(model, folder, **self.files.description)
             notes = (f"{len(made.layers)} layers in int8",)
         elif self.classifier:
             with self._mode():
-                export_model(model, folder, **self._description())
+                export_model(model, folder, **self.files.description)
         elif word == "paddle-int8":
             raise LowbitError(
                 f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which "
@@ -173,18 +173,9 @@ class Writer:
         )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "model_name": self.files.model_name,
-            "image_shape": self.files.image_shape,
-            "transform_ops": self.files.transform_ops,
-            "classes": self.files.classes,
-            "checkpoint": self.files.digest,
-        }
-
     def _describe_images(self) -> None:
         """Write how images are prepared for the ONNX file, unless the yml of a Paddle model there says it."""
-        new, path = describe_inference(**self._description(), sha256={}), self.directory / f"{_NAME}.yml"
+        new, path = describe_inference(**self.files.description, sha256={}), self.directory / f"{_NAME}.yml"
         if not path.exists():
             write_inference_yml(path, new)
             return

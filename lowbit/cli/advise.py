@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.opening import open_model, to_export
-from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide, open_progress, show
-from lowbit.cli.verify import open_images
+from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide, show
 
 
 def advise(
@@ -40,28 +38,17 @@ def advise(
     - `lowbit advise runs/w8a8`
     - `lowbit advise runs/w8a8 --threads 1 --images 1000`
     """
-    from lowbit.api.advise import advise_classifier
-    from lowbit.files import write_atomically
-    from lowbit.training.checkpoint import find_fp32
-    from lowbit.training.freeze_dynamic_scales import deployable
-    from lowbit.training.trained_model import open_checkpoint
+    from lowbit.api.advise import advise_run
 
-    trained = open_model(run, trust_code=trust_code)
-    loader = open_images(trained, data_path, images)
-    with open_progress(quiet=quiet or as_json) as display:
-        trained = deployable(trained, tell=display.message)
-        fp32 = find_fp32(trained.source)
-        found = advise_classifier(
-            to_export(trained),
-            loader,
-            baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
-            threads=threads,
-            watch=display,
-        )
-    text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
-    if run.is_dir():
-        write_atomically(run / "advice.json", lambda file: file.write_text(text + "\n", "utf-8"))
+    found = advise_run(
+        run,
+        data_path=data_path,
+        images=images,
+        threads=threads,
+        trust_code=trust_code,
+        quiet=quiet or as_json,
+    )
     if as_json:
-        print(text)
+        print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:
         show(found, wide=wide)
