@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,8 @@ def advise(
     [N, classes]. `baseline` is the network in fp32 that it was made of; by default the same weights with
     nothing quantized. `threads` are those of every engine.
 
-    Instead of a network, the folder of a run is measured as `lowbit advise` does: `lowbit.advise("runs/w8a8")`;
-    `data` is then a folder of images, by default the run's validation images. `advise_run` has all options.
+    Instead of a network, a run folder is measured as `lowbit advise` does (`lowbit.advise("runs/w8a8")`)
+    with the run's validation images, or those in the folder `data`. `advise_run` has all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
@@ -223,7 +224,8 @@ _Opened = dict[tuple[str, str], tuple[ExportedFormat, Engine]]  # by form and en
 
 
 def _write_quantized(writer: Writer) -> tuple[list[ExportedFormat], list[str]]:
-    made, notes = [], []
+    made: list[ExportedFormat] = []
+    notes: list[str] = []
     for word in ("paddle", "onnx", "paddle-int8"):
         try:
             made += writer.write_all([word], None, strict=True)[0]
@@ -254,7 +256,7 @@ def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None) -> 
 
 def _time(opened: _Opened, sample: np.ndarray[Any, Any]) -> dict[tuple[str, str], list[float]]:
     sides: dict[str, Callable[[], object]] = {
-        "/".join(key): (lambda engine=engine: engine.run(sample)) for key, (_, engine) in opened.items()
+        "/".join(key): partial(engine.run, sample) for key, (_, engine) in opened.items()
     }
     found = time_in_turns(sides, rounds=_ROUNDS, seconds=_SECONDS)
     return {key: found["/".join(key)] for key in opened}
