@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lowbit.api.data import StrPath
 from lowbit.config import load_config, override_config, with_data_path
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
-from lowbit.config.load import given_options, parse_override
+from lowbit.config.load import OPTIONS, given_options, parse_override
 from lowbit.config.transform_ops import TransformOp
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
@@ -64,21 +64,8 @@ def train(
 
     runs.train("digits", ["Global.seed=1"], recipe="qt_w4a4g4", epochs=5)
     """
-    options = given_options(
-        output_dir=output_dir,
-        epochs=epochs,
-        device=device,
-        pretrained=pretrained,
-        resume=resume,
-        recipe=recipe,
-        teacher=teacher,
-        executor=executor,
-        finetune_epochs=finetune_epochs,
-        amp_level=amp_level,
-        amp_dtype=amp_dtype,
-        ema=ema,
-        early_stop=early_stop,
-    )
+    arguments = locals()
+    options = given_options(**{name: value for name, value in arguments.items() if name in OPTIONS})
     settings = load_config(config, override, options)
     if data_path is not None:
         settings = with_data_path(settings, Path(data_path))

@@ -120,5 +120,7 @@ def terminal_width() -> int | None:
 def show(result: Result | Sequence[Section], *, wide: bool = False) -> None:
     """Print a result's tables; `wide` shows all columns, each row on one line."""
     width = None if wide else terminal_width()
-    is_plain = isinstance(result, Sequence)
-    print(as_text(result, width, wide=wide) if is_plain else result.to_text(width, wide=wide))
+    if isinstance(result, Sequence):
+        print(as_text(result, width, wide=wide))
+    else:
+        print(result.to_text(width, wide=wide))

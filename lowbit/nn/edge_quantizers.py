@@ -125,7 +125,6 @@ def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
     return made_by is quantizer and version == x.inplace_version
 
 
-# ----------------------------------------------------------------------------------------------------------
 # Modules with quantizers. The hooks are functions of this file that look the quantizer up in the module, so
 # that a copy of the module uses its own.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import paddle
 
+from lowbit.accel import bf16_products
 from lowbit.accel.allocator import keep_freed_memory
 from lowbit.accel.convolutions import convolution_library
 from lowbit.accel.matrix_library import apply_amd_fix
@@ -272,6 +273,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     create_state(optimizer)
     if line := precision.notice():
         notes.append(line)
+    if precision.native:
+        convolutions += " in bf16"
     return Session(
         config=config,
         ranks=ranks,
@@ -302,11 +305,14 @@ def _copy(model: paddle.nn.Layer, config: Config, num_classes: int) -> paddle.nn
 
 
 def _precision(config: Config, device: str) -> MixedPrecision:
+    """bf16 by the processor's instructions, unless they are missing or Paddle's convolutions are wanted."""
     section = config.AMP or AmpSection()
+    native = section.dtype == "bf16" and config.Global.fast_convolutions and bf16_products.why_not() is None
     return MixedPrecision(
         config.amp_level,
         section.dtype,
         device,
         init_loss_scaling=section.scale_loss,
         use_dynamic_loss_scaling=section.use_dynamic_loss_scaling,
+        native=native and device == "cpu",
     )

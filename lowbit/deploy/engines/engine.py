@@ -97,8 +97,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the engines that read ONNX files have in common: the file and the names inside.
+# ONNX files: shared by the engines that read them.
 
 
 # What stands before the reason in ONNX Runtime's and OpenVINO's messages: code, source file, check.
