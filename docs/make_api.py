@@ -104,10 +104,10 @@ def _described_class(source: Source, name: str) -> tuple[Source, ast.ClassDef] |
     for part in source.tree.body:
         if isinstance(part, ast.ClassDef) and part.name == name:
             return source, part
-        if isinstance(part, ast.ImportFrom) and str(part.module) in RESULT_MODULES:
-            if name in [alias.name for alias in part.names]:
-                found, node = find(str(part.module), name)
-                return (found, node) if isinstance(node, ast.ClassDef) else None
+        is_result = isinstance(part, ast.ImportFrom) and str(part.module) in RESULT_MODULES
+        if is_result and name in [alias.name for alias in part.names]:
+            found, node = find(str(part.module), name)
+            return (found, node) if isinstance(node, ast.ClassDef) else None
     return None
 
 
