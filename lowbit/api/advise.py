@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,8 @@ _Opened = dict[tuple[str, str], tuple[ExportedFormat, Engine]]  # by form and en
 
 
 def _write_quantized(writer: Writer) -> tuple[list[ExportedFormat], list[str]]:
-    made, notes = [], []
+    made: list[ExportedFormat] = []
+    notes: list[str] = []
     for word in ("paddle", "onnx", "paddle-int8"):
         try:
             made += writer.write_all([word], None, strict=True)[0]
@@ -255,7 +257,7 @@ def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None) -> 
 
 def _time(opened: _Opened, sample: np.ndarray[Any, Any]) -> dict[tuple[str, str], list[float]]:
     sides: dict[str, Callable[[], object]] = {
-        "/".join(key): (lambda engine=engine: engine.run(sample)) for key, (_, engine) in opened.items()
+        "/".join(key): partial(engine.run, sample) for key, (_, engine) in opened.items()
     }
     found = time_in_turns(sides, rounds=_ROUNDS, seconds=_SECONDS)
     return {key: found["/".join(key)] for key in opened}
