@@ -1,0 +1,245 @@
+// Convolutions over bytes: strips of pixels times panels of 16 output channels; see conv_step.h and
+// gemm/gemm.h.
+#include "runtime/conv_step.h"
+
+#include "common/cpu.h"
+#include "gemm/conv_gemm.h"
+
+#include <algorithm>
+
+namespace lowbit::runtime {
+namespace {
+
+using gemm::kPanel;
+using gemm::kPanelSums;
+using gemm::kSlack;
+using gemm::kStrip;
+using gemm::Segment;
+
+constexpr int64_t kItemsPerWorker = 4;
+
+class ConvStep : public Step {
+  public:
+    explicit ConvStep(ConvPlan plan) : plan_(std::move(plan)) {
+        const PackedWeights& weights = *plan_.weights;
+        const int64_t pixels = plan_.out_pixels();
+        strip_ = pixels <= kStrip ? pixels : weights.kernel.pixels;
+        strips_ = ceil_div(pixels, strip_);
+        panels_ = weights.shape.groups * weights.panels;
+        // The larger operand is read once: in the outer loop.
+        panels_outside_ = static_cast<int64_t>(weights.bytes.size()) > plan_.from.layout.bytes();
+        plan_segments();
+        if (plan_.target.to_float) {
+            writes = {plan_.target.slot};
+        } else {
+            writes = {plan_.target.bytes.slot};
+        }
+        reads = {plan_.from.slot};
+        if (plan_.epilogue.has_residual) reads.push_back(plan_.target.residual.slot);
+    }
+
+    int64_t weight_bytes() const override { return static_cast<int64_t>(plan_.weights->bytes.size()); }
+
+    void run(const Memory& memory, ThreadPool& pool) const override {
+        if (!plan_.target.to_float) {
+            const Bytes& to = plan_.target.bytes;
+            fill_halo(to.layout, to.grid.zero, memory.at(to.slot));
+        }
+        const int64_t outer = panels_outside_ ? panel_items() : strips_;
+        const int64_t inner = panels_outside_ ? strips_ : panel_items();
+        const int64_t workers = pool.threads() * kItemsPerWorker;
+        // Few outer items and several threads: the inner loop is divided, too.
+        const int64_t parts = pool.threads() == 1 ? 1 : std::min(inner, ceil_div(workers, outer));
+        pool.parallel_for(outer * parts, [&](int64_t item) {
+            const int64_t part = item % parts;
+            for (int64_t i = inner * part / parts; i < inner * (part + 1) / parts; i++) {
+                const int64_t o = item / parts;
+                compute(memory, panels_outside_ ? i : o, panels_outside_ ? o : i);
+            }
+        });
+    }
+
+  private:
+    int64_t panel_items() const {
+        return plan_.weights->shape.groups * ceil_div(plan_.weights->panels, plan_.weights->kernel.panels);
+    }
+
+    void plan_segments() {
+        const PackedWeights& weights = *plan_.weights;
+        const Layout& layout = plan_.from.layout;
+        const Window& win = plan_.window;
+        const int64_t steps = ceil_div(weights.shape.inputs, 4), limit = weights.kernel.steps_in_int16;
+        int64_t in_int16 = 0;
+        for (int64_t i = 0; i < weights.shape.kernel[0]; i++) {
+            for (int64_t j = 0; j < weights.shape.kernel[1]; j++) {
+                int64_t offset =
+                    i * win.dilation[0] * layout.row_bytes() + j * win.dilation[1] * layout.stride;
+                for (int64_t left = steps; left;) {
+                    const int64_t now = limit ? std::min(left, limit - in_int16) : left;
+                    const bool contiguous = !segments_.empty() && !segments_.back().widen &&
+                                            segments_.back().offset + 4 * segments_.back().steps == offset;
+                    if (contiguous) {
+                        segments_.back().steps += now;
+                    } else {
+                        segments_.push_back({offset, now, false});
+                    }
+                    left -= now, offset += 4 * now, in_int16 += now;
+                    if (limit && in_int16 == limit) segments_.back().widen = true, in_int16 = 0;
+                }
+            }
+        }
+        if (limit) segments_.back().widen = true;
+    }
+
+    // One strip times one or two panels.
+    void compute(const Memory& memory, int64_t strip, int64_t item) const {
+        const PackedWeights& weights = *plan_.weights;
+        const int64_t together = weights.kernel.panels, per_group = ceil_div(weights.panels, together);
+        const int64_t group = item / per_group, panel = item % per_group * together;
+        const int64_t count = std::min(together, weights.panels - panel);
+        const int64_t first = strip * strip_, pixels = std::min(strip_, plan_.out_pixels() - first);
+        int64_t offsets[kStrip + kSlack];
+        plan_.source_offsets(first, pixels, offsets);
+        std::fill(offsets + pixels, offsets + pixels + kSlack, offsets[pixels - 1]);
+        alignas(64) int32_t sums[gemm::kMaxPanels * kPanelSums];
+        const int64_t number = group * weights.panels + panel;
+        gemm::Strip work;
+        work.source = memory.at(plan_.from.slot) + group * weights.shape.inputs;
+        work.pixel_offsets = offsets;
+        work.pixels = pixels;
+        work.segments = segments_.data();
+        work.count = static_cast<int64_t>(segments_.size());
+        work.panel = weights.bytes.data() + number * weights.panel_bytes;
+        work.panel_bytes = weights.panel_bytes;
+        work.initial_sums = weights.initial.data() + number * kPanel;
+        work.sums = sums;
+        (count == together ? weights.kernel.run : weights.kernel.run_one)(work);
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t channel = (panel + i) * kPanel;
+            plan_.finish(memory, sums + i * kPanelSums, first, pixels, (number + i) * kPanel,
+                         group * weights.shape.outputs + channel,
+                         std::min(kPanel, weights.shape.outputs - channel));
+        }
+    }
+
+    ConvPlan plan_;
+    int64_t strip_, strips_, panels_;
+    bool panels_outside_;
+    std::vector<Segment> segments_;
+};
+
+}  // namespace
+
+// ---- What convolutions of both kinds share.
+
+void ConvPlan::source_offsets(int64_t first, int64_t count, int64_t* offsets) const {
+    const Layout& layout = from.layout;
+    int64_t w = first % window.out[1], h = first / window.out[1] % window.out[0];
+    int64_t n = first / (window.out[0] * window.out[1]);
+    for (int64_t i = 0; i < count; i++) {
+        offsets[i] = layout.offset(n, h * window.stride[0] - window.pad_before[0],
+                                   w * window.stride[1] - window.pad_before[1]);
+        if (++w < window.out[1]) continue;
+        w = 0;
+        if (++h == window.out[0]) h = 0, n++;
+    }
+}
+
+void ConvPlan::target_offsets(int64_t first, int64_t count, int64_t* offsets) const {
+    if (!target.to_float) return pixel_offsets(target.bytes.layout, first, count, offsets);
+    const int64_t pixels = window.out[0] * window.out[1];
+    for (int64_t i = 0; i < count; i++) {
+        offsets[i] = (first + i) / pixels * target.image + (first + i) % pixels * target.pixel;
+    }
+}
+
+void ConvPlan::finish(const Memory& memory, const int32_t* sums, int64_t first, int64_t pixels,
+                      int64_t padded, int64_t channel, int64_t channels) const {
+    int64_t offsets[kStrip + kSlack], residual_offsets[kStrip + kSlack];
+    target_offsets(first, pixels, offsets);
+    if (target.to_float) {
+        dequantize_sums(epilogue, sums, pixels, padded, channels, offsets, target.plane,
+                        memory.at<float>(target.slot) + channel * target.plane);
+        return;
+    }
+    // Channels that do not exist may be written, unless they are those of the next group.
+    const bool alone = weights->depthwise || weights->shape.groups == 1;
+    const int64_t written = alone ? std::min(kPanel, target.bytes.layout.stride - channel) : channels;
+    StripOutput out{pixels,  padded, channels, written, offsets, memory.at(target.bytes.slot) + channel,
+                    nullptr, nullptr};
+    if (epilogue.has_residual) {
+        pixel_offsets(target.residual.layout, first, pixels, residual_offsets);
+        out.residual_offsets = residual_offsets;
+        out.residual = memory.at(target.residual.slot) + channel;
+    }
+    requantize(epilogue, sums, out);
+}
+
+StepPointer conv_step(const Bytes& from, const Window& window, PackedPointer weights, Epilogue epilogue,
+                      const ConvTarget& target) {
+    // Scales and biases by channel, with the gaps of incomplete panels between groups.
+    const ConvShape& shape = weights->shape;
+    if (!weights->depthwise) {
+        const int64_t padded = shape.groups * weights->panels * kPanel;
+        std::vector<float> scale(static_cast<size_t>(padded)), bias(static_cast<size_t>(padded));
+        for (int64_t c = 0; c < shape.groups * shape.outputs; c++) {
+            const int64_t to = c / shape.outputs * weights->panels * kPanel + c % shape.outputs;
+            scale[to] = epilogue.scale[c], bias[to] = epilogue.bias[c];
+        }
+        epilogue.scale = std::move(scale), epilogue.bias = std::move(bias);
+    }
+    ConvPlan plan{from, window, std::move(weights), std::move(epilogue), target};
+    if (plan.weights->depthwise) return depthwise_step(std::move(plan));
+    return std::make_unique<ConvStep>(std::move(plan));
+}
+
+// ---- Packing.
+
+PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source) {
+    const int64_t per_output = shape.inputs * shape.taps(), outputs = shape.groups * shape.outputs;
+    int64_t largest = 0;
+    for (int64_t i = 0; i < outputs * per_output; i++)
+        largest = std::max<int64_t>(largest, std::abs(integers[i]));
+    check(std::max<int64_t>(source.highest, 1) * largest * per_output * 2 < INT32_MAX,
+          "a layer with " + std::to_string(per_output) + " products per output would overflow 32 bits");
+    if (shape.is_depthwise()) return pack_depthwise(shape, integers, source);
+    auto packed = std::make_shared<PackedWeights>();
+    packed->shape = shape;
+    const gemm::MicrokernelChoice choice = gemm::choose_microkernel(source.highest, largest, true);
+    packed->kernel = choice.microkernel;
+    bool wide = false;
+#if LOWBIT_X86
+    if (choice.packed == gemm::ElementType::int16) {
+        packed->kernel = {1, run_wide_avx2, run_wide_avx2, 0};
+        packed->step_bytes = 128;
+        wide = true;
+    }
+#endif
+    const int64_t steps = ceil_div(shape.inputs, 4), taps = shape.taps();
+    packed->panels = ceil_div(shape.outputs, kPanel);
+    packed->panel_bytes = taps * steps * packed->step_bytes;
+    packed->bytes.resize(static_cast<size_t>(shape.groups * packed->panels * packed->panel_bytes));
+    packed->initial.resize(static_cast<size_t>(shape.groups * packed->panels * kPanel));
+    for (int64_t o = 0; o < outputs; o++) {
+        const int64_t group = o / shape.outputs, within = o % shape.outputs;
+        const int64_t panel = group * packed->panels + within / kPanel, lane = within % kPanel;
+        uint8_t* to = packed->bytes.data() + panel * packed->panel_bytes;
+        int64_t sum = 0;
+        for (int64_t c = 0; c < shape.inputs; c++) {
+            for (int64_t t = 0; t < taps; t++) {
+                const int16_t value = integers[(o * shape.inputs + c) * taps + t];
+                uint8_t* step = to + (t * steps + c / 4) * packed->step_bytes;
+                if (wide) {  // [first two inputs, last two][16 outputs][2], int16
+                    memcpy(step + c % 4 / 2 * 64 + lane * 4 + c % 2 * 2, &value, 2);
+                } else {
+                    step[lane * 4 + c % 4] = static_cast<uint8_t>(value);
+                }
+                sum += value;
+            }
+        }
+        packed->initial[panel * kPanel + lane] = static_cast<int32_t>(-source.zero * sum);
+    }
+    return packed;
+}
+
+}  // namespace lowbit::runtime
