@@ -20,7 +20,8 @@ struct ConvShape {
 struct PackedWeights {
     ConvShape shape;
     gemm::Microkernel kernel;
-    int64_t step_bytes = 64;
+    int64_t step_bytes = 64;              // 128 for int16, 32 for two weights per byte
+    double largest_sum = 0;               // bound of its magnitude
     int64_t panels = 0, panel_bytes = 0;  // of a group
     std::vector<uint8_t> bytes;
     std::vector<int32_t> initial;  // -zero * sum of the weights, by channel of whole panels
@@ -64,11 +65,15 @@ struct ConvPlan {
 };
 
 StepPointer depthwise_step(ConvPlan plan);
-PackedPointer pack_depthwise(const ConvShape& shape, const int16_t* integers, const Grid& source);
+void pack_depthwise(const int16_t* integers, const Grid& source, PackedWeights* packed);
 
-#if LOWBIT_X86
 // Micro-kernels of the runtime's own: weights of 8 bits without VNNI, and 4-bit weights that stay packed.
+void run_nibbles_portable(const gemm::Strip& strip);
+#if LOWBIT_X86
 void run_wide_avx2(const gemm::Strip& strip);
+void run_nibbles_avx2(const gemm::Strip& strip);
+void run_nibbles_avx512vnni(const gemm::Strip& strip);
+void run_nibbles_two_panels_avx512vnni(const gemm::Strip& strip);
 #endif
 
 }  // namespace lowbit::runtime

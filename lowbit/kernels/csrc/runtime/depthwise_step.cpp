@@ -141,9 +141,8 @@ class DepthwiseStep : public Step {
 
 }  // namespace
 
-PackedPointer pack_depthwise(const ConvShape& shape, const int16_t* integers, const Grid& source) {
-    auto packed = std::make_shared<PackedWeights>();
-    packed->shape = shape;
+void pack_depthwise(const int16_t* integers, const Grid& source, PackedWeights* packed) {
+    const ConvShape& shape = packed->shape;
     packed->depthwise = true;
     const int64_t blocks = ceil_div(shape.groups, kGroup), taps = shape.taps(), pairs = ceil_div(taps, 2);
     packed->bytes.resize(static_cast<size_t>(blocks * pairs * kGroup * 2) * sizeof(int16_t));
@@ -158,7 +157,6 @@ PackedPointer pack_depthwise(const ConvShape& shape, const int16_t* integers, co
         }
         packed->initial[c] = static_cast<int32_t>(-source.zero * sum);
     }
-    return packed;
 }
 
 StepPointer depthwise_step(ConvPlan plan) {

@@ -8,6 +8,16 @@ namespace lowbit::runtime {
 
 constexpr int64_t kChannels = 16;
 
+// Division by a grid's scale as two operations: v * high + v * low, where high + low is 1 / scale to 48 bits.
+// The rounded result is that of the division for every v, which is checked around every boundary when a plan
+// is made; where it is not (or the processor lacks FMA), `is_exact` is false and the division itself is used.
+struct Reciprocal {
+    Reciprocal() = default;
+    explicit Reciprocal(const Grid& grid);
+    float high = 0, low = 0;
+    bool is_exact = false;
+};
+
 struct Epilogue {
     std::vector<float> scale, bias;  // by channel, whole panels
     Unary first;                     // identity, clamp, hard_swish or hard_sigmoid
@@ -19,6 +29,16 @@ struct Epilogue {
     Grid out;
     bool has_table = false;  // a function of the rounded byte
     uint8_t table[256] = {};
+
+    // Found by prepare(), once the rest is known:
+    Reciprocal out_reciprocal, middle_reciprocal;
+    // Without a residual sum, an activation that clamps becomes bounds of the byte. `is_short`: that is all
+    // there is, and no value is too large for an int32.
+    bool is_short = false;
+    uint8_t lowest = 0, highest = 255;
+
+    // `largest` is a bound of the sums' magnitude.
+    void prepare(double largest);
 };
 
 // Whether an epilogue can compute the function.
