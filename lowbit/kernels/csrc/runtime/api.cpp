@@ -185,7 +185,16 @@ int lowbit_plan_output_dims(const lowbit_plan* plan, int number, int64_t* dims) 
 int lowbit_plan_run(lowbit_plan* plan, const void* const* inputs, void* const* outputs) {
     return protected_call([&] {
         check(plan && inputs && outputs, "a null pointer was given");
-        plan->plan.run(inputs, outputs);
+        plan->plan.run(inputs, outputs, nullptr);
+    });
+}
+
+int64_t lowbit_plan_steps(const lowbit_plan* plan) { return plan ? plan->plan.steps() : 0; }
+
+int lowbit_plan_time(lowbit_plan* plan, const void* const* inputs, void* const* outputs, double* seconds) {
+    return protected_call([&] {
+        check(plan && inputs && outputs && seconds, "a null pointer was given");
+        plan->plan.run(inputs, outputs, seconds);
     });
 }
 

@@ -73,6 +73,11 @@ LOWBIT_RUNTIME_API int lowbit_plan_output_type(const lowbit_plan* plan, int numb
 LOWBIT_RUNTIME_API int lowbit_plan_output_dims(const lowbit_plan* plan, int number, int64_t* dims);
 LOWBIT_RUNTIME_API int lowbit_plan_run(lowbit_plan* plan, const void* const* inputs, void* const* outputs);
 
+/* The same, with the time of each step: room for lowbit_plan_steps() numbers. */
+LOWBIT_RUNTIME_API int lowbit_plan_time(lowbit_plan* plan, const void* const* inputs, void* const* outputs,
+                                        double* seconds);
+LOWBIT_RUNTIME_API int64_t lowbit_plan_steps(const lowbit_plan* plan);
+
 /* Bytes of the plan's arena, and of the packed weights. */
 LOWBIT_RUNTIME_API int64_t lowbit_plan_arena_bytes(const lowbit_plan* plan);
 LOWBIT_RUNTIME_API int64_t lowbit_plan_weight_bytes(const lowbit_plan* plan);

@@ -2,6 +2,7 @@
 #include "runtime/plan.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 
 namespace lowbit::runtime {
@@ -78,14 +79,19 @@ void Plan::place_slots() {
     }
 }
 
-void Plan::run(const void* const* inputs, void* const* outputs) {
+void Plan::run(const void* const* inputs, void* const* outputs, double* seconds) {
     const std::lock_guard<std::mutex> alone(running_);
     for (size_t i = 0; i < parts_.slots.size(); i++) {
         const int input = parts_.slots[i].input;
         if (input >= 0) pointers_[i] = static_cast<uint8_t*>(const_cast<void*>(inputs[input]));
     }
     const Memory memory{pointers_.data()};
-    for (const StepPointer& step : parts_.steps) step->run(memory, engine_->pool);
+    for (size_t i = 0; i < parts_.steps.size(); i++) {
+        const auto start = std::chrono::steady_clock::now();
+        parts_.steps[i]->run(memory, engine_->pool);
+        if (seconds)
+            seconds[i] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
     for (size_t i = 0; i < parts_.outputs.size(); i++) {
         const PlanOutput& output = parts_.outputs[i];
         const size_t bytes = static_cast<size_t>(output.dims.count() * type_bytes(output.type));

@@ -47,8 +47,10 @@ class Plan {
   public:
     Plan(std::shared_ptr<Engine> engine, PlanParts parts);
 
-    // Pointers to the graph's inputs, and to memory for the results.
-    void run(const void* const* inputs, void* const* outputs);
+    // Pointers to the graph's inputs, and to memory for the results. `seconds`, if not null, gets each step's
+    // time.
+    void run(const void* const* inputs, void* const* outputs, double* seconds);
+    int64_t steps() const { return static_cast<int64_t>(parts_.steps.size()); }
 
     const std::vector<PlanOutput>& outputs() const { return parts_.outputs; }
     int64_t arena_bytes() const { return arena_bytes_; }
