@@ -125,7 +125,7 @@ def verify(
 ) -> Verification:
     """Compare what `export` wrote with the network, in every engine, on the same data.
 
-    `engines` are of `paddle`, `paddle-int8`, `onnxruntime` and `openvino`; by default all that are installed
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that are installed
     and have files in `directory`. `limit` is the fraction of samples on which an engine must agree with the
     network. Of networks from images to logits, `layers` compares every layer and not only those of an engine
     that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
@@ -307,7 +307,7 @@ def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list
     if (directory / INT8_FOLDER).is_dir():
         keys.append("paddle-int8")
     if (directory / ONNX_FILE).is_file():
-        found, notes = installed_engines(["onnxruntime", "openvino"])
+        found, notes = installed_engines(["onnxruntime", "openvino", "lowbit"])
         keys += found
     if not keys:
         raise LowbitError(

@@ -20,6 +20,7 @@ from lowbit.cli.options import (
     BatchNormBatches,
     ConfigFile,
     DeviceName,
+    OnnxEngine,
     Overrides,
     Quiet,
     TrustCode,
@@ -57,6 +58,7 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Images at a time; left out: as in the config, else 64.")
     ] = None,
+    engine: OnnxEngine = None,
     device: DeviceName = None,
     table: Annotated[
         bool,
@@ -79,6 +81,7 @@ def evaluate(
     - `lowbit eval runs/w4a4 --table` tested as w4a4, w4 and fp, each also with batch norm refreshed
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
     - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime
+    - `lowbit eval runs/w8a8/export --engine lowbit` evaluates it in lowbit's own runtime
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
     silent = quiet or as_json
@@ -93,8 +96,10 @@ def evaluate(
             raise LowbitError(f"{model} is an exported model with weights of its own; leave out --pretrained")
         folder = model.parent if model.suffix == ".onnx" else model
         split = _images_of_export(folder, config, override, data_path)
-        metrics = _evaluate_exported(model, _in_batches(split, batch_size), device, quiet=silent)
+        metrics = _evaluate_exported(model, _in_batches(split, batch_size), engine, device, quiet=silent)
     else:
+        if engine is not None:
+            raise LowbitError("--engine is for exported models; a checkpoint runs in Paddle")
         trained = open_model(model, config, override, pretrained, trust_code=trust_code)
         split = _in_batches(images_of(trained, data_path), batch_size)
         if table:
@@ -200,15 +205,20 @@ def _images_of_export(
     raise LowbitError(f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG")
 
 
-def _evaluate_exported(path: Path, split: DataSplit, device: str | None, *, quiet: bool) -> dict[str, float]:
-    from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, evaluate_engine, read_inference_yml
+def _evaluate_exported(
+    path: Path, split: DataSplit, engine_name: str | None, device: str | None, *, quiet: bool
+) -> dict[str, float]:
+    from lowbit.deploy import Engine, PaddleEngine, evaluate_engine, open_onnx, read_inference_yml
     from lowbit.machine import resolve_device
     from lowbit.training.inputs import build_loader, open_section
 
+    engine: Engine
+    if engine_name is not None and engine_name != "paddle" and path.is_dir():
+        path = path / "inference.onnx"
     if path.suffix == ".onnx":
         if device not in (None, "cpu"):
             raise LowbitError(f"ONNX files are evaluated on the CPU; leave out --device {device}")
-        engine, note = OnnxRuntimeEngine(path), None
+        engine, note = open_onnx(path, engine_name), None
         yml = path.parent / "inference.yml"
         description = read_inference_yml(yml) if yml.is_file() else None
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.options import AsJson, DeviceName, Quiet
+from lowbit.cli.options import AsJson, DeviceName, OnnxEngine, Quiet
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage, TransformOp
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def infer(
     images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
     topk: Annotated[int, typer.Option(min=1, help="How many classes to name for an image.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    engine: OnnxEngine = None,
     device: DeviceName = None,
     onednn: Annotated[bool, typer.Option(help="Use oneDNN on a CPU: faster, last digits differ.")] = True,
     benchmark: Annotated[
@@ -35,6 +36,7 @@ def infer(
     **Examples**
 
     - `lowbit infer runs/digits/export photo.jpg --topk 5`
+    - `lowbit infer runs/digits/export photo.jpg --engine lowbit`
     - `lowbit infer runs/digits/export folder/ --batch-size 8 --benchmark --warmup 3`
     """
     from lowbit.errors import LowbitError
@@ -47,6 +49,7 @@ def infer(
         images,
         topk=topk,
         batch_size=batch_size,
+        engine=engine,
         device=resolve_device(device).name,
         onednn=onednn,
         benchmark=benchmark,
@@ -62,6 +65,7 @@ def classify(
     *,
     topk: int = 1,
     batch_size: int = 1,
+    engine: str | None = None,
     device: str = "cpu",
     onednn: bool = True,
     resize_size: int | None = None,
@@ -73,32 +77,35 @@ def classify(
 ) -> None:
     """Prints a line per image, its `topk` classes if more than one, and the benchmark report if asked.
 
-    `model` is the folder of a Paddle model, or an ONNX file, which runs on the CPU.
+    `model` is the folder of a Paddle model, or an ONNX file, which runs on the CPU. `engine` names the engine
+    for the ONNX file, or for that of the folder.
     """
     from lowbit.deploy import (
-        OnnxRuntimeEngine,
         StageTimer,
         benchmark_report,
         find_model_files,
         infer_images,
+        open_onnx,
         read_inference_yml,
         warm_up,
     )
 
-    is_onnx = model.suffix == ".onnx"
+    is_onnx = model.suffix == ".onnx" or (engine is not None and engine != "paddle")
+    if is_onnx and model.is_dir():
+        model = model / "inference.onnx"
     yml = model.with_suffix(".yml") if is_onnx else find_model_files(model).yml
     description = read_inference_yml(yml) if yml and yml.is_file() else None
     if description is None and not quiet:
         print(f"{model} has no inference.yml: images are prepared as for ImageNet")
     ops = _ops(description, resize_size, crop_size)
-    engine = OnnxRuntimeEngine(model) if is_onnx else _paddle(model, device, onednn, quiet)
+    opened = open_onnx(model, engine) if is_onnx else _paddle(model, device, onednn, quiet)
     side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
     if warmup:
-        shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
-        warm_up(engine, batch_size=batch_size, runs=warmup, image_shape=shape)
+        shape = opened.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
+        warm_up(opened, batch_size=batch_size, runs=warmup, image_shape=shape)
     timer = StageTimer()
     predictions = infer_images(
-        engine,
+        opened,
         images,
         ops,
         batch_size=batch_size,
@@ -115,7 +122,7 @@ def classify(
             print("\n".join(prediction.ranking()))
     if benchmark:
         name = description.Global.model_name if description else model.stem
-        print("\n".join(benchmark_report(timer, engine, model_name=name, batch_size=batch_size)))
+        print("\n".join(benchmark_report(timer, opened, model_name=name, batch_size=batch_size)))
 
 
 def _paddle(folder: Path, device: str, onednn: bool, quiet: bool) -> Engine:

@@ -82,6 +82,13 @@ BatchNormBatches = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]
+OnnxEngine = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: Paddle Inference "
+        "for a folder, ONNX Runtime for a file."
+    ),
+]
 TrustCode = Annotated[
     bool,
     typer.Option(

@@ -59,19 +59,40 @@ class QuantizeStep : public Step {
         fill_halo(to_.layout, to_.grid.zero, to);
         const Rounding rounding(to_.grid);
         const ByteLoops& loops = byte_loops();
-        each_plane_row(to_.layout, is_image_, pool,
-                       [&](int64_t bytes, int64_t first, int64_t count, int64_t step) {
-                           if (step == 1) return loops.quantize(values + first, count, rounding, to + bytes);
-                           uint8_t block[kBlock];
-                           for (int64_t i = 0; i < count; i += kBlock) {
-                               const int64_t now = std::min(kBlock, count - i);
-                               loops.quantize(values + first + i, now, rounding, block);
-                               for (int64_t j = 0; j < now; j++) to[bytes + (i + j) * step] = block[j];
-                           }
-                       });
+        if (is_image_) return quantize_images(values, rounding, loops, pool, to);
+        const int64_t channels = to_.layout.channels;
+        pool.parallel_for(to_.layout.images, [&](int64_t n) {
+            loops.quantize(values + n * channels, channels, rounding, to + to_.layout.offset(n, 0, 0));
+        });
     }
 
   private:
+    // Four channels of some pixels are rounded, then interleaved.
+    void quantize_images(const float* values, const Rounding& rounding, const ByteLoops& loops,
+                         ThreadPool& pool, uint8_t* to) const {
+        const Layout& layout = to_.layout;
+        const int64_t h = layout.height, w = layout.width, c = layout.channels;
+        pool.parallel_for(layout.images * h, [&](int64_t item) {
+            const int64_t n = item / h, y = item % h;
+            uint8_t block[4][kBlock] = {};
+            for (int64_t first = 0; first < c; first += 4) {
+                const int64_t together = std::min<int64_t>(4, c - first);
+                for (int64_t i = 0; i < w; i += kBlock) {
+                    const int64_t now = std::min(kBlock, w - i);
+                    for (int64_t k = 0; k < together; k++) {
+                        loops.quantize(values + ((n * c + first + k) * h + y) * w + i, now, rounding,
+                                       block[k]);
+                    }
+                    uint8_t* pixel = to + layout.offset(n, y, i) + first;
+                    for (int64_t j = 0; j < now; j++, pixel += layout.stride) {
+                        const uint8_t four[4] = {block[0][j], block[1][j], block[2][j], block[3][j]};
+                        memcpy(pixel, four, 4);
+                    }
+                }
+            }
+        });
+    }
+
     int from_;
     bool is_image_;
     Bytes to_;

@@ -29,6 +29,10 @@ class ConvStep : public Step {
         // The larger operand is read once: in the outer loop.
         panels_outside_ = static_cast<int64_t>(weights.bytes.size()) > plan_.from.layout.bytes();
         plan_segments();
+        if (panels_outside_) {
+            offsets_.resize(static_cast<size_t>(strips_));
+            for (int64_t i = 0; i < strips_; i++) find_offsets(i, &offsets_[static_cast<size_t>(i)]);
+        }
         if (plan_.target.to_float) {
             writes = {plan_.target.slot};
         } else {
@@ -51,10 +55,16 @@ class ConvStep : public Step {
         // Few outer items and several threads: the inner loop is divided, too.
         const int64_t parts = pool.threads() == 1 ? 1 : std::min(inner, ceil_div(workers, outer));
         pool.parallel_for(outer * parts, [&](int64_t item) {
-            const int64_t part = item % parts;
-            for (int64_t i = inner * part / parts; i < inner * (part + 1) / parts; i++) {
-                const int64_t o = item / parts;
-                compute(memory, panels_outside_ ? i : o, panels_outside_ ? o : i);
+            const int64_t first = inner * (item % parts) / parts, last = inner * (item % parts + 1) / parts;
+            if (panels_outside_) {
+                for (int64_t strip = first; strip < last; strip++) {
+                    compute(memory, strip, offsets_[static_cast<size_t>(strip)], item / parts);
+                }
+            } else {
+                StripOffsets offsets;
+                find_offsets(item / parts, &offsets);
+                for (int64_t panel = first; panel < last; panel++)
+                    compute(memory, item / parts, offsets, panel);
             }
         });
     }
@@ -91,21 +101,25 @@ class ConvStep : public Step {
         if (limit) segments_.back().widen = true;
     }
 
+    int64_t pixels_of(int64_t strip) const { return std::min(strip_, plan_.out_pixels() - strip * strip_); }
+
+    void find_offsets(int64_t strip, StripOffsets* offsets) const {
+        const int64_t pixels = pixels_of(strip);
+        plan_.find_offsets(strip * strip_, pixels, offsets);
+        std::fill(offsets->source + pixels, offsets->source + pixels + kSlack, offsets->source[pixels - 1]);
+    }
+
     // One strip times one or two panels.
-    void compute(const Memory& memory, int64_t strip, int64_t item) const {
+    void compute(const Memory& memory, int64_t strip, const StripOffsets& offsets, int64_t item) const {
         const PackedWeights& weights = *plan_.weights;
         const int64_t together = weights.kernel.panels, per_group = ceil_div(weights.panels, together);
         const int64_t group = item / per_group, panel = item % per_group * together;
-        const int64_t count = std::min(together, weights.panels - panel);
-        const int64_t first = strip * strip_, pixels = std::min(strip_, plan_.out_pixels() - first);
-        int64_t offsets[kStrip + kSlack];
-        plan_.source_offsets(first, pixels, offsets);
-        std::fill(offsets + pixels, offsets + pixels + kSlack, offsets[pixels - 1]);
+        const int64_t count = std::min(together, weights.panels - panel), pixels = pixels_of(strip);
         alignas(64) int32_t sums[gemm::kMaxPanels * kPanelSums];
         const int64_t number = group * weights.panels + panel;
         gemm::Strip work;
         work.source = memory.at(plan_.from.slot) + group * weights.shape.inputs;
-        work.pixel_offsets = offsets;
+        work.pixel_offsets = offsets.source;
         work.pixels = pixels;
         work.segments = segments_.data();
         work.count = static_cast<int64_t>(segments_.size());
@@ -116,7 +130,7 @@ class ConvStep : public Step {
         (count == together ? weights.kernel.run : weights.kernel.run_one)(work);
         for (int64_t i = 0; i < count; i++) {
             const int64_t channel = (panel + i) * kPanel;
-            plan_.finish(memory, sums + i * kPanelSums, first, pixels, (number + i) * kPanel,
+            plan_.finish(memory, sums + i * kPanelSums, offsets, pixels, (number + i) * kPanel,
                          group * weights.shape.outputs + channel,
                          std::min(kPanel, weights.shape.outputs - channel));
         }
@@ -126,52 +140,47 @@ class ConvStep : public Step {
     int64_t strip_, strips_, panels_;
     bool panels_outside_;
     std::vector<Segment> segments_;
+    std::vector<StripOffsets> offsets_;  // if panels are outside: every strip is visited often
 };
 
 }  // namespace
 
 // ---- What convolutions of both kinds share.
 
-void ConvPlan::source_offsets(int64_t first, int64_t count, int64_t* offsets) const {
+void ConvPlan::find_offsets(int64_t first, int64_t pixels, StripOffsets* offsets) const {
     const Layout& layout = from.layout;
-    int64_t w = first % window.out[1], h = first / window.out[1] % window.out[0];
-    int64_t n = first / (window.out[0] * window.out[1]);
-    for (int64_t i = 0; i < count; i++) {
-        offsets[i] = layout.offset(n, h * window.stride[0] - window.pad_before[0],
-                                   w * window.stride[1] - window.pad_before[1]);
-        if (++w < window.out[1]) continue;
+    const int64_t step = window.stride[1] * layout.stride, image = window.out[0] * window.out[1];
+    int64_t w = first % window.out[1], h = first / window.out[1] % window.out[0], n = first / image;
+    for (int64_t i = 0; i < pixels;) {
+        const int64_t row =
+            layout.offset(n, h * window.stride[0] - window.pad_before[0], -window.pad_before[1]);
+        const int64_t count = std::min(pixels - i, window.out[1] - w);
+        for (int64_t j = 0; j < count; j++) offsets->source[i + j] = row + (w + j) * step;
+        i += count;
         w = 0;
         if (++h == window.out[0]) h = 0, n++;
     }
-}
-
-void ConvPlan::target_offsets(int64_t first, int64_t count, int64_t* offsets) const {
-    if (!target.to_float) return pixel_offsets(target.bytes.layout, first, count, offsets);
-    const int64_t pixels = window.out[0] * window.out[1];
-    for (int64_t i = 0; i < count; i++) {
-        offsets[i] = (first + i) / pixels * target.image + (first + i) % pixels * target.pixel;
+    if (epilogue.has_residual) pixel_offsets(target.residual.layout, first, pixels, offsets->residual);
+    if (!target.to_float) return pixel_offsets(target.bytes.layout, first, pixels, offsets->target);
+    for (int64_t i = 0; i < pixels; i++) {
+        offsets->target[i] = (first + i) / image * target.image + (first + i) % image * target.pixel;
     }
 }
 
-void ConvPlan::finish(const Memory& memory, const int32_t* sums, int64_t first, int64_t pixels,
+void ConvPlan::finish(const Memory& memory, const int32_t* sums, const StripOffsets& offsets, int64_t pixels,
                       int64_t padded, int64_t channel, int64_t channels) const {
-    int64_t offsets[kStrip + kSlack], residual_offsets[kStrip + kSlack];
-    target_offsets(first, pixels, offsets);
     if (target.to_float) {
-        dequantize_sums(epilogue, sums, pixels, padded, channels, offsets, target.plane,
+        dequantize_sums(epilogue, sums, pixels, padded, channels, offsets.target, target.plane,
                         memory.at<float>(target.slot) + channel * target.plane);
         return;
     }
     // Channels that do not exist may be written, unless they are those of the next group.
     const bool alone = weights->depthwise || weights->shape.groups == 1;
     const int64_t written = alone ? std::min(kPanel, target.bytes.layout.stride - channel) : channels;
-    StripOutput out{pixels,  padded, channels, written, offsets, memory.at(target.bytes.slot) + channel,
-                    nullptr, nullptr};
-    if (epilogue.has_residual) {
-        pixel_offsets(target.residual.layout, first, pixels, residual_offsets);
-        out.residual_offsets = residual_offsets;
-        out.residual = memory.at(target.residual.slot) + channel;
-    }
+    StripOutput out{pixels,           padded,         channels,
+                    written,          offsets.target, memory.at(target.bytes.slot) + channel,
+                    offsets.residual, nullptr};
+    if (epilogue.has_residual) out.residual = memory.at(target.residual.slot) + channel;
     requantize(epilogue, sums, out);
 }
 

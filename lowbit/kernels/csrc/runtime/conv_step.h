@@ -47,6 +47,11 @@ StepPointer conv_step(const Bytes& from, const Window& window, PackedPointer wei
 
 // ---- For conv_step.cpp and depthwise_step.cpp.
 
+// Where the pixels of a strip are: in the source (their first tap), the result and the residual.
+struct StripOffsets {
+    int64_t source[gemm::kStrip + gemm::kSlack], target[gemm::kStrip], residual[gemm::kStrip];
+};
+
 struct ConvPlan {
     Bytes from;
     Window window;
@@ -55,13 +60,12 @@ struct ConvPlan {
     ConvTarget target;
 
     int64_t out_pixels() const { return from.layout.images * window.out[0] * window.out[1]; }
-    // Offsets of `count` output pixels in the source (their first tap), and in the result.
-    void source_offsets(int64_t first, int64_t count, int64_t* offsets) const;
-    void target_offsets(int64_t first, int64_t count, int64_t* offsets) const;
+    // Of output pixels from number `first` on, counted through all images.
+    void find_offsets(int64_t first, int64_t pixels, StripOffsets* offsets) const;
     // What follows the sums [pixels][16] of output channels from `channel` on, which is `padded` if panels
     // are counted whole.
-    void finish(const Memory& memory, const int32_t* sums, int64_t first, int64_t pixels, int64_t padded,
-                int64_t channel, int64_t channels) const;
+    void finish(const Memory& memory, const int32_t* sums, const StripOffsets& offsets, int64_t pixels,
+                int64_t padded, int64_t channel, int64_t channels) const;
 };
 
 StepPointer depthwise_step(ConvPlan plan);

@@ -109,12 +109,13 @@ class DepthwiseStep : public Step {
     }
 
   private:
-    static constexpr int64_t kStripPixels = 64;
+    static constexpr int64_t kStripPixels = gemm::kStrip;
 
     void compute(const Memory& memory, int64_t first, int64_t count) const {
         const PackedWeights& weights = *plan_.weights;
-        int64_t pixels[kStripPixels + kPixels];
-        plan_.source_offsets(first, count, pixels);
+        StripOffsets offsets;
+        plan_.find_offsets(first, count, &offsets);
+        int64_t* pixels = offsets.source;
         std::fill(pixels + count, pixels + count + kPixels, pixels[count - 1]);
         alignas(64) int32_t sums[(kStripPixels + kPixels) * kGroup];
         for (int64_t c = 0; c < weights.shape.groups; c += kGroup) {
@@ -131,7 +132,7 @@ class DepthwiseStep : public Step {
             if (fast) sums_avx2(source, pixels, count, taps, channels, sums);
 #endif
             if (!fast) sums_portable(source, pixels, count, taps, channels, sums);
-            plan_.finish(memory, sums, first, count, c, c, channels);
+            plan_.finish(memory, sums, offsets, count, c, c, channels);
         }
     }
 
