@@ -125,11 +125,12 @@ def verify(
 ) -> Verification:
     """Compare what `export` wrote with the network, in every engine, on the same data.
 
-    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that are installed
-    and have files in `directory`. `limit` is the fraction of samples on which an engine must agree with the
-    network. Of networks from images to logits, `layers` compares every layer and not only those of an engine
-    that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
-    accuracy. With labels in `data`, accuracies are measured. `threads` are those of every engine.
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that
+    are installed and have files in `directory`. `limit` is the fraction of samples on which an engine must
+    agree with the network. Of networks from images to logits, `layers` compares every layer and not only
+    those of an engine that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32
+    network, for its accuracy. With labels in `data`, accuracies are measured. `threads` are those of every
+    engine.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))

@@ -85,8 +85,8 @@ DeviceName = Annotated[
 OnnxEngine = Annotated[
     str | None,
     typer.Option(
-        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: Paddle Inference "
-        "for a folder, ONNX Runtime for a file."
+        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: a folder in "
+        "Paddle Inference, a file in ONNX Runtime."
     ),
 ]
 TrustCode = Annotated[

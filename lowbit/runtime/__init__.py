@@ -4,6 +4,10 @@
 can use as well, is `kernels/csrc/runtime/`.
 """
 
+from pathlib import Path
+
 from lowbit.runtime.engine import Engine
 
-__all__ = ["Engine"]
+__all__ = ["HEADERS", "Engine"]
+
+HEADERS = Path(__file__).parent  # the folder of lowbit_runtime.h, for programs in C

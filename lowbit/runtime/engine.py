@@ -36,6 +36,8 @@ def _library() -> ctypes.CDLL:
         "lowbit_engine_outputs": (count, [ADDRESS]),
         "lowbit_engine_input_name": (text, [ADDRESS, count]),
         "lowbit_engine_output_name": (text, [ADDRESS, count]),
+        "lowbit_engine_tensors": (count, [ADDRESS]),
+        "lowbit_engine_tensor_name": (text, [ADDRESS, count]),
         "lowbit_engine_input_type": (count, [ADDRESS, count]),
         "lowbit_engine_input_dims": (count, [ADDRESS, count, ADDRESS]),
         "lowbit_plan_make": (count, [ADDRESS, ADDRESS, ADDRESS, count, count, ADDRESS]),
@@ -81,7 +83,9 @@ class _Handle:
 class _Plan(_Handle):
     """The model planned for inputs of certain sizes, with its memory."""
 
-    def __init__(self, engine: Engine, shapes: Sequence[tuple[int, ...]], names: Sequence[str] | None) -> None:
+    def __init__(
+        self, engine: Engine, shapes: Sequence[tuple[int, ...]], names: Sequence[str] | None
+    ) -> None:
         super().__init__("lowbit_plan_free")
         library = _library()
         flat = np.array([size for shape in shapes for size in shape], np.int64)
@@ -119,7 +123,7 @@ class _Plan(_Handle):
 
 
 class Engine:
-    """An exported ONNX file in lowbit's own runtime: integers from layer to layer, bit-exact on every machine.
+    """An exported ONNX file in lowbit's own runtime: integers from layer to layer, everywhere the same bits.
 
     engine = Engine("out/inference.onnx", threads=1)
     logits = engine(images)                 # float32, batches of any size
@@ -157,6 +161,10 @@ class Engine:
             rank = library.lowbit_engine_input_dims(pointer, number, dims)
             self.input_shapes.append([None if size < 0 else size for size in dims[:rank]])
             self.input_types.append(np.dtype(_TYPES[library.lowbit_engine_input_type(pointer, number)]))
+        self.tensor_names = [
+            library.lowbit_engine_tensor_name(pointer, number).decode()
+            for number in range(library.lowbit_engine_tensors(pointer))
+        ]
         self._plans: OrderedDict[Any, _Plan] = OrderedDict()
 
     def __call__(self, *inputs: np.ndarray) -> np.ndarray:
@@ -171,6 +179,10 @@ class Engine:
     def run_with(self, inputs: Sequence[np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
         """The tensors of these names, by name: outputs, or anything between, such as a layer's integers."""
         arrays = self._arrays(inputs)
+        known = set(self.tensor_names)
+        for name in names:
+            if name not in known:
+                raise LowbitError(f'{self.path} has no tensor "{name}"; {did_you_mean(name, known)}')
         return dict(zip(names, self._plan(arrays, tuple(names)).run(arrays), strict=True))
 
     def memory(self, *inputs: np.ndarray) -> tuple[int, int]:
@@ -195,7 +207,9 @@ class Engine:
     def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         if len(inputs) != len(self.input_names):
             expected = ", ".join(self.input_names)
-            raise LowbitError(f"{self.path} takes {len(self.input_names)} inputs ({expected}), got {len(inputs)}")
+            raise LowbitError(
+                f"{self.path} takes {len(self.input_names)} inputs ({expected}), got {len(inputs)}"
+            )
         arrays = []
         for name, given, kind, shape in zip(
             self.input_names, inputs, self.input_types, self.input_shapes, strict=True

@@ -1,7 +1,7 @@
 """What the runtime computes, in plain NumPy: an ONNX file, operator after operator, slowly.
 
 It is the readable twin of `kernels/csrc/runtime/`: tests compare the two bit by bit. Products and means of
-quantized tensors have exact integer sums; everything else is fp32, in this order and without fused operations:
+quantized tensors have exact integer sums; everything else is fp32, without fused operations, in this order:
 
     product      v = float32(sum) * (input scale * weight scale) + bias
     mean         v = float32(sum) * scale / float32(count)
@@ -150,9 +150,7 @@ def _integer_product(
 _MEANS = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 
 
-def _integer_mean(
-    kind: str, x: _Integers, given: list[Any], attributes: dict[str, Any]
-) -> np.ndarray | None:
+def _integer_mean(kind: str, x: _Integers, given: list[Any], attributes: dict[str, Any]) -> np.ndarray | None:
     scale = x.scale.reshape(())
     if kind == "AveragePool":
         sums, count = _windows(x.values, np.add, 0, **attributes)
@@ -201,14 +199,20 @@ def _geometry(
 
 
 def _taps(
-    x: np.ndarray, fill: Any, out: list[int], before: list[int], kernel: Sequence[int], strides: Any, dilations: Any
+    x: np.ndarray,
+    fill: Any,
+    out: list[int],
+    before: list[int],
+    kernel: Sequence[int],
+    strides: Any,
+    dilations: Any,
 ) -> np.ndarray:
     """[kernel rows * columns, N, C, rows, columns]: what each tap of a window meets."""
     height, width = x.shape[2:]
-    reach = [
-        (out[axis] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1 for axis in range(2)
-    ]
-    padded = np.full([*x.shape[:2], max(reach[0], height + before[0]), max(reach[1], width + before[1])], fill)
+    reach = [(out[axis] - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1 for axis in range(2)]
+    padded = np.full(
+        [*x.shape[:2], max(reach[0], height + before[0]), max(reach[1], width + before[1])], fill
+    )
     padded = padded.astype(x.dtype)
     padded[:, :, before[0] : before[0] + height, before[1] : before[1] + width] = x
     found = []
@@ -257,9 +261,7 @@ def _conv_transpose(
     ]
     y = np.zeros([x.shape[0], w.shape[1] * group, *full], _F)
     inputs, outputs = x.shape[1] // group, w.shape[1]
-    for g, c, i, j in itertools.product(
-        range(group), range(inputs), range(w.shape[2]), range(w.shape[3])
-    ):
+    for g, c, i, j in itertools.product(range(group), range(inputs), range(w.shape[2]), range(w.shape[3])):
         rows = slice(i * dilations[0], i * dilations[0] + (x.shape[2] - 1) * strides[0] + 1, strides[0])
         columns = slice(j * dilations[1], j * dilations[1] + (x.shape[3] - 1) * strides[1] + 1, strides[1])
         weight = w[g * inputs + c, :, i, j]
@@ -271,7 +273,13 @@ def _conv_transpose(
 
 
 def _windows(
-    x: np.ndarray, combine: np.ufunc, fill: Any, *, kernel_shape: Sequence[int], count_include_pad: int = 0, **more: Any
+    x: np.ndarray,
+    combine: np.ufunc,
+    fill: Any,
+    *,
+    kernel_shape: Sequence[int],
+    count_include_pad: int = 0,
+    **more: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Windows combined, and how many values of the image (or its padding) each has."""
     out, before, after = _geometry(x.shape[2:], kernel_shape, **more)
@@ -341,8 +349,10 @@ def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     return (wide / np.take(np.cumsum(wide, axis=axis), [-1], axis=axis)).astype(_F)
 
 
-def _layer_norm(x: np.ndarray, w: np.ndarray, b: Any = None, *, axis: int = -1, epsilon: float = 1e-5) -> np.ndarray:
-    shape = x.shape[axis:] if axis < 0 else x.shape[axis:]
+def _layer_norm(
+    x: np.ndarray, w: np.ndarray, b: Any = None, *, axis: int = -1, epsilon: float = 1e-5
+) -> np.ndarray:
+    shape = x.shape[axis:]
     wide = x.astype(np.float64).reshape([-1, math.prod(shape)])
     center = wide - np.cumsum(wide, axis=1)[:, -1:] / wide.shape[1]
     scale = 1 / np.sqrt(np.cumsum(center * center, axis=1)[:, -1:] / wide.shape[1] + float(_F(epsilon)))
@@ -350,7 +360,9 @@ def _layer_norm(x: np.ndarray, w: np.ndarray, b: Any = None, *, axis: int = -1, 
     return y.astype(_F).reshape(x.shape)
 
 
-def _batch_norm(x: np.ndarray, w: Any, b: Any, mean: Any, variance: Any, *, epsilon: float = 1e-5, **_: Any) -> np.ndarray:
+def _batch_norm(
+    x: np.ndarray, w: Any, b: Any, mean: Any, variance: Any, *, epsilon: float = 1e-5, **_: Any
+) -> np.ndarray:
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = (w / np.sqrt(variance.astype(np.float64) + float(_F(epsilon)))).astype(_F)
     return (x - mean.reshape(shape)) * scale.reshape(shape) + b.reshape(shape)
@@ -407,6 +419,51 @@ def _pad(x: np.ndarray, pads: Any, value: Any = None, axes: Any = None, mode: st
         widths[axis] = (int(pads[number]), int(pads[len(pads) // 2 + number]))
     more = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
     return np.pad(x, widths, mode=mode, **more).astype(x.dtype)
+
+
+def _samples(
+    mode: str, place: str, nearest: str, out: int, size: int, scale: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    at = np.arange(out)
+    if place == "asymmetric":
+        x = at / scale
+    elif place == "align_corners":
+        x = at * (size - 1) / (out - 1) if out > 1 else np.zeros(1)
+    else:
+        x = np.zeros(1) if place == "pytorch_half_pixel" and out == 1 else (at + 0.5) / scale - 0.5
+    if mode == "nearest":
+        rounded = {
+            "floor": np.floor(x),
+            "ceil": np.ceil(x),
+            "round_prefer_ceil": np.floor(x + 0.5),
+            "round_prefer_floor": np.ceil(x - 0.5),
+        }[nearest]
+        chosen = np.clip(rounded, 0, size - 1).astype(int)
+        return chosen, chosen, np.zeros(out, _F)
+    below = np.floor(x)
+    first, second = (np.clip(below + more, 0, size - 1).astype(int) for more in (0, 1))
+    return first, second, (x - below).astype(_F)
+
+
+def _resize(
+    x: np.ndarray,
+    _: Any = None,
+    scales: Any = None,
+    sizes: Any = None,
+    *,
+    mode: str = "nearest",
+    coordinate_transformation_mode: str = "half_pixel",
+    nearest_mode: str = "round_prefer_floor",
+    **__: Any,
+) -> np.ndarray:
+    for axis in (3, 2):
+        size = x.shape[axis]
+        out = math.floor(_F(size) * scales[axis]) if sizes is None else int(sizes[axis])
+        scale = float(scales[axis]) if sizes is None else out / size
+        first, second, weight = _samples(mode, coordinate_transformation_mode, nearest_mode, out, size, scale)
+        weight = weight if axis == 3 else weight[:, None]
+        x = np.take(x, first, axis) * (_F(1) - weight) + np.take(x, second, axis) * weight
+    return x
 
 
 def _same(x: np.ndarray, *_: Any, **__: Any) -> np.ndarray:
@@ -473,6 +530,7 @@ _OPERATORS: dict[str, Callable[..., np.ndarray]] = {
     "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape))),
     "Gather": lambda x, indices, axis=0: np.take(x, indices, axis),
     "Pad": _pad,
+    "Resize": _resize,
     "Shape": lambda x: np.array(x.shape, np.int64),
     "Cast": lambda x, to: x.astype({1: np.float32, 6: np.int32, 7: np.int64}[to]),
 }

@@ -59,7 +59,10 @@ def test_changed_attributes_and_sizes(content, tmp_path):
     for _ in range(CHANGES // 2):
         model = onnx.load_from_string(content)
         with_numbers = [
-            a for node in model.graph.node for a in node.attribute if a.type in (onnx.AttributeProto.INT, onnx.AttributeProto.INTS)
+            a
+            for node in model.graph.node
+            for a in node.attribute
+            if a.type in (onnx.AttributeProto.INT, onnx.AttributeProto.INTS)
         ]
         for attribute in rng.choice(np.array(with_numbers, object), 2):
             value = int(rng.choice(np.array(numbers, object)))

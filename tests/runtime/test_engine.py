@@ -71,7 +71,7 @@ def test_errors_say_what_does_not_fit(network, tmp_path):
         engine(np.zeros([1, 3, 20, 20], np.float32))
     with pytest.raises(LowbitError, match="got \\[0, 3, 20, 17\\]"):
         engine(images[:0])
-    with pytest.raises(LowbitError, match='no tensor "nothing"'):
+    with pytest.raises(LowbitError, match='has no tensor "nothing"'):
         engine.run_with([images], ["nothing"])
     with pytest.raises(LowbitError, match="threads must be at least 1"):
         lowbit.Engine(path, threads=0)

@@ -11,15 +11,36 @@ from tests.support.qdq import QdqGraph
 
 f32 = np.float32
 UNARY = {
-    "Relu": {}, "LeakyRelu": {"alpha": 0.2}, "HardSwish": {}, "HardSigmoid": {"alpha": 0.3}, "Elu": {}, "Sigmoid": {},
-    "Tanh": {}, "Erf": {}, "Exp": {}, "Softplus": {}, "Softsign": {}, "Mish": {}, "Gelu": {}, "Abs": {}, "Neg": {},
-    "Floor": {}, "Ceil": {}, "Round": {}, "Reciprocal": {}, "Identity": {},
-}  # fmt: skip
+    "LeakyRelu": {"alpha": 0.2},
+    "HardSigmoid": {"alpha": 0.3},
+    "Relu": {},
+    "HardSwish": {},
+    "Elu": {},
+    "Sigmoid": {},
+    "Tanh": {},
+    "Erf": {},
+    "Exp": {},
+    "Softplus": {},
+    "Softsign": {},
+    "Mish": {},
+    "Gelu": {},
+    "Abs": {},
+    "Neg": {},
+    "Floor": {},
+    "Ceil": {},
+    "Round": {},
+    "Reciprocal": {},
+    "Identity": {},
+}
 IMAGES = {
     "MaxPool": {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1], "ceil_mode": 1},
-    "AveragePool": {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "count_include_pad": 1},
-    "GlobalAveragePool": {}, "GlobalMaxPool": {}, "Softmax": {"axis": 1}, "Flatten": {}, "Transpose": {"perm": [0, 2, 3, 1]},
-}  # fmt: skip
+    "AveragePool": {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4, "count_include_pad": 1},
+    "GlobalAveragePool": {},
+    "GlobalMaxPool": {},
+    "Softmax": {"axis": 1},
+    "Flatten": {},
+    "Transpose": {"perm": [0, 2, 3, 1]},
+}
 
 
 @pytest.mark.parametrize("kind", [*UNARY, *IMAGES])
@@ -55,10 +76,27 @@ def test_arithmetic_with_broadcasting(agrees, tmp_path, kind, shape):
 def test_layers_in_fp32(agrees, tmp_path):
     graph = QdqGraph(["N", 6, 8, 7], 5)
     random = lambda *shape: graph.constant(graph.rng.standard_normal(shape).astype(f32))  # noqa: E731
-    y = graph.add("Conv", "x", random(4, 3, 3, 2), random(4), group=2, strides=[2, 1], pads=[1, 1, 0, 2], dilations=[1, 2])
+    y = graph.add(
+        "Conv",
+        "x",
+        random(4, 3, 3, 2),
+        random(4),
+        group=2,
+        strides=[2, 1],
+        pads=[1, 1, 0, 2],
+        dilations=[1, 2],
+    )
     y = graph.add("BatchNormalization", y, *(random(4) for _ in range(3)), graph.constant(f32([1, 2, 3, 4])))
-    z = graph.add("ConvTranspose", y, random(4, 3, 3, 3), random(6), group=2, strides=[2, 2], pads=[1, 0, 1, 1],
-                  output_padding=[1, 0])
+    z = graph.add(
+        "ConvTranspose",
+        y,
+        random(4, 3, 3, 3),
+        random(6),
+        group=2,
+        strides=[2, 2],
+        pads=[1, 0, 1, 1],
+        output_padding=[1, 0],
+    )
     mean = graph.add("ReduceMean", z, graph.constant(np.array([2, 3])), keepdims=0)
     out = graph.add("Gemm", mean, random(9, 6), random(9), transB=1, alpha=0.5, beta=2.0)
     out = graph.add("LayerNormalization", out, random(9), random(9))
@@ -75,11 +113,27 @@ def test_shapes_are_folded(agrees, tmp_path):
     y = graph.add("Reshape", "x", wanted)
     first = graph.add("Gather", y, graph.constant(np.array([1, -1])), axis=1)
     padded = graph.add("Pad", first, graph.constant(np.array([0, 1, 2, 0, 0, 3])), graph.constant(f32(7)))
-    wide = graph.add("Expand", graph.add("Unsqueeze", padded, graph.constant(np.array([0]))),
-                     graph.constant(np.array([2, 1, 1, 1])))
+    wide = graph.add(
+        "Expand",
+        graph.add("Unsqueeze", padded, graph.constant(np.array([0]))),
+        graph.constant(np.array([2, 1, 1, 1])),
+    )
     path = graph.save(tmp_path / "op.onnx", [y, wide])
     assert not any("Shape" in step for step in Engine(path).steps(graph.images(2)))
     agrees(path, graph.images(2), threads=(1,))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("place", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
+@pytest.mark.parametrize("size", [[11, 14], [4, 3], [1, 1]])
+def test_resizing(agrees, tmp_path, mode, place, size):
+    graph = QdqGraph(["N", 2, 8, 7], 7)
+    scales = graph.constant(f32([1, 1, size[0] / 8, size[1] / 7]))
+    y = graph.add("Resize", "x", "", scales, mode=mode, coordinate_transformation_mode=place)
+    z = graph.add(
+        "Resize", "x", "", scales, mode=mode, coordinate_transformation_mode=place, nearest_mode="floor"
+    )
+    agrees(graph.save(tmp_path / "op.onnx", [y, z]), graph.images(2), threads=(1,))
 
 
 def test_an_unknown_operator_is_named(tmp_path):

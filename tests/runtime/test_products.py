@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +10,13 @@ from hypothesis import strategies as st
 from lowbit.runtime import Engine
 from tests.support.qdq import QdqGraph, mixed_network
 
-SOURCES = [(0, np.uint8, None), (128, np.uint8, None), (0, np.int8, None), (3, np.uint8, (0, 15)), (7, np.int8, (-8, 7))]
+SOURCES = [
+    (0, np.uint8, None),
+    (128, np.uint8, None),
+    (0, np.int8, None),
+    (3, np.uint8, (0, 15)),
+    (7, np.int8, (-8, 7)),
+]
 many = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -50,7 +54,9 @@ def test_convolutions(agrees, tmp_path, geometry, source, bits, bias, activation
     x = graph.values("x", 0.02 if clip is None else 0.3, zero, kind, clip)
     y = graph.conv(x, outputs, kernel, bits=bits, bias=bias == "inside", unsigned=zero == 128, **attributes)
     if bias == "behind":
-        y = graph.add("Add", y, graph.constant(graph.rng.standard_normal([1, outputs, 1, 1]).astype(np.float32)))
+        y = graph.add(
+            "Add", y, graph.constant(graph.rng.standard_normal([1, outputs, 1, 1]).astype(np.float32))
+        )
     if activation == "Clip":
         y = graph.add("Clip", y, graph.constant(np.float32(-0.3)), graph.constant(np.float32(0.9)))
     elif activation:
@@ -104,7 +110,9 @@ def test_extreme_sums_are_exact(agrees, tmp_path):
     x = graph.values("x", 1.0)
     for value in (-128, 127):
         weight = graph.constant(np.full([16, 64, 3, 3], value, np.int8))
-        weight = graph.add("DequantizeLinear", weight, graph.constant(np.float32(1)), graph.constant(np.int8(0)))
+        weight = graph.add(
+            "DequantizeLinear", weight, graph.constant(np.float32(1)), graph.constant(np.int8(0))
+        )
         x = graph.values(graph.add("Conv", x, weight, pads=[1, 1, 1, 1]), 100.0, 128) if value > 0 else x
         graph.channels[x] = 64
         final = graph.add("Conv", graph.values("x", 1.0), weight, pads=[1, 1, 1, 1])
@@ -129,6 +137,8 @@ def test_four_bits_take_half_the_memory_of_weights(tmp_path):
     sizes = {}
     for bits in (4, 8):
         graph = QdqGraph([1, 64, 8, 8], bits)
-        graph.save(tmp_path / "net.onnx", [graph.conv(graph.values("x", 0.1, clip=(0, 15)), 64, 3, bits=bits)])
+        graph.save(
+            tmp_path / "net.onnx", [graph.conv(graph.values("x", 0.1, clip=(0, 15)), 64, 3, bits=bits)]
+        )
         sizes[bits] = Engine(tmp_path / "net.onnx").memory(graph.images())[1]
     assert sizes[4] == 64 * 64 * 9 / 2 and sizes[8] in (64 * 64 * 9, 2 * 64 * 64 * 9)

@@ -72,7 +72,15 @@ class QdqGraph:
         return self.add("DequantizeLinear", *parts, axis=axis)
 
     def conv(
-        self, x: str, outputs: int, kernel: int, *, bits: int = 8, bias: bool = True, unsigned: bool = False, **more: Any
+        self,
+        x: str,
+        outputs: int,
+        kernel: int,
+        *,
+        bits: int = 8,
+        bias: bool = True,
+        unsigned: bool = False,
+        **more: Any,
     ) -> str:
         inputs = self.channels[x] // more.get("group", 1)
         parts = [x, self.weight([outputs, inputs, kernel, kernel], bits, 0, unsigned=unsigned)]
@@ -102,7 +110,7 @@ class QdqGraph:
 
 
 def mixed_network(path: Path, *, bits: int = 7, batch: int | str = "N") -> QdqGraph:
-    """A residual block, squeeze and excitation, a concatenation, pools and a linear layer, all edges quantized."""
+    """A residual block, squeeze and excitation, concatenation, pools, a linear layer; all edges quantized."""
     graph = QdqGraph([batch, 3, 20, 17], seed=bits)
     clip = (0, 15) if bits <= 4 else None
     steps = 16 if bits <= 4 else 1
@@ -112,22 +120,34 @@ def mixed_network(path: Path, *, bits: int = 7, batch: int | str = "N") -> QdqGr
     b = graph.conv(a, 24, 3, group=24, pads=[1, 1, 1, 1], bits=bits)
     b = graph.add("Clip", b, graph.constant(np.float32(0)), graph.constant(np.float32(6)))
     b = graph.values(b, 0.023 * steps, clip=clip)
-    c = graph.values(graph.conv(b, 24, 1, bits=bits, bias=False), 0.03 * steps, 8 if bits <= 4 else 120, clip=clip)
+    c = graph.values(
+        graph.conv(b, 24, 1, bits=bits, bias=False), 0.03 * steps, 8 if bits <= 4 else 120, clip=clip
+    )
     c = graph.values(graph.add("Relu", graph.add("Add", c, a)), 0.025 * steps, clip=clip)
     s = graph.values(graph.add("GlobalAveragePool", c), 0.01 * steps, clip=clip)
     s = graph.values(graph.add("Relu", graph.conv(s, 6, 1, bits=bits)), 0.01 * steps, clip=clip)
     s = graph.values(graph.conv(s, 24, 1, bits=bits), 0.02 * steps, 8 if bits <= 4 else 128, clip=clip)
     s = graph.values(graph.add("HardSigmoid", s, alpha=1 / 6), 0.004 * steps, clip=clip)
     d = graph.values(graph.add("Mul", c, s), 0.02 * steps, clip=clip)
-    e = graph.values(graph.conv(d, 40, 5, group=8, dilations=[2, 1], pads=[4, 2, 4, 2], bits=bits), 0.05 * steps,
-                     8 if bits <= 4 else 100, clip=clip)
+    e = graph.values(
+        graph.conv(d, 40, 5, group=8, dilations=[2, 1], pads=[4, 2, 4, 2], bits=bits),
+        0.05 * steps,
+        8 if bits <= 4 else 100,
+        clip=clip,
+    )
     e = graph.values(graph.add("HardSwish", e), 0.04 * steps, 2, clip=clip)
     f = graph.add("Concat", d, e, axis=1)
     graph.channels[f] = 64
     f = graph.values(f, 0.04 * steps, 2, clip=clip)
-    g = graph.values(graph.add("MaxPool", f, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), 0.05 * steps, 2,
-                     clip=clip)
-    h = graph.add("AveragePool", g, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1], count_include_pad=1)
+    g = graph.values(
+        graph.add("MaxPool", f, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        0.05 * steps,
+        2,
+        clip=clip,
+    )
+    h = graph.add(
+        "AveragePool", g, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1], count_include_pad=1
+    )
     h = graph.values(h, 0.03 * steps, clip=clip)
     p = graph.values(graph.add("GlobalAveragePool", h), 0.02 * steps, clip=clip)
     p = graph.add("Reshape", p, graph.constant(np.array([-1, 64])))

@@ -15,6 +15,7 @@ from lowbit.deploy.engines.engine import (
     find_onnx_file,
     image_shape_of,
 )
+from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info
 from lowbit.runtime import Engine as Runtime
 from lowbit.version import __version__
@@ -33,14 +34,24 @@ class LowbitEngine:
         self.name = f"lowbit runtime {__version__}"
         self.path = find_onnx_file(path)
         self.options = EngineOptions(device="cpu", threads=threads or cpu_info().cores, memory_optim=True)
-        self._runtime = Runtime(self.path, threads=self.options.threads)
+        try:
+            self._runtime = Runtime(self.path, threads=self.options.threads)
+        except LowbitError as error:
+            raise LowbitError(
+                f"lowbit's runtime cannot open {error}. If the file is damaged, export the model again"
+            ) from error
         shapes = self._runtime.input_shapes
         self.image_shape = image_shape_of(shapes[0]) if shapes else None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
         check_one_in_one_out(len(self._runtime.input_names), len(self._runtime.output_names), self.path)
-        return self._runtime(check_batch(batch, self.image_shape))
+        try:
+            return self._runtime(check_batch(batch, self.image_shape))
+        except LowbitError as error:
+            if self.image_shape is not None:
+                raise
+            raise LowbitError(f"{self.path} cannot run on a batch of {list(batch.shape)}: {error}") from error
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""

@@ -66,7 +66,7 @@ class IntegerReference:
 
     lowbit's runtime computes it from the exported file, where there is one: its sums are exact. Where its
     integers are the model's own, that is proven. Where they are not, floats between two layers may have been
-    added in another order: then, and without a file, the model itself computes with exact sums, which is slow.
+    added in another order: then, and without a file, the model itself computes with exact sums (slow).
     """
 
     def __init__(self, model: nn.Layer, onnx: Path | None = None) -> None:
@@ -103,7 +103,6 @@ class IntegerReference:
             if unequal and self.first_layer is None:
                 self.first_layer = name
         return logits
-
 
     def _by_runtime(self, images: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
         if self._runtime is None or not self._graph.inputs.keys() >= self._layers.keys():

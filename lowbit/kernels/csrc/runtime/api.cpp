@@ -1,5 +1,6 @@
 // The C interface of the runtime: arguments are checked, exceptions become statuses. See lowbit_runtime.h.
-#include "runtime/lowbit_runtime.h"
+// Beside the Python package: it is installed without the sources, too.
+#include "../../../runtime/lowbit_runtime.h"
 
 #include "runtime/plan.h"
 
@@ -149,6 +150,15 @@ const char* lowbit_engine_output_name(const lowbit_engine* engine, int number) {
     if (number < 0 || number >= lowbit_engine_outputs(engine)) return nullptr;
     const Graph& graph = engine->engine->graph;
     return graph.names[graph.outputs[number]].c_str();
+}
+
+int lowbit_engine_tensors(const lowbit_engine* engine) {
+    return engine ? static_cast<int>(engine->engine->graph.names.size()) : 0;
+}
+
+const char* lowbit_engine_tensor_name(const lowbit_engine* engine, int number) {
+    if (number < 0 || number >= lowbit_engine_tensors(engine)) return nullptr;
+    return engine->engine->graph.names[number].c_str();
 }
 
 int lowbit_engine_input_type(const lowbit_engine* engine, int number) {

@@ -42,7 +42,9 @@ class ConvStep : public Step {
         if (plan_.epilogue.has_residual) reads.push_back(plan_.target.residual.slot);
     }
 
-    int64_t weight_bytes() const override { return static_cast<int64_t>(plan_.weights->bytes.size()); }
+    int64_t weight_bytes() const override {
+        return static_cast<int64_t>(plan_.weights->bytes.size() + plan_.weights->extra_bytes.size());
+    }
 
     void run(const Memory& memory, ThreadPool& pool) const override {
         if (!plan_.target.to_float) {
@@ -84,6 +86,7 @@ class ConvStep : public Step {
             for (int64_t j = 0; j < weights.shape.kernel[1]; j++) {
                 int64_t offset =
                     i * win.dilation[0] * layout.row_bytes() + j * win.dilation[1] * layout.stride;
+                for (int64_t step = 0; step < steps; step++) step_offsets_.push_back(offset + 4 * step);
                 for (int64_t left = steps; left;) {
                     const int64_t now = limit ? std::min(left, limit - in_int16) : left;
                     const bool contiguous = !segments_.empty() && !segments_.back().widen &&
@@ -109,6 +112,20 @@ class ConvStep : public Step {
         std::fill(offsets->source + pixels, offsets->source + pixels + kSlack, offsets->source[pixels - 1]);
     }
 
+    // The products of the panel that the micro-kernel left out.
+    void add_extras(const gemm::Strip& work, int64_t panel) const {
+        const PackedWeights& weights = *plan_.weights;
+        if (weights.extra_first.empty()) return;
+        const int32_t first = weights.extra_first[panel], last = weights.extra_first[panel + 1];
+        if (first == last) return;
+#if LOWBIT_X86
+        add_extras_avx2(work, weights.extra_steps.data() + first, last - first, step_offsets_.data(),
+                        weights.extra_bytes.data() + first * 64);
+#else
+        (void)work;
+#endif
+    }
+
     // One strip times one or two panels.
     void compute(const Memory& memory, int64_t strip, const StripOffsets& offsets, int64_t item) const {
         const PackedWeights& weights = *plan_.weights;
@@ -128,6 +145,7 @@ class ConvStep : public Step {
         work.initial_sums = weights.initial.data() + number * kPanel;
         work.sums = sums;
         (count == together ? weights.kernel.run : weights.kernel.run_one)(work);
+        add_extras(work, number);
         for (int64_t i = 0; i < count; i++) {
             const int64_t channel = (panel + i) * kPanel;
             plan_.finish(memory, sums + i * kPanelSums, offsets, pixels, (number + i) * kPanel,
@@ -140,6 +158,7 @@ class ConvStep : public Step {
     int64_t strip_, strips_, panels_;
     bool panels_outside_;
     std::vector<Segment> segments_;
+    std::vector<int64_t> step_offsets_;  // of all steps of a panel, in the source
     std::vector<StripOffsets> offsets_;  // if panels are outside: every strip is visited often
 };
 
@@ -201,96 +220,6 @@ StepPointer conv_step(const Bytes& from, const Window& window, PackedPointer wei
     ConvPlan plan{from, window, std::move(weights), std::move(epilogue), target};
     if (plan.weights->depthwise) return depthwise_step(std::move(plan));
     return std::make_unique<ConvStep>(std::move(plan));
-}
-
-// ---- Packing.
-
-namespace {
-
-enum class Storage { bytes, words, nibbles };
-
-// The micro-kernel for operands of these magnitudes, and how it wants its weights.
-Storage choose_kernel(int64_t largest_source, int64_t largest, bool fits_nibbles, PackedWeights* packed) {
-    const gemm::MicrokernelChoice choice = gemm::choose_microkernel(largest_source, largest, true);
-    packed->kernel = choice.microkernel;
-#if LOWBIT_X86
-    if (choice.packed == gemm::ElementType::int16) {
-        packed->kernel = {1, run_wide_avx2, run_wide_avx2, 0};
-        packed->step_bytes = 128;
-        return Storage::words;
-    }
-#endif
-    if (!fits_nibbles) return Storage::bytes;
-    packed->step_bytes = 32;
-    packed->kernel = {1, run_nibbles_portable, run_nibbles_portable, 0};
-#if LOWBIT_X86
-    const InstructionSet isa = instruction_set();
-    if (isa >= InstructionSet::avx512vnni) {
-        packed->kernel = {2, run_nibbles_two_panels_avx512vnni, run_nibbles_avx512vnni, 0};
-    } else if (isa >= InstructionSet::avx2) {
-        const int64_t pair =
-            std::max<int64_t>(2 * largest_source * largest, 1);  // in int16, at least 8 steps
-        packed->kernel = {1, run_nibbles_avx2, run_nibbles_avx2, INT16_MAX / pair};
-    }
-#endif
-    return Storage::nibbles;
-}
-
-// The weight of a channel (of 16) and an input (of 4) in the bytes of a step.
-void store_weight(Storage storage, int64_t lane, int64_t input, int16_t value, uint8_t* step) {
-    if (storage == Storage::words) {  // [first two inputs, last two][16 channels][2], int16
-        memcpy(step + input / 2 * 64 + lane * 4 + input % 2 * 2, &value, 2);
-    } else if (storage == Storage::bytes) {
-        step[lane * 4 + input] = static_cast<uint8_t>(value);
-    } else {  // with 8 added; the upper half of a byte is the channel 8 further
-        uint8_t& byte = step[lane % 8 * 4 + input];
-        byte =
-            static_cast<uint8_t>(lane < 8 ? (byte & 0xf0) | (value + 8) : (byte & 0x0f) | (value + 8) << 4);
-    }
-}
-
-}  // namespace
-
-PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source) {
-    const int64_t per_output = shape.inputs * shape.taps(), outputs = shape.groups * shape.outputs;
-    int lowest = 0, highest = 0;
-    for (int64_t i = 0; i < outputs * per_output; i++) {
-        lowest = std::min<int>(lowest, integers[i]), highest = std::max<int>(highest, integers[i]);
-    }
-    const int64_t largest = std::max(-lowest, highest);
-    const int64_t largest_sum = std::max(source.highest, 1) * largest * per_output * 2;
-    check(largest_sum < INT32_MAX,
-          "a layer with " + std::to_string(per_output) + " products per output would overflow 32 bits");
-    auto packed = std::make_shared<PackedWeights>();
-    packed->shape = shape;
-    packed->largest_sum = static_cast<double>(largest_sum);
-    if (shape.is_depthwise()) {
-        pack_depthwise(integers, source, packed.get());
-        return packed;
-    }
-    const Storage storage =
-        choose_kernel(source.highest, largest, lowest >= -8 && highest <= 7, packed.get());
-    const int64_t steps = ceil_div(shape.inputs, 4), taps = shape.taps();
-    packed->panels = ceil_div(shape.outputs, kPanel);
-    packed->panel_bytes = taps * steps * packed->step_bytes;
-    packed->bytes.resize(static_cast<size_t>(shape.groups * packed->panels * packed->panel_bytes),
-                         storage == Storage::nibbles ? 0x88 : 0);
-    packed->initial.resize(static_cast<size_t>(shape.groups * packed->panels * kPanel));
-    for (int64_t o = 0; o < outputs; o++) {
-        const int64_t group = o / shape.outputs, within = o % shape.outputs;
-        const int64_t panel = group * packed->panels + within / kPanel, lane = within % kPanel;
-        uint8_t* to = packed->bytes.data() + panel * packed->panel_bytes;
-        int64_t sum = 0;
-        for (int64_t c = 0; c < shape.inputs; c++) {
-            for (int64_t t = 0; t < taps; t++) {
-                const int16_t value = integers[(o * shape.inputs + c) * taps + t];
-                store_weight(storage, lane, c % 4, value, to + (t * steps + c / 4) * packed->step_bytes);
-                sum += value;
-            }
-        }
-        packed->initial[panel * kPanel + lane] = static_cast<int32_t>(-source.zero * sum);
-    }
-    return packed;
 }
 
 }  // namespace lowbit::runtime

@@ -25,7 +25,12 @@ struct PackedWeights {
     int64_t panels = 0, panel_bytes = 0;  // of a group
     std::vector<uint8_t> bytes;
     std::vector<int32_t> initial;  // -zero * sum of the weights, by channel of whole panels
-    bool depthwise = false;        // [16 channels][pair of taps]: see depthwise_step.cpp
+    // Steps beside those of the panels, for products that would overflow 16 bits: see conv_weights.cpp. The
+    // extra steps of panel p are extra_first[p] to extra_first[p + 1]; each is a step of the panel, with
+    // other weights.
+    std::vector<int32_t> extra_first, extra_steps;
+    std::vector<uint8_t> extra_bytes;
+    bool depthwise = false;  // [16 channels][pair of taps]: see depthwise_step.cpp
 };
 
 using PackedPointer = std::shared_ptr<const PackedWeights>;
@@ -75,6 +80,9 @@ void pack_depthwise(const int16_t* integers, const Grid& source, PackedWeights* 
 void run_nibbles_portable(const gemm::Strip& strip);
 #if LOWBIT_X86
 void run_wide_avx2(const gemm::Strip& strip);
+// Adds the products of `count` more steps to the sums of a strip, 64 bytes of weights each.
+void add_extras_avx2(const gemm::Strip& strip, const int32_t* steps, int64_t count, const int64_t* offsets,
+                     const uint8_t* weights);
 void run_nibbles_avx2(const gemm::Strip& strip);
 void run_nibbles_avx512vnni(const gemm::Strip& strip);
 void run_nibbles_two_panels_avx512vnni(const gemm::Strip& strip);

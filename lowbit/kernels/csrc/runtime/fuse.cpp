@@ -90,18 +90,16 @@ int only_values(const Facts& facts, int tensor, std::vector<int>* nodes) {
     return out;
 }
 
-// Functions from `values` (of the integer tensor `from`) to another integer tensor: the table, if there are
-// any.
-bool absorb_table(const Facts& facts, int from, int values, Chain* chain) {
+// Behind `functions` of the integer tensor `from`, whose value is `at`: more functions of one number, then
+// quantization, all as a table. False, and nothing absorbed, if the chain does not end so.
+bool absorb_table(const Facts& facts, int from, int at, std::vector<Unary> functions, Chain* chain) {
     Chain longer = *chain;
-    std::vector<Unary> functions;
     Unary unary;
-    for (int node; (node = next_unary(facts, values, &unary)) >= 0;) {
+    for (int node; (node = next_unary(facts, at, &unary)) >= 0; at = facts.graph().nodes[node].outputs[0]) {
         functions.push_back(unary);
         longer.nodes.push_back(node);
-        values = facts.graph().nodes[node].outputs[0];
     }
-    longer.output = next_integers(facts, values, &longer.nodes);
+    longer.output = next_integers(facts, at, &longer.nodes);
     if (functions.empty() || longer.output < 0) return false;
     const Grid &source = facts.integers(from)->grid, &target = facts.integers(longer.output)->grid;
     for (int byte = 0; byte < 256; byte++) {
@@ -148,7 +146,7 @@ Chain product_chain(const Facts& facts, int tensor, bool has_bias, int64_t chann
     longer.middle = integers;
     if (absorb_sum(facts, values, &longer)) return longer;
     longer.middle = -1;
-    return absorb_table(facts, integers, values, &longer) ? longer : chain;
+    return absorb_table(facts, integers, values, {}, &longer) ? longer : chain;
 }
 
 Chain rounded_chain(const Facts& facts, int tensor, bool activates) {
@@ -170,30 +168,11 @@ Chain rounded_chain(const Facts& facts, int tensor, bool activates) {
 
 Chain table_chain(const Facts& facts, int node) {
     Chain chain;
-    const int values = facts.graph().nodes[node].inputs[0], from = facts.source(values);
-    if (from < 0) return chain;
-    // The values may have other readers: start behind the node itself.
-    Unary first;
     const Node& start = facts.graph().nodes[node];
-    if (!as_unary(start, facts.inputs_of(start), &first)) return chain;
-    std::vector<Unary> functions = {first};
-    int at = start.outputs[0];
-    Unary unary;
-    for (int more; (more = next_unary(facts, at, &unary)) >= 0; at = facts.graph().nodes[more].outputs[0]) {
-        functions.push_back(unary);
-        chain.nodes.push_back(more);
-    }
-    chain.output = next_integers(facts, at, &chain.nodes);
-    if (chain.output < 0) return {};
-    chain.to_integers = chain.has_table = true;
-    chain.before_table = from;
-    const Grid &source = facts.integers(from)->grid, &target = facts.integers(chain.output)->grid;
-    for (int byte = 0; byte < 256; byte++) {
-        float v = dequantize_one(static_cast<uint8_t>(byte), source);
-        for (const Unary& one : functions) v = apply(one, v);
-        chain.table[byte] = quantize_one(v, target);
-    }
-    return chain;
+    const int from = facts.source(start.inputs[0]);  // it may have other readers
+    Unary first;
+    if (from < 0 || !as_unary(start, facts.inputs_of(start), &first)) return chain;
+    return absorb_table(facts, from, start.outputs[0], {first}, &chain) ? chain : Chain{};
 }
 
 }  // namespace lowbit::runtime

@@ -81,6 +81,36 @@ LOWBIT_TARGET_AVX2 void run_wide_avx2(const gemm::Strip& strip) {
     }
 }
 
+LOWBIT_TARGET_AVX2 void add_extras_avx2(const gemm::Strip& strip, const int32_t* steps, int64_t count,
+                                        const int64_t* offsets, const uint8_t* weights) {
+    constexpr int kPixels = 4;
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int64_t p = 0; p < strip.pixels; p += kPixels) {
+        const uint8_t* from[kPixels];
+        __m256i sums[kPixels][2];
+        __m256i* to = reinterpret_cast<__m256i*>(strip.sums + p * gemm::kPanel);
+        for (int i = 0; i < kPixels; i++) {
+            from[i] = strip.source + strip.pixel_offsets[p + i];
+            sums[i][0] = _mm256_loadu_si256(to + 2 * i);
+            sums[i][1] = _mm256_loadu_si256(to + 2 * i + 1);
+        }
+        for (int64_t s = 0; s < count; s++) {
+            const __m256i low = load(weights + s * 64), high = load(weights + s * 64 + 32);
+            for (int i = 0; i < kPixels; i++) {
+                int32_t word;
+                memcpy(&word, from[i] + offsets[steps[s]], 4);
+                const __m256i a = _mm256_set1_epi32(word);
+                add32(sums[i][0], _mm256_madd_epi16(_mm256_maddubs_epi16(a, low), ones));
+                add32(sums[i][1], _mm256_madd_epi16(_mm256_maddubs_epi16(a, high), ones));
+            }
+        }
+        for (int i = 0; i < kPixels; i++) {
+            _mm256_storeu_si256(to + 2 * i, sums[i][0]);
+            _mm256_storeu_si256(to + 2 * i + 1, sums[i][1]);
+        }
+    }
+}
+
 // Two weights per byte; sums in int16 until a segment widens, as in gemm/.
 LOWBIT_TARGET_AVX2 void run_nibbles_avx2(const gemm::Strip& strip) {
     constexpr int kPixels = 6;

@@ -86,6 +86,7 @@ void add_elementwise(Table& table);
 void add_movement(Table& table);
 void add_layers(Table& table);
 void add_reductions(Table& table);
+void add_resize(Table& table);
 
 Dims broadcast(const Dims& a, const Dims& b, const Node& node);
 const Argument& need(const Arguments& in, size_t number, const Node& node);

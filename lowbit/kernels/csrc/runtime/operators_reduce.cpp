@@ -195,6 +195,7 @@ Table make_table() {
     add_movement(table);
     add_layers(table);
     add_reductions(table);
+    add_resize(table);
     return table;
 }
 

@@ -2,21 +2,23 @@
 //
 // A file is read once (Graph) and planned for inputs of concrete sizes (Plan): shapes become constants,
 // constants are folded, and what is between two quantizations becomes one step. A step reads and writes
-// unsigned bytes in NHWC, in one arena; nothing is allocated while a plan runs. Operators without an integer
-// form run in fp32.
+// unsigned bytes in NHWC, in one arena; nothing is allocated while these steps run. Operators without an
+// integer form run in fp32.
 //
-//   lowbit_runtime.h          the C interface; api.cpp implements it
-//   runtime.h                 this file: the types that all files share
-//   onnx_reader.h, .cpp       protobuf bytes to a Graph; every length is checked, since files may be damaged
-//   operators.h               operators in fp32 (and shapes in int64): sizes of the results, and the loops
-//   operators_*.cpp           ... elementwise, data movement, layers
-//   quantized.h               u8 tensors: their layout in memory, their grid
-//   requantize.h, .cpp        int32 sums to the bytes of the next layer
-//   conv_weights.h, .cpp      weights, packed once for the micro-kernels of gemm/
-//   conv_step.cpp, depthwise_step.cpp, pool_step.cpp, bytes_step.cpp    the steps on bytes
-//   fuse.h, .cpp              which operators become one step
-//   plan.h, plan.cpp          from a graph to steps; the arena; running
-//   thread_pool.h, .cpp       the engine's own threads
+//   lowbit/runtime/lowbit_runtime.h   the C interface, which api.cpp implements
+//   runtime.h                this file: the types that all files share
+//   onnx_reader.h, .cpp      protobuf bytes to a Graph; every length is checked, since files may be damaged
+//   operators.h              operators in fp32 (and shapes in int64): sizes of the results, and the loops
+//   operators_*.cpp          ... elementwise, movement of data, layers, reductions, resizing
+//   quantized.h              tensors of bytes: their layout in memory, their grid; what a step is
+//   bytes_step.cpp, byte_loops.h, pool_step.cpp, matmul_step.cpp   steps without weights
+//   conv_step.h, .cpp        convolutions and linear layers over the micro-kernels of gemm/
+//   conv_weights.cpp, microkernels.cpp   packing; weights of 4 bits, and of 7 and 8 bits without VNNI
+//   depthwise_step.cpp       depthwise convolutions
+//   requantize.h, .cpp       int32 sums to the bytes of the next layer
+//   fuse.h, facts.cpp, fuse.cpp   what is known of each tensor, and which operators become one step
+//   plan.h, planner.cpp, plan.cpp   from a graph to steps; the arena; running
+//   thread_pool.h, .cpp      the engine's own threads
 //
 // The arithmetic is that of the project's integer reference, in fp32 without contraction, in this order:
 //

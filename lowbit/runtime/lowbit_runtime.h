@@ -57,6 +57,9 @@ LOWBIT_RUNTIME_API int lowbit_engine_inputs(const lowbit_engine* engine);
 LOWBIT_RUNTIME_API int lowbit_engine_outputs(const lowbit_engine* engine);
 LOWBIT_RUNTIME_API const char* lowbit_engine_input_name(const lowbit_engine* engine, int number);
 LOWBIT_RUNTIME_API const char* lowbit_engine_output_name(const lowbit_engine* engine, int number);
+/* The names of all tensors of the file, also of those between the layers. */
+LOWBIT_RUNTIME_API int lowbit_engine_tensors(const lowbit_engine* engine);
+LOWBIT_RUNTIME_API const char* lowbit_engine_tensor_name(const lowbit_engine* engine, int number);
 LOWBIT_RUNTIME_API int lowbit_engine_input_type(const lowbit_engine* engine, int number);
 /* The rank; `dims` (room for 8) gets the sizes, -1 where the file leaves one open, such as the batch. */
 LOWBIT_RUNTIME_API int lowbit_engine_input_dims(const lowbit_engine* engine, int number, int64_t* dims);
