@@ -29,7 +29,7 @@ def plan(
             autocompletion=complete_model,
         ),
     ] = None,
-    recipe: Annotated[str, recipe_option("The recipe, in any of its dialects.")] = ...,
+    recipe: Annotated[str, recipe_option("The recipe, in any of its dialects.")] = ...,  # type: ignore[assignment]
     config: ConfigFile = None,
     override: Overrides = None,
     num_classes: Annotated[
@@ -72,6 +72,7 @@ def _chosen_model(
     if config is None:
         if override:
             raise LowbitError("-o changes a setting of a config; give -c CONFIG, too")
+        assert model is not None
         return model, None, {}
     settings = load_config(config, override or ())
     return settings.Arch.name, settings.num_classes, settings.Arch.kwargs
@@ -122,11 +123,12 @@ def _plan_by_plan(layers: list[LayerPlan], title: str) -> list[Section]:
     members: dict[int, list[str]] = {}
     rows = []
     for assigned in layers:
-        plan: int | str = _left_as_it_is(assigned)
+        shown = _left_as_it_is(assigned)
         if not assigned.plan.is_full:
-            plan = numbers.setdefault((assigned.plan, assigned.layer.type), len(numbers) + 1)
-            members.setdefault(plan, []).append(assigned.layer.name)
-        rows.append((*_cells(assigned), str(plan)))
+            number = numbers.setdefault((assigned.plan, assigned.layer.type), len(numbers) + 1)
+            members.setdefault(number, []).append(assigned.layer.name)
+            shown = str(number)
+        rows.append((*_cells(assigned), shown))
     columns = ("layer", *_WIDE, "plan")
     sections = [Section(title, columns, tuple(rows), left=len(columns), wide=_WIDE)]
     for (plan, layer_type), number in numbers.items():

@@ -100,7 +100,7 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
     table.add_column("\ntraining")
     titles = ["top-1\ntrained", "top-1\ndeployed"]
     runs = [open_run(folder / training.name) for training in trainings]
-    verified = {engine["engine"] for engine in runs[0].verify["engines"]}
+    verified = {engine["engine"] for engine in (runs[0].verify or {})["engines"]}
     engines = [key for key in _ENGINES if key in verified]  # OpenVINO may not be installed
     titles += [f"agrees\n{_ENGINES[key]}" for key in engines]
     for title in (*titles, "ONNX\nfile", "times\nsmaller", "step\nspeed"):
@@ -112,7 +112,7 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
         table.add_row(
             training.title,
             f"{trained:.1%}",
-            *_verified(run.verify, engines),
+            *_verified(run.verify or {}, engines),
             f"{faster[training.side]:.2f}x",
         )
     return table

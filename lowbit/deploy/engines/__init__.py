@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lowbit.deploy.engines.engine import Engine, EngineOptions, LayeredEngine
+from lowbit.deploy.engines.engine import Engine, EngineOptions, LayeredEngine, Signature, TensorInfo
 from lowbit.deploy.engines.lowbit_engine import LowbitEngine
 from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
 from lowbit.deploy.engines.openvino_engine import OpenVinoEngine
@@ -19,6 +19,8 @@ __all__ = [
     "OnnxRuntimeEngine",
     "OpenVinoEngine",
     "PaddleEngine",
+    "Signature",
+    "TensorInfo",
     "open_onnx",
 ]
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from lowbit.deploy.engines.engine import (
     EngineOptions,
+    Signature,
+    TensorInfo,
     check_batch,
     check_one_in_one_out,
     check_threads,
@@ -56,6 +58,17 @@ class LowbitEngine:
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
         return self._runtime.run_all(inputs)
+
+    def signature(self) -> Signature:
+        """Names, element types and shapes of the inputs, and the outputs' names."""
+        runtime = self._runtime
+        inputs = [
+            TensorInfo(name, kind, tuple(-1 if size is None else size for size in shape))
+            for name, kind, shape in zip(
+                runtime.input_names, runtime.input_types, runtime.input_shapes, strict=True
+            )
+        ]
+        return Signature(tuple(inputs), tuple(runtime.output_names))
 
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name."""
