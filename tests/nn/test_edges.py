@@ -12,22 +12,12 @@ from lowbit.errors import LowbitError
 from lowbit.models import build_model
 from lowbit.nn.edges import Edge, find_edges
 from lowbit.recipe import find_layers
+from tests.support.edge_models import Block
 
 
 def edges_of(net: nn.Layer, size: int = 32, channels: int = 3, left_out: tuple[str, ...] = ()):
     layers = [layer.name for layer in find_layers(net) if layer.name not in left_out]
     return find_edges(net, [paddle.ones([1, channels, size, size])], layers)
-
-
-class Block(nn.Layer):
-    """Two layers around a sum, with activations as functions: only the block and its layers are modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.bn = nn.Conv2D(4, 4, 1), nn.Conv2D(4, 4, 1), nn.BatchNorm2D(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.second(F.relu(self.first(x)))) + x)
 
 
 class Branches(nn.Layer):
