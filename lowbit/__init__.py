@@ -17,6 +17,7 @@ from lowbit.version import __version__
 
 if TYPE_CHECKING:
     from lowbit.api.accelerate import accelerate
+    from lowbit.api.advise import advise
     from lowbit.api.analysis import analyze
     from lowbit.api.deploy import export
     from lowbit.api.quantize import calibrate, quantize
@@ -32,6 +33,7 @@ __all__ = [
     "Recipe",
     "__version__",
     "accelerate",
+    "advise",
     "analyze",
     "calibrate",
     "export",
@@ -46,6 +48,7 @@ _LAZY = {
     "QAT": "lowbit.compat.paddleslim",
     "Recipe": "lowbit.recipe",
     "accelerate": "lowbit.api.accelerate",
+    "advise": "lowbit.api.advise",
     "analyze": "lowbit.api.analysis",
     "calibrate": "lowbit.api.quantize",
     "export": "lowbit.api.deploy",

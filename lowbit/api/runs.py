@@ -117,7 +117,9 @@ def quantize(
     algo: str | None = None,
     recipe: StrPath | None = None,
     formats: str | Sequence[str] | None = None,
+    form: str | None = None,
     target: str | None = None,
+    latency: bool = True,
     quiet: bool = False,
     silent: bool = False,
     **calibration: Any,
@@ -134,13 +136,21 @@ def quantize(
 
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
-    check_formats(formats, target)  # before the work begins
+    check_formats(formats, target, form)  # before the work begins
     # Products of 8-bit weights saturate without VNNI, or are slow where they do not.
     default = ptq_recipe(algo, weight_bits=7 if resolve_target(target) == "avx2" else 8)
     chosen = default if recipe is None else recipe
     folder = calibrate(config, override, recipe=chosen, quiet=quiet, silent=silent, **calibration)
     # The config has named the model.
-    return export_run(folder, formats=formats, target=target, trust_code=True, quiet=quiet or silent)
+    return export_run(
+        folder,
+        formats=formats,
+        form=form,
+        target=target,
+        latency=latency,
+        trust_code=True,
+        quiet=quiet or silent,
+    )
 
 
 def open_model(

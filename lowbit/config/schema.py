@@ -73,7 +73,7 @@ class GlobalSection(Section):
 
 
 class AmpSection(Section):
-    """Mixed precision. On a CPU the numerics are real and the speed is not."""
+    """Mixed precision. On a CPU, only bf16 by its own instructions is fast; else it is emulated."""
 
     use_amp: bool = True
     use_fp16_test: Literal[False] = False  # evaluation is in fp32

@@ -13,6 +13,7 @@ from paddle import Tensor, _C_ops, nn
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
+from lowbit.accel import bf16_products
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import is_quantized
@@ -215,7 +216,8 @@ class MixedPrecision:
     >>> precision.update(finite)
     >>> optimizer.clear_grad()
 
-    `init_loss_scaling` and `use_dynamic_loss_scaling` concern fp16 alone; bf16 has fp32's range.
+    `init_loss_scaling` and `use_dynamic_loss_scaling` concern fp16 alone; bf16 has fp32's range. `native`:
+    bf16 products by the instructions of a CPU that has them, instead of the emulation.
     """
 
     def __init__(
@@ -226,6 +228,7 @@ class MixedPrecision:
         *,
         init_loss_scaling: float = 2.0**16,
         use_dynamic_loss_scaling: bool = True,
+        native: bool = False,
     ) -> None:
         if level not in LEVELS:
             raise LowbitError(f'unknown mixed precision level "{level}": {did_you_mean(level, LEVELS)}')
@@ -235,7 +238,10 @@ class MixedPrecision:
         self.level = level
         self.grid = grid
         self.on_gpu = str(device).startswith("gpu")
-        self._context = AmpContext(level, grid, self.on_gpu)
+        self.native = native and grid == BF16 and level != "O0" and not self.on_gpu
+        if self.native and (reason := bf16_products.why_not()) is not None:
+            raise LowbitError(f"bf16 products cannot be computed in bf16: {reason}")
+        self._context = AmpContext(level, grid, self.on_gpu, self.native)
         self._holds_narrow_weights = False
         self._optimizer: Optimizer | None = None
         self._scaler: LossScaler | paddle.amp.GradScaler | None = None
@@ -249,6 +255,11 @@ class MixedPrecision:
         """The line to print once at the start of a run, or None when there is nothing to say."""
         if self.level == "O0" or self.on_gpu:
             return None
+        if self.native:
+            return (
+                f"Mixed precision {self.level} in bf16 on a CPU: convolutions and matrix products by its "
+                "bf16 instructions, with fp32 accumulation and master weights."
+            )
         return (
             f"Mixed precision {self.level} in {self.grid} on a CPU: the precision is real (operands rounded, "
             "fp32 accumulation and master weights), the speed is not; this run is slower than fp32."

@@ -14,7 +14,7 @@ from paddle import nn
 from lowbit.data.dataset import topk_hits
 from lowbit.data.loader import Batch
 from lowbit.deploy.compare import compare_logits
-from lowbit.deploy.verify.evidence import ROUNDING, lower_bound, relative_error
+from lowbit.deploy.verify.evidence import ROUNDING, Ties, count_ties, lower_bound, relative_error
 from lowbit.deploy.verify.layer_differences import integers_read, layers_in_order
 from lowbit.errors import LowbitError
 from lowbit.nn import eval_mode, integer_reference
@@ -36,6 +36,7 @@ class Agreement:
     agreement_lower: float  # what the images show about the agreement, with 95 % confidence
     relative_error: float  # RMS difference of the outputs, by what they vary from image to image
     largest_class: float  # the largest fraction of images to which it gives one class
+    ties: Ties | None = None  # the images with another class than the model's
 
 
 @dataclass
@@ -100,8 +101,11 @@ def measure_agreement(
     """
     collected = {name: _Answers() for name in (None, *others)}
     count, labelled = 0, True
+    labels: list[np.ndarray] = []
     for batch in batches:
         count, labelled = count + 1, labelled and batch.labels is not None
+        if labelled:
+            labels.append(batch.labels)
         for name, answers in collected.items():
             start = time.perf_counter()
             logits = (model if name is None else others[name])(batch.images)
@@ -114,11 +118,12 @@ def measure_agreement(
     if not count:
         raise LowbitError("there are no images to verify on")
     expected = np.concatenate(collected[None].logits)
-    results = {name: _agreement(answers, expected, labelled) for name, answers in collected.items()}
+    known = np.concatenate(labels) if labelled else None
+    results = {name: _agreement(answers, expected, known) for name, answers in collected.items()}
     return results.pop(None), results
 
 
-def _agreement(answers: _Answers, expected: np.ndarray, labelled: bool) -> Agreement:
+def _agreement(answers: _Answers, expected: np.ndarray, labels: np.ndarray | None) -> Agreement:
     logits = np.concatenate(answers.logits)
     comparison = compare_logits(expected, logits)
     difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))
@@ -126,8 +131,8 @@ def _agreement(answers: _Answers, expected: np.ndarray, labelled: bool) -> Agree
     answered = np.where(np.isfinite(logits), logits, -np.inf).argmax(axis=1)
     return Agreement(
         images=count,
-        top1=float(answers.hits[0] / count) if labelled else None,
-        top5=float(answers.hits[1] / count) if labelled else None,
+        top1=None if labels is None else float(answers.hits[0] / count),
+        top5=None if labels is None else float(answers.hits[1] / count),
         agreement=comparison.top1_agreement,
         max_difference=comparison.max_absolute,
         mean_difference=float(np.where(np.isnan(difference), np.inf, difference).mean()),
@@ -135,6 +140,7 @@ def _agreement(answers: _Answers, expected: np.ndarray, labelled: bool) -> Agree
         agreement_lower=lower_bound(count, int(comparison.same_class.sum())),
         relative_error=relative_error(expected, logits, comparison.relative <= ROUNDING),
         largest_class=float(np.bincount(answered).max() / count),
+        ties=count_ties(expected, logits, labels),
     )
 
 

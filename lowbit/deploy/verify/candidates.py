@@ -82,15 +82,16 @@ def open_candidates(
     return [
         Candidate(
             key=key,
-            engine=_open(key, exported, threads),
-            fp32=None if fp32 is None else _open(key.removesuffix("-int8"), fp32, threads),
+            engine=open_engine(key, exported, threads),
+            fp32=None if fp32 is None else open_engine(key.removesuffix("-int8"), fp32, threads),
             onnx=exported / ONNX_FILE if FORMATS[key] == "ONNX" else None,
         )
         for key in keys
     ]
 
 
-def _open(key: str, folder: Path, threads: int | None) -> Engine:
+def open_engine(key: str, folder: Path, threads: int | None = None) -> Engine:
+    """One engine by its name, with the exported model of a folder."""
     if key == "paddle":
         return PaddleEngine(folder, threads=threads)
     if key == "paddle-int8":

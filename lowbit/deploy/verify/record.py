@@ -170,6 +170,7 @@ def _engine(engine: EngineReport, report: Report) -> dict[str, Any]:
         "note": engine.note,
         **asdict(engine.result),
         "passed": engine not in report.failing,
+        "by_chance": engine.result.agreement < report.limit and report.by_chance(engine),
         "verdict": report.verdict(engine),
         "guilty": engine.guilty,
         "layers": layers,
