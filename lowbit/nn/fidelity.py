@@ -59,8 +59,8 @@ def measure_fidelity(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor
 
     measure_fidelity(net, [images]).destroyed
     """
-    own: list[np.ndarray] = []
-    full: list[np.ndarray] = []
+    own: list[list[np.ndarray]] = []
+    full: list[list[np.ndarray]] = []
     for batch in islice(batches, _BATCHES):
         inputs = list(batch) if isinstance(batch, list | tuple) else [batch]
         for mode, answers in (("quantized", own), ("full", full)):
