@@ -25,7 +25,6 @@ from lowbit.nn.convert import quantizing_only
 from lowbit.nn.edge_quantizers import SharedQuantizer
 from lowbit.recipe import Recipe, dump_recipe, make_recipe
 from tests.support import networks
-from tests.support.edge_models import Block
 
 IMAGES = np.random.default_rng(0).standard_normal([4, 3, 8, 8], dtype=np.float32)
 
