@@ -124,6 +124,9 @@ class LayerPlan:
 class Recipe(FrozenSection):
     """Rules in their order, later ones over earlier ones, and settings for the model as a whole.
 
+    `outputs: quantized` puts every tensor between two quantized layers on a grid, those that sums, pools and
+    activations read included, so that engines compute all of it in integers.
+
     >>> recipe = Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])
     >>> str(recipe.plans(nn.Sequential(nn.Linear(4, 2)))["0"].forward.weight)
     'int8 per-tensor'
@@ -133,6 +136,7 @@ class Recipe(FrozenSection):
     calibration: Calibration = Calibration()
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
+    outputs: Literal["full", "quantized"] = "full"
     matmul: ActivationMatmul | None = None
 
     @model_validator(mode="after")

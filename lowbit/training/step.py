@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import paddle
@@ -48,7 +49,8 @@ class TrainingStep:
             outputs = self._outputs(images)
         logits, *auxiliary = (one.astype("float32") for one in outputs)
         section = session.config.Loss.Train[0].CELoss
-        loss, parts = cross_entropy_of_outputs([logits, *auxiliary], labels, section), {}
+        loss = cross_entropy_of_outputs([logits, *auxiliary], labels, section)
+        parts: dict[str, Any] = {}
         if taught is not None:
             loss, parts = distilled(session.config.Distillation, loss, logits, taught)
         # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.
