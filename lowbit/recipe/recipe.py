@@ -71,6 +71,24 @@ class Pact(FrozenSection):
     weight_decay: Annotated[Number, Field(ge=0)] = 1e-4
 
 
+class Reconstruction(FrozenSection):
+    """Learned rounding after calibration: every block of the network learns to give its fp32 outputs.
+
+    Of weights it is learned whether they are rounded up or down (AdaRound), block by block (BRECQ), while
+    the quantization of inputs is left out at random (QDrop) and their steps are learned, too.
+    """
+
+    iterations: Annotated[Count, Field(ge=1)] = 800  # of each block
+    batch_size: Annotated[Count, Field(ge=1)] = 32
+    learning_rate: Annotated[Number, Field(gt=0)] = 0.01  # of the rounding
+    step_learning_rate: Annotated[Number, Field(ge=0)] = 0.001  # of inputs' steps, relative; 0: they stay
+    norm_learning_rate: Annotated[Number, Field(ge=0)] = 0.001  # of batch norms and biases, relative
+    regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
+    drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
+    crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
+    equalize: Annotated[bool, Field(strict=True)] = True  # channels between two layers, before calibration
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """A layer of a model with its plan, the numbers of the rules that made it, and why it is left alone."""
@@ -93,6 +111,7 @@ class Recipe(FrozenSection):
     calibration: Calibration = Calibration()
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
+    reconstruction: Reconstruction | None = None
 
     @property
     def quantizes_gradients(self) -> bool:

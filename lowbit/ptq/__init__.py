@@ -1,0 +1,15 @@
+"""Post-training quantization that learns how to round; start with `reconstruct.reconstruct`.
+
+| module | has |
+|---|---|
+| `reconstruct` | the loop over the blocks of a network: inputs, targets, progress, resuming |
+| `blocks` | the blocks: residual modules, else layers with what follows them |
+| `block_training` | the training of one block |
+| `learned_rounding` | weights between two integers (AdaRound), and inputs with learned steps and drops (QDrop) |
+| `activation_store` | inputs and targets of a block, in memory or on disk |
+| `equalization` | cross-layer equalization |
+"""
+
+from lowbit.ptq.reconstruct import BlockResult, Reconstructed, reconstruct
+
+__all__ = ["BlockResult", "Reconstructed", "reconstruct"]

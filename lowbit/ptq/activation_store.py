@@ -1,0 +1,75 @@
+"""Activations of all calibration images at one place of a network: in memory, on disk where they are large."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+BATCH = 32  # images that are run at a time
+
+
+class ActivationStore:
+    """Makes arrays of activations; together they take at most `memory` bytes, further ones are files.
+
+    >>> store = ActivationStore(memory=1 << 20)
+    >>> store.new([2, 3]).shape
+    (2, 3)
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._in_memory: dict[int, int] = {}  # bytes of arrays by their identity
+        self._files: dict[int, Path] = {}
+        self._made = 0
+
+    def __enter__(self) -> ActivationStore:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def new(self, shape: Sequence[int]) -> np.ndarray:
+        """An fp32 array whose values are yet to be written."""
+        size = 4 * int(np.prod(shape, dtype=np.int64))
+        if sum(self._in_memory.values()) + size <= self._memory:
+            array = np.empty(shape, np.float32)
+            self._in_memory[id(array)] = size
+            return array
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="lowbit_activations_")
+        path = Path(self._folder.name) / str(self._made)
+        self._made += 1
+        mapped = np.memmap(path, np.float32, "w+", shape=tuple(shape))
+        self._files[id(mapped)] = path
+        return mapped
+
+    def free(self, array: np.ndarray) -> None:
+        """Forget an array of `new`."""
+        self._in_memory.pop(id(array), None)
+        if path := self._files.pop(id(array), None):
+            path.unlink()
+
+    def mapped(self, function: Callable[[Tensor], Tensor], x: np.ndarray) -> np.ndarray:
+        """What `function` makes of `x`, some images at a time."""
+        starts = range(0, len(x), BATCH)
+        return self.gathered((function(paddle.to_tensor(x[at : at + BATCH])) for at in starts), len(x))
+
+    def gathered(self, batches: Iterable[Tensor], count: int) -> np.ndarray:
+        """Batches as one array of `count` rows."""
+        made: np.ndarray | None = None
+        done = 0
+        for batch in batches:
+            if made is None:
+                made = self.new([count, *batch.shape[1:]])
+            made[done : done + batch.shape[0]] = batch.numpy()
+            done += batch.shape[0]
+        if made is None or done != count:
+            raise ValueError(f"expected {count} rows, got {done}")
+        return made
