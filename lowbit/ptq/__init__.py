@@ -1,8 +1,8 @@
-"""Post-training quantization that learns how to round; start with `reconstruct.reconstruct`.
+"""Post-training quantization that learns how to round; start with `reconstruction.reconstruct`.
 
 | module | has |
 |---|---|
-| `reconstruct` | the loop over the blocks of a network: inputs, targets, progress, resuming |
+| `reconstruction` | the loop over the blocks of a network: inputs, targets, progress, resuming |
 | `blocks` | the blocks: residual modules, else layers with what follows them |
 | `block_training` | the training of one block |
 | `learned_rounding` | weights between two integers (AdaRound), and inputs with learned steps and drops (QDrop) |
@@ -10,6 +10,6 @@
 | `equalization` | cross-layer equalization |
 """
 
-from lowbit.ptq.reconstruct import BlockResult, Reconstructed, reconstruct
+from lowbit.ptq.reconstruction import BlockResult, Reconstructed, reconstruct
 
 __all__ = ["BlockResult", "Reconstructed", "reconstruct"]

@@ -14,6 +14,7 @@ from lowbit.nn.bn_folding import along_weight
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq.blocks import Block
+from lowbit.ptq.fused_ops import shift_channels
 from lowbit.ptq.learned_rounding import LearnedRounding, LearnedStep, parameter, quantizers_of, undecided
 from lowbit.ptq.windows import BlockData, Window
 from lowbit.recipe.recipe import Reconstruction
@@ -49,8 +50,7 @@ def train_block(
         for iteration in range(settings.iterations):
             x, target, mask = window.batch(data, settings.batch_size, settings.drop, rng)
             shares = parts.renew_weights()
-            wrong = (block.run(layers, x) - target) ** 2
-            loss = _mean_over_pixels(wrong if mask is None else wrong * mask, mask)
+            loss = _mean_over_pixels(block.run(layers, x) - target, mask)
             progress = iteration / settings.iterations
             if progress >= _WARM_UP and settings.regularization:
                 power = _power((progress - _WARM_UP) / (1 - _WARM_UP))
@@ -71,11 +71,11 @@ def _power(progress: float) -> float:
 
 
 def _mean_over_pixels(wrong: Tensor, mask: Tensor | None) -> Tensor:
-    """The sum over channels, averaged over images and pixels."""
+    """The squares, summed over channels and averaged over images and pixels."""
     channels = wrong.shape[1] if wrong.ndim > 1 else 1
     if mask is None:
-        return wrong.mean() * channels
-    return wrong.sum() / mask.sum()
+        return (wrong * wrong).mean() * channels
+    return (wrong * wrong * mask).sum() / mask.sum()
 
 
 class _Parts:
@@ -91,7 +91,7 @@ class _Parts:
         learns = settings.step_learning_rate > 0
         found = [each for module in modules for each in quantizers_of(module)]
         self._steps = [
-            (owner, name, LearnedStep(quantizer, settings.drop, rng, learns=learns))
+            (owner, name, LearnedStep(quantizer, settings.drop, int(rng.integers(1 << 62)), learns=learns))
             for owner, name, quantizer in found
             if quantizer.role != "weight"
         ]
@@ -118,7 +118,7 @@ class _Parts:
                 hide(layer.layer, "weight_quantizer", lambda weight: weight)
                 hide(layer.layer, "effective_weight_and_bias", layer.weight_and_bias)
                 if layer.norm is not None:
-                    hide(layer.norm, "forward", lambda x: x)
+                    hide(layer.norm, "forward", layer.shifted)
             yield
 
     def renew_weights(self) -> list[Tensor]:
@@ -197,8 +197,15 @@ class _Layer:
         """What the layer multiplies and adds in training."""
         if self.norm is None:
             return self._weight, self._new_bias()
-        gain = self._norm_weight * (1 + self._gain) / self._deviation
-        return self._weight * along_weight(self.layer, gain), self._new_norm_bias() + gain * self._centred
+        return self._weight * along_weight(self.layer, self._new_gain()), None
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """What the batch norm gives in training: the gain is in the weight already."""
+        axis = -1 if self.norm._data_format.endswith("C") else 1
+        return shift_channels(x, self._new_norm_bias() + self._new_gain() * self._centred, axis)
+
+    def _new_gain(self) -> Tensor:
+        return self._norm_weight * (1 + self._gain) / self._deviation
 
     def _new_bias(self) -> Tensor | None:
         return None if self._shift is None else self._bias + self._unit * self._shift

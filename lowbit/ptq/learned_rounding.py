@@ -9,8 +9,10 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
+from lowbit.kernels.quantize import Draw
 from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import lsq_fake_quantize, quantize_to_integers
+from lowbit.numerics import quantize_to_integers
+from lowbit.ptq.fused_ops import drop_quantize
 
 # The sigmoid is stretched beyond 0 and 1 and clipped, so that it gets there with a gradient on the way.
 _LOW, _HIGH = -0.1, 1.1
@@ -91,7 +93,7 @@ def undecided(share: Tensor, power: float) -> Tensor:
 class LearnedStep:
     """A quantizer's stand-in while a block is trained: its step is learned, some values stay as they are."""
 
-    def __init__(self, quantizer: Quantizer, drop: float, rng: np.random.Generator, *, learns: bool) -> None:
+    def __init__(self, quantizer: Quantizer, drop: float, seed: int, *, learns: bool) -> None:
         # PACT's bound and a scale that is chosen in every call stay the quantizer's own.
         scale = None if quantizer.alpha is not None else quantizer.scale()
         self.quantizer = quantizer
@@ -99,26 +101,14 @@ class LearnedStep:
         self._first = None if scale is None else scale.detach().clone()
         self.value = parameter(np.ones(1 if scale is None else scale.shape, np.float32))  # times the first
         self.value.stop_gradient = not learns or scale is None
-        self._drop, self._rng = drop, rng
-        self._pool: Tensor | None = None
+        self._drop, self._seed, self._calls = drop, seed, 0
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._first is None:
-            on_grid = self.quantizer(x)
-        else:
-            on_grid = lsq_fake_quantize(x, self._first * self.value, self._grid)
-        if not self._drop:
-            return on_grid
-        return paddle.where(self._mask(x), x, on_grid)
-
-    def _mask(self, x: Tensor) -> Tensor:
-        """Which values stay: a stretch of random numbers that were drawn once, from a random place on."""
-        size = int(np.prod(x.shape))
-        if self._pool is None or self._pool.shape[0] < size + size // 2:
-            drawn = self._rng.random(size + size // 2, np.float32) < self._drop
-            self._pool = paddle.to_tensor(drawn)
-        at = int(self._rng.integers(self._pool.shape[0] - size + 1))
-        return self._pool[at : at + size].reshape(x.shape)
+            return self.quantizer(x)
+        self._calls += 1
+        draw = Draw(self._seed, self._calls, 0)
+        return drop_quantize(x, self._first * self.value, self._grid, self._drop, draw)
 
     def finish(self) -> None:
         """Let the quantizer have the step that was learned."""

@@ -25,6 +25,7 @@ from lowbit.nn.eval_mode import eval_mode
 from lowbit.ptq.activation_store import ActivationStore
 from lowbit.ptq.block_training import train_block
 from lowbit.ptq.blocks import Block, find_blocks
+from lowbit.ptq.compensation import compensate_block
 from lowbit.ptq.learned_rounding import quantizers_of
 from lowbit.ptq.windows import BlockData, find_window
 from lowbit.recipe.recipe import Reconstruction
@@ -110,6 +111,8 @@ def reconstruct(
                 results.append(saved.load(number, block, layers))
             else:
                 before = _error(block, layers, data)
+                if settings.compensate:
+                    compensate_block(layers, block, data.quantized)
                 window = find_window(lambda x, block=block: block.run(originals, x), data, settings.crop)
                 rng = np.random.default_rng([seed, number])
                 advance = progress.advance if progress is not None else lambda: None
