@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing
 import paddle
 from paddle import Tensor
 
@@ -35,20 +36,26 @@ class ActivationStore:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def new(self, shape: Sequence[int]) -> np.ndarray:
-        """An fp32 array whose values are yet to be written."""
-        size = 4 * int(np.prod(shape, dtype=np.int64))
+    def new(self, shape: Sequence[int], dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:
+        """An array whose values are yet to be written."""
+        size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         if sum(self._in_memory.values()) + size <= self._memory:
-            array = np.empty(shape, np.float32)
+            array = np.empty(shape, dtype)
             self._in_memory[id(array)] = size
             return array
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="lowbit_activations_")
         path = Path(self._folder.name) / str(self._made)
         self._made += 1
-        mapped = np.memmap(path, np.float32, "w+", shape=tuple(shape))
+        mapped = np.memmap(path, dtype, "w+", shape=tuple(shape))
         self._files[id(mapped)] = path
         return mapped
+
+    def kept(self, array: np.ndarray) -> np.ndarray:
+        """A copy of an array."""
+        copy = self.new(array.shape, array.dtype)
+        copy[...] = array
+        return copy
 
     def free(self, array: np.ndarray) -> None:
         """Forget an array of `new`."""

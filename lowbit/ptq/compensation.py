@@ -17,7 +17,7 @@ from paddle.nn import functional as F
 
 from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq.blocks import Block
-from lowbit.ptq.learned_rounding import quantizers_of
+from lowbit.ptq.learned_rounding import quantizers_of, weight_scale
 
 IMAGES = 256  # whose inputs are looked at
 _BATCH = 32
@@ -81,7 +81,7 @@ def _columns(layer: nn.Layer, x: Tensor) -> Tensor:
 def _compensated_weight(layer: nn.Layer, quantizer: Quantizer, gram: np.ndarray) -> np.ndarray:
     """The layer's new weight, in its own layout."""
     weight = layer.weight.numpy()
-    scale = np.broadcast_to(quantizer.scale().numpy(), weight.shape)
+    scale = np.broadcast_to(weight_scale(quantizer).numpy(), weight.shape)
     groups = gram.shape[0]
 
     def rows(a: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.kernels.quantize import Draw, Layout, quantize_kernels
+from lowbit.kernels.quantization import Draw, Layout, quantize_kernels
 from lowbit.numerics import Grid, lsq_fake_quantize
 from lowbit.numerics import fused as kernel_calls
 from lowbit.numerics.fused import new_tensor

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.quantize import Draw
+from lowbit.kernels.quantization import Draw
 from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import quantize_to_integers
 from lowbit.ptq.fused_ops import drop_quantize
 
 # The sigmoid is stretched beyond 0 and 1 and clipped, so that it gets there with a gradient on the way.
@@ -34,22 +34,37 @@ def quantizers_of(module: nn.Layer) -> Iterator[tuple[nn.Layer, str, Quantizer]]
                 yield owner, name, child
 
 
+def weight_scale(quantizer: Quantizer) -> Tensor:
+    """The scale of a weight's quantizer, which must be one that stays."""
+    scale = quantizer.scale()
+    if scale is None:
+        raise LowbitError(
+            f'the weight of layer "{quantizer.layer_name}" chooses its scale in every call, so that learned '
+            "rounding would not last: give forward.weight scaling: fixed in the recipe"
+        )
+    return scale
+
+
+@contextmanager
+def unquantized(model: nn.Layer) -> Iterator[None]:
+    """Within it no quantizer of the model does anything, calibrated or not."""
+    with ExitStack() as undo:
+        for owner, name, _ in list(quantizers_of(model)):
+            # An attribute of the object hides the sublayer of that name, which stays where it is.
+            object.__setattr__(owner, name, lambda x: x)
+            undo.callback(object.__delattr__, owner, name)
+        yield
+
+
 class LearnedRounding:
     """A weight between the two integers around it: floor(w / scale) + h, where h in [0, 1] is learned.
 
     The scale stays. `hard` is the weight in the end, exactly on its grid: rounding it to nearest gives the
     integers that were learned, so that nobody else has to know of them.
-
-    >>> quantizer = Quantizer(TensorSpec(grid="int4", scaling="fixed"), "CN", "weight", shape=[2, 2])
     """
 
     def __init__(self, weight: Tensor, quantizer: Quantizer) -> None:
-        scale = quantizer.scale()
-        if scale is None:
-            raise LowbitError(
-                f'the weight of layer "{quantizer.layer_name}" chooses its scale in every call, so that learned '
-                "rounding would not last: give forward.weight scaling: fixed in the recipe"
-            )
+        scale = weight_scale(quantizer)
         grid = quantizer.grid()
         self.lowest, self.highest = float(grid.lowest), float(grid.highest)
         with paddle.no_grad():
@@ -114,9 +129,3 @@ class LearnedStep:
         """Let the quantizer have the step that was learned."""
         if not self.value.stop_gradient:
             self.quantizer.set_scale(self._first * self.value.detach())
-
-
-def integers_agree(rounding: LearnedRounding, quantizer: Quantizer) -> bool:
-    """Whether a quantizer rounds the weight that was stored to the integers that were learned."""
-    stored = quantize_to_integers(rounding.hard(), rounding.scale, quantizer.grid())
-    return bool((stored - rounding.integers()).abs().max() == 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 import safetensors
 import safetensors.numpy
 from paddle import Tensor, nn
@@ -26,7 +26,7 @@ from lowbit.ptq.activation_store import ActivationStore
 from lowbit.ptq.block_training import train_block
 from lowbit.ptq.blocks import Block, find_blocks
 from lowbit.ptq.compensation import compensate_block
-from lowbit.ptq.learned_rounding import quantizers_of
+from lowbit.ptq.learned_rounding import unquantized
 from lowbit.ptq.windows import BlockData, find_window
 from lowbit.recipe.recipe import Reconstruction
 
@@ -61,10 +61,21 @@ class Reconstructed:
     blocks: tuple[BlockResult, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        lines = [f"Reconstructed {len(self.blocks)} blocks"]
+        if self.blocks:
+            worst = max(self.blocks, key=lambda block: block.learned)
+            lines[0] += (
+                f"; the largest squared error of outputs is {worst.learned:.2%} ({worst.name}; with weights "
+                f"rounded to nearest {worst.nearest:.2%})"
+            )
+        lines += [f"  {name} is rounded to nearest: {why}" for name, why in self.left_alone.items()]
+        return "\n".join(lines)
+
 
 def reconstruct(
     model: nn.Layer,
-    batches: Callable[[], Iterable[Inputs]],
+    batches: Iterable[Inputs],
     settings: Reconstruction,
     *,
     seed: int = 0,
@@ -75,36 +86,42 @@ def reconstruct(
     """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
 
     Blocks are trained in the order in which they run: inputs come from the quantized network before the
-    block, targets from the fp32 network. `batches` gives the images anew in every call. In `folder` every
-    block that is done is saved: a call with the same network, images, settings and seed goes on behind it and
-    ends with the same bits. Activations take up to `memory` bytes, further ones are on disk.
+    block, targets from the fp32 network. In `folder` every block that is done is saved: a call with the same
+    network, images, settings and seed goes on behind it and ends with the same bits. Images and activations
+    take up to `memory` bytes, further ones are on disk.
 
-    calibrate(model, batches())
+    calibrate(model, batches)
     reconstruct(model, batches, recipe.reconstruction)
     """
-    first = next(iter(_inputs(batches)), None)
-    if first is None:
-        raise LowbitError("reconstruction got no images: give the batches that calibration took")
-    example = tuple(x[:_EXAMPLE] for x in first)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise LowbitError("reconstruction runs in one process: start it without paddle.distributed.launch")
+    with ActivationStore(memory) as store, fast_convolutions():
+        return _reconstruct(model, _kept(batches, store), store, settings, seed, folder, progress)
+
+
+def _reconstruct(
+    model: nn.Layer,
+    images: list[tuple[np.ndarray, ...]],
+    store: ActivationStore,
+    settings: Reconstruction,
+    seed: int,
+    folder: Path | None,
+    progress: Progress | None,
+) -> Reconstructed:
+    example = tuple(paddle.to_tensor(x[:_EXAMPLE]) for x in images[0])
     found = find_blocks(model, *example)
     layers = dict(model.named_sublayers(include_self=True))
     pairs = find_foldable(model, *example, quantized=True).pairs
     norms = {id(layers[name]): layers[norm] for name, norm in pairs}
     reference = copy.deepcopy(model)
-    saved = _Saved(folder, _identity(model, first, found.blocks, settings, seed)) if folder else None
+    saved = _Saved(folder, _identity(model, images, found.blocks, settings, seed)) if folder else None
     done = saved.count if saved else 0
     if progress is not None:
         progress.begin("Reconstructing", len(found.blocks) * settings.iterations, done * settings.iterations)
     results = []
-    with (
-        ActivationStore(memory) as store,
-        eval_mode(model),
-        eval_mode(reference),
-        _unquantized(reference),
-        fast_convolutions(),
-    ):
+    with eval_mode(model), eval_mode(reference), unquantized(reference):
         originals = dict(reference.named_sublayers(include_self=True))
-        passing = _Passing(store, batches, (layers, model), (originals, reference))
+        passing = _Passing(store, images, (layers, model), (originals, reference))
         for number, block in enumerate(found.blocks):
             data = passing.enter(block)
             if number < done:
@@ -125,19 +142,15 @@ def reconstruct(
     return Reconstructed(tuple(results), found.left_alone)
 
 
-def _inputs(batches: Callable[[], Iterable[Inputs]]) -> Iterator[tuple[Tensor, ...]]:
-    for batch in batches():
-        yield tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-
-
-@contextmanager
-def _unquantized(model: nn.Layer) -> Iterator[None]:
-    """Within it no quantizer of the model does anything."""
-    with ExitStack() as undo:
-        for owner, name, _ in list(quantizers_of(model)):
-            object.__setattr__(owner, name, lambda x: x)
-            undo.callback(object.__delattr__, owner, name)
-        yield
+def _kept(batches: Iterable[Inputs], store: ActivationStore) -> list[tuple[np.ndarray, ...]]:
+    """The batches, since a loader may give others the next time."""
+    kept = []
+    for batch in batches:
+        inputs = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        kept.append(tuple(store.kept(x.numpy()) for x in inputs))
+    if not kept:
+        raise LowbitError("reconstruction got no images: give the batches that calibration took")
+    return kept
 
 
 def _error(block: Block, layers: dict[str, nn.Layer], data: BlockData) -> float:
@@ -165,12 +178,12 @@ class _Passing:
     def __init__(
         self,
         store: ActivationStore,
-        batches: Callable[[], Iterable[Inputs]],
+        images: list[tuple[np.ndarray, ...]],
         quantized: tuple[dict[str, nn.Layer], nn.Layer],
         full: tuple[dict[str, nn.Layer], nn.Layer],
     ) -> None:
-        self._store, self._batches, self._quantized, self._full = store, batches, quantized, full
-        self._count = sum(int(x[0].shape[0]) for x in _inputs(batches))
+        self._store, self._images, self._quantized, self._full = store, images, quantized, full
+        self._count = sum(len(batch[0]) for batch in images)
         self._next: tuple[np.ndarray, np.ndarray] | None = None
 
     def enter(self, block: Block) -> BlockData:
@@ -201,9 +214,9 @@ class _Passing:
             raise _Stop
 
         def run() -> Iterator[Tensor]:
-            for inputs in _inputs(self._batches):
+            for batch in self._images:
                 try:
-                    network(*inputs)
+                    network(*map(paddle.to_tensor, batch))
                 except _Stop:
                     yield caught.pop()
 
@@ -219,10 +232,15 @@ class _Passing:
 
 
 def _identity(
-    model: nn.Layer, first: tuple[Tensor, ...], blocks: Sequence[Block], settings: Reconstruction, seed: int
+    model: nn.Layer,
+    images: list[tuple[np.ndarray, ...]],
+    blocks: Sequence[Block],
+    settings: Reconstruction,
+    seed: int,
 ) -> str:
     """A digest of everything that the result depends on."""
-    arrays = [tensor.numpy() for tensor in (*model.state_dict().values(), *first)]
+    arrays = [tensor.numpy() for tensor in model.state_dict().values()]
+    arrays += [x for batch in images for x in batch]
     described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
     parts = [text.encode() for text in described] + [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
     return digest(parts)

@@ -114,6 +114,12 @@ class Recipe(FrozenSection):
     pact: Pact = Pact()
     reconstruction: Reconstruction | None = None
 
+    @model_validator(mode="after")
+    def _reconstructs_on_images(self) -> Recipe:
+        if self.reconstruction is not None and not self.calibration.steps:
+            raise ValueError("reconstruction needs images: give calibration: {steps: 16}, too")
+        return self
+
     @property
     def quantizes_gradients(self) -> bool:
         """Whether it is for low-precision training: any gradient is put on a grid other than `full`.
@@ -153,6 +159,8 @@ class Recipe(FrozenSection):
             plan = _plan_of(settings)
             if not self.calibration.steps:
                 _check_without_calibration(plan)
+            if self.reconstruction is not None:
+                _check_can_reconstruct(plan)
         except LowbitError as error:
             made = self._rules_behind(str(error), numbers)
             raise LowbitError(f'the plan of layer "{layer.name}" (from {made}): {error}') from None
@@ -223,6 +231,15 @@ def _check_without_calibration(plan: Plan) -> None:
                     f"{product.name}.{operand}: it has {what}, which calibration finds out; "
                     "add calibration: {steps: 20}"
                 )
+
+
+def _check_can_reconstruct(plan: Plan) -> None:
+    spec = plan.forward.weight
+    if spec.grid.is_integer and spec.scaling.name not in ("fixed", "learned"):
+        raise LowbitError(
+            f"forward.weight: reconstruction learns how to round at scales that stay, but it has scaling "
+            f"{spec.scaling}; give it scaling: fixed"
+        )
 
 
 def describe_layers(layers: Iterable[LayerPlan]) -> list[dict[str, Any]]:
