@@ -19,6 +19,7 @@ from lowbit.ptq.learned_rounding import LearnedRounding, LearnedStep, parameter,
 from lowbit.ptq.windows import BlockData, Window
 from lowbit.recipe.recipe import Reconstruction
 
+_ITERATIONS = 400  # that the learning rates are meant for
 _WARM_UP = 0.2  # share of the iterations in which nothing pushes weights to up or down
 _FIRST_POWER, _LAST_POWER = 20.0, 2.0  # of `undecided`
 
@@ -129,15 +130,16 @@ class _Parts:
         self, settings: Reconstruction
     ) -> list[tuple[paddle.optimizer.Optimizer, Callable[[float], float]]]:
         """Adam for the rounding, for the steps and for the rest; each with its rate, given a cosine."""
+        faster = _ITERATIONS / max(1, settings.iterations)
         groups: list[tuple[list[Tensor], Callable[[float], float]]] = [
-            ([layer.rounding.value for layer in self._layers], lambda _: settings.learning_rate),
+            ([layer.rounding.value for layer in self._layers], lambda _: settings.learning_rate * faster),
             (
                 [step.value for *_, step in self._steps if not step.value.stop_gradient],
-                lambda slowed: settings.step_learning_rate * slowed,
+                lambda slowed: settings.step_learning_rate * faster * slowed,
             ),
             (
                 [each for layer in self._layers for each in layer.affine],
-                lambda slowed: settings.norm_learning_rate * slowed,
+                lambda slowed: settings.norm_learning_rate * faster * slowed,
             ),
         ]
         return [

@@ -22,6 +22,7 @@ from lowbit.ptq.learned_rounding import unquantized
 
 _LARGEST = 8.0  # a factor, and its inverse
 _TOLERANCE = 1e-5  # of the largest answer
+_FEW = 2  # images for the proof, which takes a run for each pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +59,16 @@ def equalize(model: nn.Layer, *inputs: Tensor) -> list[tuple[str, str]]:
     """
     names = {id(layer): name for name, layer in model.named_sublayers(include_self=True)}
     with eval_mode(model), unquantized(model):
-        calls, answers = _calls(model, inputs)
+        calls, _ = _calls(model, inputs)
+        few = tuple(x[:_FEW] for x in inputs)
+        answers = _answers(model, few)
         layers = dict(model.named_sublayers())
-        norms = {id(layers[a]): layers[b] for a, b in find_foldable(model, *inputs, quantized=True).pairs}
+        norms = {id(layers[a]): layers[b] for a, b in find_foldable(model, *few, quantized=True).pairs}
         once = [call for call in calls if sum(other[0] is call[0] for other in calls) == 1]
         done = []
         for (first, _), (second, given) in pairwise(once):
             pair = _Pair(first, norms.get(id(first)), second)
-            if _fits(pair) and _is_proved(pair, model, inputs, answers):
+            if _fits(pair) and _is_proved(pair, model, few, answers):
                 pair.scale(_factors(second, given))
                 done.append((names[id(first)], names[id(second)]))
     return done

@@ -78,14 +78,15 @@ class Reconstruction(FrozenSection):
     the quantization of inputs is left out at random (QDrop) and their steps are learned, too.
     """
 
-    iterations: Count = 300  # of each block
+    iterations: Count = 400  # of each block; 0: compensation alone
     batch_size: Annotated[Count, Field(ge=1)] = 32
-    learning_rate: Annotated[Number, Field(gt=0)] = 0.01  # of the rounding
-    step_learning_rate: Annotated[Number, Field(ge=0)] = 0.001  # of inputs' steps, relative; 0: they stay
-    norm_learning_rate: Annotated[Number, Field(ge=0)] = 0.001  # of batch norms and biases, relative
+    # For 400 iterations; with n of them 400 / n times as large, so that as far can be gone.
+    learning_rate: Annotated[Number, Field(gt=0)] = 0.008  # of the rounding
+    step_learning_rate: Annotated[Number, Field(ge=0)] = 0.0012  # of inputs' steps, relative; 0: they stay
+    norm_learning_rate: Annotated[Number, Field(ge=0)] = 0.0008  # of batch norms and biases, relative
     regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
     drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
-    compensate: Annotated[bool, Field(strict=True)] = True  # start from weights with errors made up for (GPTQ)
+    compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
     crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
     equalize: Annotated[bool, Field(strict=True)] = True  # channels between two layers, before calibration
 
