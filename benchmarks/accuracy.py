@@ -57,7 +57,9 @@ def listed(file: Path, count: int | None) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(images), np.array([int(label) for _, label in lines])
 
 
-def load(network: str, folder: Path, images: int) -> tuple[paddle.nn.Layer, np.ndarray, np.ndarray, np.ndarray]:
+def load(
+    network: str, folder: Path, images: int
+) -> tuple[paddle.nn.Layer, np.ndarray, np.ndarray, np.ndarray]:
     """The fp32 network, images for calibration, test images and their classes."""
     net = build_model(network, 1000 if network == "mobilenet_v2" else 10)
     assign_weights(net, read_weights(folder / WEIGHTS[network]), source=WEIGHTS[network])
@@ -88,7 +90,9 @@ def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     rows = yaml.safe_load(ROWS.read_text("utf-8"))["rows"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", nargs="?", choices=sorted(rows))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work-dir", default=None)
@@ -99,10 +103,14 @@ def main() -> None:
             print(f"{name:32} fp32 {row.get('fp32')}, top-1 {row.get('top1')}")
         return
     if "LOWBIT_DATA" not in os.environ:
-        parser.error("give the folder of weights and images: LOWBIT_DATA=FOLDER python benchmarks/accuracy.py …")
+        parser.error(
+            "give the folder of weights and images: LOWBIT_DATA=FOLDER python benchmarks/accuracy.py …"
+        )
     row = rows[chosen.name]
     with lowbit.accelerate():
-        net, calibration, images, classes = load(row["network"], Path(os.environ["LOWBIT_DATA"]), row["images"])
+        net, calibration, images, classes = load(
+            row["network"], Path(os.environ["LOWBIT_DATA"]), row["images"]
+        )
         fp32 = row["fp32"] if chosen.known_fp32 else top1(net, images, classes)
         starts = range(0, len(calibration), BATCH)
         batches = [normalize(calibration[at : at + BATCH]) for at in starts]

@@ -60,7 +60,9 @@ class _Call:
     @property
     def is_simple(self) -> bool:
         """One tensor in, one out."""
-        return len(self.inputs) == 1 and isinstance(self.inputs[0], Tensor) and isinstance(self.output, Tensor)
+        return (
+            len(self.inputs) == 1 and isinstance(self.inputs[0], Tensor) and isinstance(self.output, Tensor)
+        )
 
     @property
     def is_chain(self) -> bool:
@@ -96,7 +98,12 @@ def find_blocks(model: nn.Layer, *inputs: Tensor) -> Blocks:
         layers = [layer for layer in call.layer.sublayers(include_self=True) if is_quantized(layer)]
         if not layers:
             last = found[-1][-1] if found else None
-            if last is not None and call.is_simple and id(call.layer) in once and call.inputs[0] is last.output:
+            if (
+                last is not None
+                and call.is_simple
+                and id(call.layer) in once
+                and call.inputs[0] is last.output
+            ):
                 found[-1].append(call)
             return
         whole = len(layers) == 1 or type(call.layer) in residual

@@ -105,9 +105,7 @@ def _fits(pair: _Pair) -> bool:
     return _outputs_of(pair.first) == _inputs_of(pair.second)
 
 
-def _is_proved(
-    pair: _Pair, model: nn.Layer, inputs: tuple[Tensor, ...], expected: list[np.ndarray]
-) -> bool:
+def _is_proved(pair: _Pair, model: nn.Layer, inputs: tuple[Tensor, ...], expected: list[np.ndarray]) -> bool:
     """Whether powers of two, which no product or sum rounds, leave the answers as they are."""
     state = [(t, t.clone()) for t in (*(t for t, _ in pair._outputs()), pair.second.weight)]
     factor = np.exp2(np.arange(_inputs_of(pair.second)) % 4 - 1.0)

@@ -242,7 +242,9 @@ def _identity(
     arrays = [tensor.numpy() for tensor in model.state_dict().values()]
     arrays += [x for batch in images for x in batch]
     described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
-    parts = [text.encode() for text in described] + [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
+    parts = [text.encode() for text in described] + [
+        memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays
+    ]
     return digest(parts)
 
 

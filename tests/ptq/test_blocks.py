@@ -31,7 +31,9 @@ def test_residual_modules_are_blocks():
 def test_cifar_resnet_has_a_block_for_each_basic_block():
     found = _blocks(build_model("resnet20", 10), paddle.randn([2, 3, 32, 32]))
     assert found.blocks[0].modules == ("conv1", "bn1")
-    assert [block.name for block in found.blocks[1:-1]] == [f"layer{s}.{b}" for s in (1, 2, 3) for b in (0, 1, 2)]
+    assert [block.name for block in found.blocks[1:-1]] == [
+        f"layer{s}.{b}" for s in (1, 2, 3) for b in (0, 1, 2)
+    ]
     assert found.blocks[-1].modules == ("linear",)
 
 
@@ -55,7 +57,13 @@ def test_projection_shortcuts_are_inside_of_their_block():
 
 def test_plain_layers_take_what_follows_them():
     net = nn.Sequential(
-        nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 8), nn.ReLU(), nn.Linear(8, 2)
+        nn.Conv2D(3, 4, 3),
+        nn.BatchNorm2D(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 8),
+        nn.ReLU(),
+        nn.Linear(8, 2),
     )
     found = _blocks(net, paddle.randn([2, 3, 8, 8]))
     assert [block.modules for block in found.blocks] == [("0", "1", "2", "3"), ("4", "5"), ("6",)]

@@ -91,7 +91,9 @@ def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         reconstruct(net, [images()], chosen.reconstruction, folder=tmp_path)
     assert saved == [0, 1]
-    monkeypatch.setattr(_Saved, "save", lambda self, number, *rest: (save(self, number, *rest), saved.append(number)))
+    monkeypatch.setattr(
+        _Saved, "save", lambda self, number, *rest: (save(self, number, *rest), saved.append(number))
+    )
     again = calibrated(network(), chosen)
     result = reconstruct(again, [images()], chosen.reconstruction, folder=tmp_path)
     assert saved == [0, 1, 2, 3], "blocks that were done are not trained again"
