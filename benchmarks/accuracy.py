@@ -3,10 +3,10 @@
     LOWBIT_DATA=FOLDER python benchmarks/accuracy.py NAME [--seed N] [--work-dir FOLDER]
     python benchmarks/accuracy.py                          # lists the rows
 
-FOLDER holds, for the CIFAR-10 rows, resnet20_cifar10.safetensors, resnet56_cifar10.safetensors and the folder
-cifar-10-batches-bin; for the ImageNet rows mobilenet_v2_imagenet.safetensors, calib_list.txt and val_list.txt with
-the images that they name, of 224 x 224 pixels. Prints a line of JSON. With --work-dir a run that was
-killed goes on.
+FOLDER holds, for the CIFAR-10 rows, resnet20_cifar10.safetensors, resnet56_cifar10.safetensors and the
+folder cifar-10-batches-bin; for the ImageNet rows mobilenet_v2_imagenet.safetensors, calib_list.txt and
+val_list.txt with the images that they name, of 224 x 224 pixels. Prints a line of JSON. With --work-dir a
+run that was killed goes on.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _calibrate(
     recipe = preparation_of(net).recipe
     # Weights that have been reconstructed are on their grids.
     settings = recipe.reconstruction if missing else None
-    if settings is not None and settings.equalize:
+    if settings is not None and settings.equalize and batches.first is not None:
         equalize(net, *batches.first.inputs)
     count = calibrate_layers(net, inputs())
     seen = samples

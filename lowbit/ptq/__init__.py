@@ -5,7 +5,7 @@
 | `reconstruction` | the loop over the blocks of a network: inputs, targets, progress, resuming |
 | `blocks` | the blocks: residual modules, else layers with what follows them |
 | `block_training` | the training of one block |
-| `learned_rounding` | weights between two integers (AdaRound), and inputs with learned steps and drops (QDrop) |
+| `learned_rounding` | weights between two integers (AdaRound), inputs with learned steps |
 | `compensation` | rounding errors made up for by later weights (GPTQ), where learned rounding starts |
 | `windows` | batches of a block's inputs and targets; random windows of large ones |
 | `fused_ops` | the operators of a block's training that run in one pass |

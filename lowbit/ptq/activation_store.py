@@ -1,4 +1,4 @@
-"""Activations of all calibration images at one place of a network: in memory, on disk where they are large."""
+"""Activations of all calibration images at one place of a network: in memory, or on disk."""
 
 from __future__ import annotations
 

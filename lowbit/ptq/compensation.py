@@ -1,7 +1,7 @@
-"""Error compensation (GPTQ): a weight's rounding error is made up for by the weights that are rounded after it.
+"""Error compensation (GPTQ): weights that are rounded later make up for the errors of earlier ones.
 
-For outputs W·x the squared error of a rounded weight depends on the inputs by H = sum of x·xᵀ alone. Weights are
-rounded column by column, those with the largest inputs first, and the columns that are left move so that
+For outputs W·x the squared error of a rounded weight depends on the inputs by H = sum of x·xᵀ alone. Weights
+are rounded column by column, those with the largest inputs first, and the columns that are left move so that
 the error becomes smallest. This takes one pass over the inputs and is where learned rounding starts from.
 """
 

@@ -1,4 +1,4 @@
-"""Weights that learn whether they are rounded up or down (AdaRound), inputs with learned steps (LSQ, QDrop)."""
+"""Weights that learn to be rounded up or down (AdaRound), inputs with learned steps and drops (QDrop)."""
 
 from __future__ import annotations
 

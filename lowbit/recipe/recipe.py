@@ -88,7 +88,7 @@ class Reconstruction(FrozenSection):
     drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
     compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
     crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
-    equalize: Annotated[bool, Field(strict=True)] = True  # channels between two layers, before calibration
+    equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
 
 
 @dataclass(frozen=True, kw_only=True)

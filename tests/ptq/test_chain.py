@@ -25,7 +25,8 @@ SHORT = {"iterations": 5, "batch_size": 8}
 
 
 def _integers(net: paddle.nn.Layer) -> dict[str, np.ndarray]:
-    return {name: deployed_weight(l)[0] for name, l in net.named_sublayers() if is_quantized(l)}
+    layers = net.named_sublayers()
+    return {name: deployed_weight(layer)[0] for name, layer in layers if is_quantized(layer)}
 
 
 def test_one_call_quantizes_and_the_export_computes_the_same(tmp_path):
@@ -62,7 +63,7 @@ def test_qat_with_learned_steps_starts_from_what_was_reconstructed():
             np.testing.assert_array_equal(layer.weight.numpy(), integers * operand.scale, err_msg=name)
     net.train()
     optimizer = paddle.optimizer.Adam(0.002, parameters=net.parameters())
-    target, losses = reference(images()), []
+    target, losses = reference(images()).detach(), []
     for _ in range(30):
         loss = F.mse_loss(net(images()), target)
         loss.backward()
