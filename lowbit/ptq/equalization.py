@@ -1,8 +1,8 @@
 """Cross-layer equalization: channels between two layers get like ranges, and the network computes the same.
 
 If y = B(relu(A(x))), every channel of A's output can be divided by a factor and the weights that B multiplies
-it with multiplied by the same. The factor shares the difficulty between B's input, which has one scale for all
-channels, and B's weights: s = sqrt(largest input / largest weight) of the channel.
+it with multiplied by the same. The factor shares the difficulty between B's input, which has one scale for
+all channels, and B's weights: s = sqrt(largest input / largest weight) of the channel.
 """
 
 from __future__ import annotations
