@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing
@@ -17,6 +16,8 @@ BATCH = 32  # images that are run at a time
 class ActivationStore:
     """Makes arrays of activations; together they take at most `memory` bytes, further ones are files.
 
+    The files have no names, so that nothing stays behind when the process is killed.
+
     >>> store = ActivationStore(memory=1 << 20)
     >>> store.new([2, 3]).shape
     (2, 3)
@@ -24,32 +25,17 @@ class ActivationStore:
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._in_memory: dict[int, int] = {}  # bytes of arrays by their identity
-        self._files: dict[int, Path] = {}
-        self._made = 0
-
-    def __enter__(self) -> ActivationStore:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+        self._held: dict[int, int] = {}  # bytes of the arrays in memory, by their identity
 
     def new(self, shape: Sequence[int], dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:
         """An array whose values are yet to be written."""
         size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-        if sum(self._in_memory.values()) + size <= self._memory:
-            array = np.empty(shape, dtype)
-            self._in_memory[id(array)] = size
-            return array
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="lowbit_activations_")
-        path = Path(self._folder.name) / str(self._made)
-        self._made += 1
-        mapped = np.memmap(path, dtype, "w+", shape=tuple(shape))
-        self._files[id(mapped)] = path
-        return mapped
+        if size and sum(self._held.values()) + size > self._memory:
+            with tempfile.TemporaryFile(prefix="lowbit_activations_") as file:
+                return np.memmap(file, dtype, "w+", shape=tuple(shape))
+        array = np.empty(shape, dtype)
+        self._held[id(array)] = size
+        return array
 
     def kept(self, array: np.ndarray) -> np.ndarray:
         """A copy of an array."""
@@ -58,10 +44,8 @@ class ActivationStore:
         return copy
 
     def free(self, array: np.ndarray) -> None:
-        """Forget an array of `new`."""
-        self._in_memory.pop(id(array), None)
-        if path := self._files.pop(id(array), None):
-            path.unlink()
+        """The array is not needed any more; its memory is that of the last reference."""
+        self._held.pop(id(array), None)
 
     def mapped(self, function: Callable[[Tensor], Tensor], x: np.ndarray) -> np.ndarray:
         """What `function` makes of `x`, some images at a time."""

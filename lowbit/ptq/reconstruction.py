@@ -95,7 +95,8 @@ def reconstruct(
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise LowbitError("reconstruction runs in one process: start it without paddle.distributed.launch")
-    with ActivationStore(memory) as store, fast_convolutions():
+    store = ActivationStore(memory)
+    with fast_convolutions():
         return _reconstruct(model, _kept(batches, store), store, settings, seed, folder, progress)
 
 
