@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ class Block:
         """The name for people: that of the first module."""
         return self.modules[0] or "the network itself"
 
-    def run(self, layers: dict[str, nn.Layer], x: Tensor) -> Tensor:
+    def run(self, layers: Mapping[str, nn.Layer], x: Tensor) -> Tensor:
         """What the modules make of `x`; `layers` are those of the network by name."""
         for name in self.modules:
             x = layers[name](x)

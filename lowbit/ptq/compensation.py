@@ -1,4 +1,4 @@
-"""Error compensation (GPTQ): weights that are rounded later make up for the errors of earlier ones.
+"""Error compensation (GPTQ): weights that are rounded later, and biases, make up for the errors of earlier ones.
 
 For outputs W·x the squared error of a rounded weight depends on the inputs by H = sum of x·xᵀ alone. Weights
 are rounded column by column, those with the largest inputs first, and the columns that are left move so that
@@ -7,8 +7,9 @@ the error becomes smallest. This takes one pass over the inputs and is where lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import paddle
@@ -18,31 +19,81 @@ from paddle.nn import functional as F
 from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.learned_rounding import quantizers_of, weight_scale
+from lowbit.ptq.windows import BlockData
 
-IMAGES = 256  # whose inputs are looked at
+IMAGES = 256  # that are looked at
 _BATCH = 32
 _DAMPING = 0.01  # added to the diagonal of H, relative to its mean
 
 
 class _Seen(Exception):
-    """Ends a run of the block: the layer's input is known."""
+    """Ends a run of the block: what was wanted of the layer is known."""
 
 
-def compensate_block(layers: Mapping[str, nn.Layer], block: Block, x: np.ndarray) -> None:
-    """Compensate the weights of a block's layers in the order in which they run; `x` are the block's inputs.
+def compensate_block(
+    layers: Mapping[str, nn.Layer],
+    originals: Mapping[str, nn.Layer],
+    block: Block,
+    norms: Mapping[int, nn.Layer],
+    data: BlockData,
+) -> None:
+    """Compensate weights and biases of a block's layers, in place, in the order in which they run.
 
-    Afterwards round-to-nearest gives the integers that were found. Transposed convolutions stay.
+    Afterwards round-to-nearest gives the integers that were found, and every layer's outputs have the mean of
+    those in the fp32 network, whose layers are `originals`: the bias of the batch norm in `norms`, or of the
+    layer, makes up for the rest. Weights of transposed convolutions stay.
     """
-    modules = [layers[name] for name in block.modules]
-    for owner, _, quantizer in [each for module in modules for each in quantizers_of(module)]:
-        if quantizer.role == "weight" and isinstance(owner, nn.Conv2D | nn.Linear):
-            gram = _gram(layers, block, owner, x[:IMAGES])
-            if gram is not None:
-                owner.weight.set_value(_compensated_weight(owner, quantizer, gram))
+    weights = {
+        id(owner): quantizer
+        for module in block.modules
+        for owner, _, quantizer in quantizers_of(layers[module])
+        if quantizer.role == "weight"
+    }
+    names = [name for name, layer in layers.items() if id(layer) in weights]
+    images, full = data.quantized[:IMAGES], data.full[:IMAGES]
+    for name, expected in _output_means(originals, block, names, full).items():
+        layer = layers[name]
+        if isinstance(layer, nn.Conv2D | nn.Linear):
+            gram = _gram(layers, block, layer, images)
+            layer.weight.set_value(_compensated_weight(layer, weights[id(layer)], gram))
+        wrong = _output_means(layers, block, [name], images)[name] - expected
+        _shift(layer, norms.get(id(layer)), -wrong)
 
 
-def _gram(layers: Mapping[str, nn.Layer], block: Block, layer: nn.Layer, x: np.ndarray) -> np.ndarray | None:
-    """H of each group of the layer, [groups, d, d]; None where the layer was not reached."""
+def _output_means(
+    layers: Mapping[str, nn.Layer], block: Block, names: Sequence[str], x: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The mean of each output channel of these layers, in the order of their calls."""
+    sums: dict[str, np.ndarray] = {}
+
+    def look(name: str) -> Callable[..., None]:
+        def add(layer: nn.Layer, _given: tuple[Tensor, ...], y: Tensor) -> None:
+            channels = y.ndim - 1 if isinstance(layer, nn.Linear) or layer._data_format.endswith("C") else 1
+            mean = y.mean([axis for axis in range(y.ndim) if axis != channels]).numpy()
+            sums[name] = sums.get(name, 0) + mean.astype(np.float64) * (y.shape[0] / len(x))
+            if len(names) == 1:
+                raise _Seen
+
+        return add
+
+    hooks = [layers[name].register_forward_post_hook(look(name)) for name in names]
+    _run(layers, block, x, hooks)
+    return sums
+
+
+def _shift(layer: nn.Layer, norm: nn.Layer | None, by: np.ndarray) -> None:
+    """Add a number to each output channel of the layer, in the batch norm behind it or in its own bias."""
+    shift = paddle.to_tensor(by.astype(np.float32))
+    if norm is not None and norm.bias is not None:
+        gain = paddle.rsqrt(norm._variance + norm._epsilon)
+        gain = gain if norm.weight is None else gain * norm.weight
+        norm.bias.set_value(norm.bias + gain * shift)
+    elif layer.bias is not None:
+        layer.bias.set_value(layer.bias + shift)
+
+
+def _gram(layers: Mapping[str, nn.Layer], block: Block, layer: nn.Layer, x: np.ndarray) -> np.ndarray:
+    """H of each group of the layer, [groups, d, d]."""
     total: list[np.ndarray] = []
 
     def look(_layer: nn.Layer, given: tuple[Tensor, ...]) -> None:
@@ -51,14 +102,18 @@ def _gram(layers: Mapping[str, nn.Layer], block: Block, layer: nn.Layer, x: np.n
         total[:] = [total[0] + found if total else found]
         raise _Seen
 
-    hook = layer.register_forward_pre_hook(look)
+    _run(layers, block, x, [layer.register_forward_pre_hook(look)])
+    return total[0]
+
+
+def _run(layers: Mapping[str, nn.Layer], block: Block, x: np.ndarray, hooks: Sequence[Any]) -> None:
     try:
         for at in range(0, len(x), _BATCH):
             with suppress(_Seen):
                 block.run(layers, paddle.to_tensor(x[at : at + _BATCH]))
     finally:
-        hook.remove()
-    return total[0] if total else None
+        for hook in hooks:
+            hook.remove()
 
 
 def _columns(layer: nn.Layer, x: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def _reconstruct(
             else:
                 before = _error(block, layers, data)
                 if settings.compensate:
-                    compensate_block(layers, block, data.quantized)
+                    compensate_block(layers, originals, block, norms, data)
                 window = find_window(lambda x, block=block: block.run(originals, x), data, settings.crop)
                 rng = np.random.default_rng([seed, number])
                 advance = progress.advance if progress is not None else lambda: None

@@ -119,6 +119,8 @@ class Recipe(FrozenSection):
     def _reconstructs_on_images(self) -> Recipe:
         if self.reconstruction is not None and not self.calibration.steps:
             raise ValueError("reconstruction needs images: give calibration: {steps: 16}, too")
+        if self.reconstruction is not None and self.calibration.correct_bias:
+            raise ValueError("reconstruction corrects biases itself: leave out calibration.correct_bias")
         return self
 
     @property

@@ -10,7 +10,7 @@ from paddle.vision.models import MobileNetV2, mobilenet_v3_small, resnet18
 from lowbit.models import build_model
 from lowbit.nn import calibrate, prepare
 from lowbit.ptq.blocks import find_blocks
-from tests.ptq.nets import calibrated, images, network, recipe
+from tests.support.ptq_nets import calibrated, images, network, recipe
 
 
 def _blocks(net: nn.Layer, x: paddle.Tensor):

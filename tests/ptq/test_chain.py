@@ -18,7 +18,7 @@ from lowbit.recipe import load_recipe
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.post_training import calibrate_run, calibration_config
-from tests.ptq.nets import images, network, recipe
+from tests.support.ptq_nets import images, network, recipe
 from tests.support.runs import tiny_config, tiny_values
 
 SHORT = {"iterations": 5, "batch_size": 8}

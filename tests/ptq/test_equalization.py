@@ -12,7 +12,7 @@ from paddle import nn
 from lowbit.nn import calibrate, prepare
 from lowbit.ptq import equalize
 from lowbit.ptq.learned_rounding import unquantized
-from tests.ptq.nets import images, network, recipe
+from tests.support.ptq_nets import images, network, recipe
 
 
 def _uneven(net: nn.Layer) -> nn.Layer:

@@ -14,7 +14,7 @@ from lowbit.ptq import reconstruct
 from lowbit.ptq.reconstruction import _Saved
 from lowbit.recipe import make_recipe
 from lowbit.recipe.recipe import Reconstruction
-from tests.ptq.nets import calibrated, images, network, recipe
+from tests.support.ptq_nets import calibrated, images, network, recipe
 
 
 def _weights(net: paddle.nn.Layer) -> dict[str, np.ndarray]:
