@@ -1,4 +1,4 @@
-"""Error compensation (GPTQ): weights that are rounded later, and biases, make up for the errors of earlier ones.
+"""Error compensation (GPTQ): weights and biases make up for the rounding errors of earlier weights.
 
 For outputs W·x the squared error of a rounded weight depends on the inputs by H = sum of x·xᵀ alone. Weights
 are rounded column by column, those with the largest inputs first, and the columns that are left move so that
