@@ -16,12 +16,13 @@ from paddle import nn
 from lowbit.api.data import Batches, Data, Example, example_inputs
 from lowbit.api.result import Result
 from lowbit.errors import LowbitError
-from lowbit.formatting import Section
+from lowbit.formatting import Section, boxed
 from lowbit.kernels import why_missing
 from lowbit.nn import calibrate as calibrate_layers
 from lowbit.nn import find_quantizers, preparation_of, prepare
 from lowbit.nn.calibration import correct_biases
 from lowbit.nn.convert import set_executor
+from lowbit.nn.fidelity import measure_fidelity
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq import Reconstructed, equalize, reconstruct
@@ -29,6 +30,7 @@ from lowbit.recipe import Recipe, load_recipe
 from lowbit.training.display import open_display
 
 _log = logging.getLogger("lowbit")
+_WHAT_TO_DO = ("Train it before you export it; or, without training, use 8 bits (ptq_w8a8).",)
 _STEPS = 20  # batches to calibrate on, where the recipe does not say
 
 
@@ -85,6 +87,9 @@ def quantize(
         _log.warning("quantizing with Paddle's operators, which is slower: %s", reason)
     if batches is not None:
         _calibrate(net, batches, seed=seed, work_dir=work_dir)
+        fidelity = measure_fidelity(net, batches.inputs())
+        if fidelity.destroyed:
+            _log.warning("\n%s", boxed(fidelity.warning(_WHAT_TO_DO)))
     return net
 
 

@@ -73,7 +73,7 @@ class GlobalSection(Section):
 
 
 class AmpSection(Section):
-    """Mixed precision. On a CPU the numerics are real and the speed is not."""
+    """Mixed precision. On a CPU, only bf16 by its own instructions is fast; else it is emulated."""
 
     use_amp: bool = True
     use_fp16_test: Literal[False] = False  # evaluation is in fp32
@@ -263,7 +263,8 @@ class Config(Section):
     @property
     def pretrained(self) -> str | None:
         """The weights to start from."""
-        return self.Global.pretrained_model or self.Arch.pretrained or None
+        other = self.Arch.pretrained if isinstance(self.Arch.pretrained, str) else None
+        return self.Global.pretrained_model or other or None
 
     @property
     def num_classes(self) -> int | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
+from lowbit.formatting import boxed
 from lowbit.recipe.load import recipe_file_values
 from lowbit.recipe.recipe import Calibration
 from lowbit.training.checkpoint_manager import CheckpointManager
@@ -20,15 +21,21 @@ from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import open_session
 
 _BATCH_SIZE = 32
+_WHAT_TO_DO = (
+    "Do not deploy it. Use 8 bits (--recipe ptq_w8a8), or train with the quantization: lowbit train with a "
+    "recipe such as qat_w4a4.",
+)
 
 
-def ptq_recipe(observer: str | None = None) -> dict[str, Any]:
+def ptq_recipe(observer: str | None = None, *, weight_bits: Literal[7, 8] = 8) -> dict[str, Any]:
     """The recipe of 8 bits without training, as plain values; an `observer` replaces that of its inputs.
+
+    Processors without VNNI want weights of 7 bits.
 
     >>> ptq_recipe("kl")["rules"][0]["forward"]["input"]["observer"]
     'kl'
     """
-    values = recipe_file_values("ptq_w8a8")
+    values = recipe_file_values(f"ptq_w{weight_bits}a8")
     for rule in values["rules"] if observer is not None else ():
         if "input" in rule.get("forward", {}):
             rule["forward"]["input"]["observer"] = observer
@@ -91,6 +98,9 @@ def calibrate_run(
             there_were = "" if batches == wanted else f" (all there are; {wanted} were asked for)"
             size = config.DataLoader.Train.sampler.batch_size
             display.message(f"Calibrated on {batches} batches of {size} images{there_were}")
+            fidelity = session.fidelity()
+            if fidelity.destroyed:  # before anything is evaluated or exported
+                display.result(boxed(fidelity.warning(_WHAT_TO_DO)))
             metrics = None
             if session.eval_loader is not None:
                 metrics = session.evaluate(display)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.options import TrustCode
+from lowbit.cli.options import TrustCode, show
 from lowbit.compat.scripts.export_infer import yes_no_option
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -66,7 +66,7 @@ def post_quant(
 
     **Example**: `python deploy/ptq_python/post_quant.py --model_path output/latest.pdparams --data lite_data`
     """
-    from lowbit.cli.export import export
+    from lowbit.api.deploy import export_run
     from lowbit.config import validate
     from lowbit.training.post_training import calibrate_run, calibration_config, ptq_recipe
 
@@ -81,7 +81,7 @@ def post_quant(
     values["Global"] |= {
         "output_dir": str(output_dir / _RUN),
         "pretrained_model": str(weights),
-        "device": {None: None, True: "gpu", False: "cpu"}[use_gpu],
+        "device": None if use_gpu is None else "gpu" if use_gpu else "cpu",
         "use_visualdl": False,
     }
     values["Recipe"] = ptq_recipe(observer)
@@ -89,7 +89,7 @@ def post_quant(
         validate(values, {}, "post_quant.py"), data_path=data, steps=batch_num, batch_size=batch_size
     )
     run = calibrate_run(config, insist_on_device=use_gpu is not None)
-    export(run, output=output_dir, trust_code=True)  # what was calibrated was trusted
+    show(export_run(run, output_dir, trust_code=True))  # what was calibrated was trusted
 
 
 def _observer(algo: str, hist_percent: float) -> str:

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, TeacherName, check_amp
+from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, TeacherName
 from lowbit.config import Config, validate
+from lowbit.config.load import given_options
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
 
@@ -74,12 +75,16 @@ def train(
     - `python train.py --test-only --pretrained latest.pdparams --data-path ./lite_data`
     - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
     """
-    check_amp(amp_level, amp_dtype)
-    normalize = {"NormalizeImage": {}}
-    train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
+    given_options(amp_level=amp_level, amp_dtype=amp_dtype)  # an error where one has no effect
+    normalize: dict[str, Any] = {"NormalizeImage": {}}
+    train_ops: list[dict[str, Any]] = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
     train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
     train_ops += [normalize, *([{"RandomErasing": {"EPSILON": random_erase}}] if random_erase else [])]
-    eval_ops = [{"ResizeImage": {"resize_short": resize_size}}, {"CropImage": {"size": crop_size}}, normalize]
+    eval_ops: list[dict[str, Any]] = [
+        {"ResizeImage": {"resize_short": resize_size}},
+        {"CropImage": {"size": crop_size}},
+        normalize,
+    ]
     values = {
         "Global": {
             "output_dir": str(output_dir),
@@ -138,21 +143,14 @@ _SOURCES: dict[KeyPath, str] = {
 
 def _export_quantized(folder: Path, model: str) -> None:
     """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
+    from lowbit.api.runs import to_export
     from lowbit.deploy import export_model
     from lowbit.training.process import join_ranks
     from lowbit.training.trained_model import open_checkpoint
 
     if join_ranks().is_first:
-        trained = open_checkpoint(folder / "latest.lowbit", trust=model)
-        export_model(
-            trained.model,
-            folder,
-            model_name=trained.config.Arch.name,
-            image_shape=trained.config.Global.image_shape,
-            transform_ops=trained.preprocessing,
-            classes=trained.classes,
-            file_name="qat_inference",
-        )
+        files = to_export(open_checkpoint(folder / "latest.lowbit", trust=model))
+        export_model(files.model, folder, **files.description, file_name="qat_inference")
         print(f"Quantized model: {folder / 'qat_inference.json'}")
 
 
@@ -167,7 +165,8 @@ def _split(
 
 
 def _test(config: Config, device: str | None) -> None:
-    from lowbit.cli.evaluate import evaluate_trained
+    from lowbit.api.evaluation import evaluate_trained
+    from lowbit.api.runs import validation_images
     from lowbit.training.display import accuracy_line
     from lowbit.training.trained_model import open_checkpoint, open_weights
 
@@ -180,4 +179,4 @@ def _test(config: Config, device: str | None) -> None:
         trained = open_checkpoint(path, trust=config.Arch.name)
     else:
         raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
-    print(accuracy_line(evaluate_trained(trained, config.DataLoader.Eval, device)))
+    print(accuracy_line(evaluate_trained(trained, validation_images(trained), device)))
