@@ -93,7 +93,7 @@ class Advice(Result):
         )
         wide = ("form",)
         columns = ("engine", "format", "bits", "ms", "faster", "size", "top-1", "agrees", *wide)
-        title = f"Engines and forms, one sample, {self.threads} threads"
+        title = f"Engines and forms, one sample, {self.threads} thread{'s' * (self.threads > 1)}"
         lines = ["faster: than the fastest fp32 of all engines, all measured in turns."]
         if self.samples:
             lines.append(f"top-1 and agreement with the network as trained: {self.samples} samples.")
