@@ -18,7 +18,7 @@ from lowbit.api.result import Result
 from lowbit.api.runs import open_model, to_export
 from lowbit.api.writer import ExportedFormat, Writer
 from lowbit.config.yaml_file import check_section
-from lowbit.deploy.gains import FP32_FOLDER, check_form, slower_lines
+from lowbit.deploy.gains import check_form, slower_lines
 from lowbit.deploy.model_files import PreProcessSection
 from lowbit.deploy.onnx import resolve_target
 from lowbit.deploy.save_program import ModelInputs, answers_of
@@ -71,6 +71,10 @@ class Export(Result):
         wide = ("form", "difference", "fp32 ms")
         columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
         pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
+        if not any(gain.faster is not None for _, gain in pairs):
+            left_out = [columns.index(word) for word in ("ms", "faster", "fp32 ms")]
+            columns = tuple(word for place, word in enumerate(columns) if place not in left_out)
+            rows = [tuple(cell for place, cell in enumerate(row) if place not in left_out) for row in rows]
         names = dict.fromkeys(gain.name for _, gain in pairs)
         lines = [
             "Same class and difference: of its outputs and the network's on a few inputs, compared in "
@@ -109,10 +113,12 @@ def export(
     `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with
     VNNI); by default the first two. `latency` measures a quantized network against fp32 in every installed
     engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
-    (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
-    quantized, in the folder `fp32` of `directory`); by default the fastest that is exact. `target` says where
-    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `classes` and `transforms`
-    (PaddleClas' transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
+    (integers as trained), `int7` (an ONNX file with weights rounded to 7 bits: fast without VNNI, compared
+    with the network as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
+    quantized); `int7` and `fp32` are written to folders of these names. By default the fastest that is exact
+    is written. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this
+    machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in `inference.yml`, for
+    `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
     `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
@@ -161,8 +167,8 @@ def export(
     )
     writer = Writer(files, directory, inputs, own, is_classifier(inputs, own))
     strict = formats is not None or form is not None
-    if form == "fp32":
-        writer = writer.in_fp32(directory / FP32_FOLDER)
+    if form in ("fp32", "int7"):
+        writer = writer.in_fp32(directory / form) if form == "fp32" else writer.in_7_bits(directory / form)
     made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
     _keep_scales(net, model, directory / SCALES_FILE)
     return Export(directory=writer.directory, formats=made, fixed_layers=fixed, notes=notes)
@@ -191,8 +197,8 @@ def export_classifier(
         own = answers_of(files.model, inputs.examples, files.model_name)
     writer = Writer(files, directory, inputs, own, classifier=True)
     strict = formats is not None or form is not None
-    if form == "fp32":
-        writer = writer.in_fp32(directory / FP32_FOLDER)
+    if form in ("fp32", "int7"):
+        writer = writer.in_fp32(directory / form) if form == "fp32" else writer.in_7_bits(directory / form)
     made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
     return Export(directory=writer.directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
 
@@ -288,12 +294,17 @@ def check_formats(formats: str | Sequence[str] | None, target: str | None, form:
 def _formats_of_form(form: str | None, formats: str | Sequence[str] | None) -> list[str]:
     """The formats that a form is written in, of those asked for; none where nothing was said."""
     words = _formats(formats)
-    if check_form(form) == "int8":
+    check_form(form)
+    if form == "int8":
         words = ["paddle-int8" if word == "paddle" else word for word in words or ["paddle", "onnx"]]
     elif form == "simulated":
         if words not in ([], ["paddle"]):
             raise LowbitError("the form simulated is a Paddle program: leave out other formats")
         words = ["paddle"]
+    elif form == "int7":
+        if words not in ([], ["onnx"]):
+            raise LowbitError("the form int7 is an ONNX file: leave out other formats")
+        words = ["onnx"]
     elif form == "fp32" and "paddle-int8" in words:
         raise LowbitError("paddle-int8 is a form in int8: leave it out with the form fp32")
     return words

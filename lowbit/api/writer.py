@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import paddle
@@ -28,8 +28,9 @@ from lowbit.deploy.save_program import ModelInputs, answers_of, save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
-from lowbit.nn import quantization_mode
+from lowbit.nn import quantization_mode, weights_in_bits
 
+Mode = Literal["trained", "fp32", "int7"]  # as trained; nothing quantized; weights rounded to 7 bits
 _NAME = "inference"
 
 
@@ -59,7 +60,7 @@ class Writer:
     inputs: ModelInputs
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
     classifier: bool
-    full: bool = False  # nothing is quantized, though the network is
+    mode: Mode = "trained"
 
     def write_all(
         self, formats: Sequence[str], target: str | None, *, strict: bool, latency: bool = False
@@ -80,7 +81,7 @@ class Writer:
                 notes.append(f"No ONNX file: {error}")
         if self.classifier and "onnx" in formats and "paddle" not in formats:
             self._describe_images()  # else the yml is that of the Paddle model beside it
-        if not latency or self.full or not self.files.is_quantized:
+        if not latency or self.mode == "fp32" or not self.files.is_quantized:
             return tuple(replace(one, engines=self._measured(one, None, notes)) for one in made), tuple(notes)
         with tempfile.TemporaryDirectory(prefix="lowbit-fp32-") as temporary:
             fp32 = self.in_fp32(Path(temporary))
@@ -95,7 +96,14 @@ class Writer:
         """The same network with nothing quantized, written to another folder."""
         with quantization_mode(self.files.model, "full"):
             own = answers_of(self.files.model, self.inputs.examples, self.files.model_name)
-        return replace(self, directory=directory, own=own, full=True)
+        return replace(self, directory=directory, own=own, mode="fp32")
+
+    def in_7_bits(self, directory: Path) -> Writer:
+        """The same network with weights of more than 7 bits rounded to 7, written to another folder.
+
+        Its answers are compared with those of the network as it was trained.
+        """
+        return replace(self, directory=directory, mode="int7")
 
     def _measured(self, made: ExportedFormat, fp32: Path | None, notes: list[str]) -> tuple[EngineGain, ...]:
         return measure_gains(
@@ -125,12 +133,17 @@ class Writer:
         notes.append(f"No int8 form for Paddle: {new.ms:.3g} ms, the simulated one takes {old.ms:.3g} ms.")
         return []
 
-    def _mode(self) -> AbstractContextManager[object]:
-        return quantization_mode(self.files.model, "full") if self.full else nullcontext()
+    def _computing(self) -> AbstractContextManager[object]:
+        """The network, computing as it is written."""
+        if self.mode == "fp32":
+            return quantization_mode(self.files.model, "full")
+        return weights_in_bits(self.files.model, 7) if self.mode == "int7" else nullcontext()
 
     def _form(self, word: str) -> str:
-        if self.full or not self.files.is_quantized:
+        if self.mode == "fp32" or not self.files.is_quantized:
             return "fp32"
+        if self.mode == "int7":
+            return "int7"
         return "simulated" if word == "paddle" else "int8"
 
     def _paddle(self, word: str) -> ExportedFormat:
@@ -141,7 +154,7 @@ class Writer:
             made = export_paddle_int8(model, folder, **self.files.description)
             notes = (f"{len(made.layers)} layers in int8",)
         elif self.classifier:
-            with self._mode():
+            with self._computing():
                 export_model(model, folder, **self.files.description)
         elif word == "paddle-int8":
             raise LowbitError(
@@ -151,7 +164,7 @@ class Writer:
         else:
             (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
             tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
-            with self._mode():
+            with self._computing():
                 save_program(model, str(folder / _NAME), self.inputs.specs(), tensors)
         engine = PaddleEngine(folder)
         program = find_model_files(folder).model.stat().st_size
@@ -161,16 +174,17 @@ class Writer:
 
     def _onnx(self, target: str | None) -> ExportedFormat:
         path = self.directory / ONNX_FILE
-        made = export_onnx(
-            self.files.model,
-            path,
-            model_name=self.files.model_name,
-            image_shape=self.files.image_shape if self.classifier else None,
-            inputs=None if self.classifier else self.inputs,
-            target=target,
-            quantized=self.files.is_quantized and not self.full,
-            checkpoint=self.files.digest,
-        )
+        with self._computing():
+            made = export_onnx(
+                self.files.model,
+                path,
+                model_name=self.files.model_name,
+                image_shape=self.files.image_shape if self.classifier else None,
+                inputs=None if self.classifier else self.inputs,
+                target=target,
+                quantized=self.files.is_quantized and self.mode != "fp32",
+                checkpoint=self.files.digest,
+            )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
 
     def _describe_images(self) -> None:

