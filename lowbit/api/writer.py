@@ -174,7 +174,8 @@ class Writer:
 
     def _onnx(self, target: str | None) -> ExportedFormat:
         path = self.directory / ONNX_FILE
-        with self._computing():
+        # With quantized=False, export_onnx itself leaves all quantizers out.
+        with self._computing() if self.mode == "int7" else nullcontext():
             made = export_onnx(
                 self.files.model,
                 path,
