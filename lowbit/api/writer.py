@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import paddle
@@ -28,9 +28,8 @@ from lowbit.deploy.save_program import ModelInputs, answers_of, save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
-from lowbit.nn import quantization_mode, weights_in_bits
+from lowbit.nn import quantization_mode
 
-Mode = Literal["trained", "fp32", "int7"]  # as trained; nothing quantized; weights rounded to 7 bits
 _NAME = "inference"
 
 
@@ -60,7 +59,7 @@ class Writer:
     inputs: ModelInputs
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
     classifier: bool
-    mode: Mode = "trained"
+    full: bool = False  # nothing is quantized, though the network is
 
     def write_all(
         self, formats: Sequence[str], target: str | None, *, strict: bool, latency: bool = False
@@ -81,7 +80,7 @@ class Writer:
                 notes.append(f"No ONNX file: {error}")
         if self.classifier and "onnx" in formats and "paddle" not in formats:
             self._describe_images()  # else the yml is that of the Paddle model beside it
-        if not latency or self.mode == "fp32" or not self.files.is_quantized:
+        if not latency or self.full or not self.files.is_quantized:
             return tuple(replace(one, engines=self._measured(one, None, notes)) for one in made), tuple(notes)
         with tempfile.TemporaryDirectory(prefix="lowbit-fp32-") as temporary:
             fp32 = self.in_fp32(Path(temporary))
@@ -96,14 +95,7 @@ class Writer:
         """The same network with nothing quantized, written to another folder."""
         with quantization_mode(self.files.model, "full"):
             own = answers_of(self.files.model, self.inputs.examples, self.files.model_name)
-        return replace(self, directory=directory, own=own, mode="fp32")
-
-    def in_7_bits(self, directory: Path) -> Writer:
-        """The same network with weights of more than 7 bits rounded to 7, written to another folder.
-
-        Its answers are compared with those of the network as it was trained.
-        """
-        return replace(self, directory=directory, mode="int7")
+        return replace(self, directory=directory, own=own, full=True)
 
     def _measured(self, made: ExportedFormat, fp32: Path | None, notes: list[str]) -> tuple[EngineGain, ...]:
         return measure_gains(
@@ -135,15 +127,11 @@ class Writer:
 
     def _computing(self) -> AbstractContextManager[object]:
         """The network, computing as it is written."""
-        if self.mode == "fp32":
-            return quantization_mode(self.files.model, "full")
-        return weights_in_bits(self.files.model, 7) if self.mode == "int7" else nullcontext()
+        return quantization_mode(self.files.model, "full") if self.full else nullcontext()
 
     def _form(self, word: str) -> str:
-        if self.mode == "fp32" or not self.files.is_quantized:
+        if self.full or not self.files.is_quantized:
             return "fp32"
-        if self.mode == "int7":
-            return "int7"
         return "simulated" if word == "paddle" else "int8"
 
     def _paddle(self, word: str) -> ExportedFormat:
@@ -174,18 +162,16 @@ class Writer:
 
     def _onnx(self, target: str | None) -> ExportedFormat:
         path = self.directory / ONNX_FILE
-        # With quantized=False, export_onnx itself leaves all quantizers out.
-        with self._computing() if self.mode == "int7" else nullcontext():
-            made = export_onnx(
-                self.files.model,
-                path,
-                model_name=self.files.model_name,
-                image_shape=self.files.image_shape if self.classifier else None,
-                inputs=None if self.classifier else self.inputs,
-                target=target,
-                quantized=self.files.is_quantized and self.mode != "fp32",
-                checkpoint=self.files.digest,
-            )
+        made = export_onnx(
+            self.files.model,
+            path,
+            model_name=self.files.model_name,
+            image_shape=self.files.image_shape if self.classifier else None,
+            inputs=None if self.classifier else self.inputs,
+            target=target,
+            quantized=self.files.is_quantized and not self.full,
+            checkpoint=self.files.digest,
+        )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
 
     def _describe_images(self) -> None:

@@ -25,9 +25,8 @@ ExportForm = Annotated[
     typer.Option(
         "--form",
         metavar="FORM",
-        help="`int8`: integers as trained. `int7`: an ONNX file with weights rounded to 7 bits, fast without "
-        "VNNI. `simulated`: floats on the trained grids, a Paddle program, slow. `fp32`: nothing quantized. "
-        "`int7` and `fp32` are folders inside. Default: the fastest that is exact.",
+        help="`int8`: integers as trained. `simulated`: floats on the trained grids, a Paddle program, slow. "
+        "`fp32`: nothing quantized, in the folder `fp32` inside. Default: the fastest that is exact.",
         show_default=False,
     ),
 ]
@@ -38,6 +37,15 @@ ExportTarget = Annotated[
     str | None,
     typer.Option(
         help="Where the ONNX file will run: `avx2`, `vnni`, `arm` or `gpu`. Default: this machine.",
+        show_default=False,
+    ),
+]
+WeightBits = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        max=8,
+        help="Round weights to so many bits in the files: 7 for 8-bit models on processors without VNNI.",
         show_default=False,
     ),
 ]
@@ -53,6 +61,7 @@ def export(
     format_: ExportFormats = None,
     form: ExportForm = None,
     target: ExportTarget = None,
+    weight_bits: WeightBits = None,
     no_latency: NoLatency = False,
     config: ConfigFile = None,
     override: Overrides = None,
@@ -78,7 +87,7 @@ def export(
 
     - `lowbit export runs/digits` writes runs/digits/export
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
-    - `lowbit export runs/w8a8 --format onnx --target avx2`
+    - `lowbit export runs/w8a8 --format onnx --target avx2 --weight-bits 7`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     - `lowbit export runs/w8a8 --form fp32` writes runs/w8a8/export/fp32
     """
@@ -90,6 +99,7 @@ def export(
         formats=format_,
         form=form,
         target=target,
+        weight_bits=weight_bits,
         latency=not no_latency,
         config=config,
         override=override or (),

@@ -14,10 +14,14 @@ from lowbit.deploy.verify.latency import as_latency, time_in_turns
 from lowbit.errors import LowbitError, did_you_mean
 
 # The engines that read a format.
-READ_BY = {"paddle": ("paddle",), "paddle-int8": ("paddle-int8",), "onnx": ("onnxruntime", "openvino")}
-# The words of `--form`: integers as trained; weights rounded to 7 bits (ONNX only); floats on the trained
-# grids (Paddle only); nothing quantized.
-FORMS = ("int8", "int7", "simulated", "fp32")
+READ_BY = {
+    "paddle": ("paddle",),
+    "paddle-int8": ("paddle-int8",),
+    "onnx": ("onnxruntime", "openvino", "lowbit"),
+}
+# The words of `--form`: integers as trained; floats on the trained grids (Paddle only); nothing quantized.
+FORMS = ("int8", "simulated", "fp32")
+FP32_FOLDER = "fp32"
 _SECONDS = 1.0  # for an engine
 _ROUNDS = 9
 _SLOWER = 0.97  # of fp32's speed: below it, a form is called slower
