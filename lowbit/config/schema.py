@@ -263,7 +263,8 @@ class Config(Section):
     @property
     def pretrained(self) -> str | None:
         """The weights to start from."""
-        return self.Global.pretrained_model or self.Arch.pretrained or None
+        other = self.Arch.pretrained if isinstance(self.Arch.pretrained, str) else None
+        return self.Global.pretrained_model or other or None
 
     @property
     def num_classes(self) -> int | None:

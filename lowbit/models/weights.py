@@ -214,7 +214,7 @@ def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> l
     """The classifier's names when the file has it with another number of classes, else none."""
     name, layer = _classifier(model)
     found = weights.get(f"{name}.weight")
-    if found is None or found.ndim != 2:
+    if layer is None or found is None or found.ndim != 2:
         return []
     inputs, classes = layer.weight.shape
     if found.shape[0] != inputs or found.shape[1] == classes:

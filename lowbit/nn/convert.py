@@ -195,8 +195,7 @@ def _batch_norms(model: nn.Layer) -> dict[str, nn.Layer]:
     return {name: layer for name, layer in found if isinstance(layer, BATCH_NORM | nn.BatchNorm)}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Who multiplies in training: real integers in C++, or their simulation in floats; and why.
+# Executors: integers in C++, or simulation in floats; and why.
 
 
 def set_executor(
@@ -261,8 +260,7 @@ def _lines(simulated: dict[str, list[str]]) -> list[str]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Run a quantized model with some of its layers quantized and the others in full precision.
+# Quantizing only some of the layers.
 
 
 def quantized_layers(model: nn.Layer) -> dict[str, nn.Layer]:

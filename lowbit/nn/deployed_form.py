@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -153,8 +153,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     return fewer
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Input scales that evaluation chooses in every call become fixed ones: what int8 engines can compute.
+# Fixing dynamic input scales, which integer engines cannot compute.
 
 
 _FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
@@ -295,15 +294,14 @@ def _share_state(model: nn.Layer, fixed: nn.Layer) -> None:
     fixed.set_state_dict(state)
 
 
-def _shows(quantizer: Quantizer):
+def _shows(quantizer: Quantizer) -> Callable[[nn.Layer, tuple[Tensor, ...]], None]:
     def look(_layer: nn.Layer, inputs: tuple[Tensor, ...]) -> None:
         quantizer(inputs[0])
 
     return look
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A quantized model as it is served: what does not depend on the images is computed once, before export.
+# Frozen models: what does not depend on the input is computed once, before export.
 
 
 @contextmanager

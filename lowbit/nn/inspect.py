@@ -54,8 +54,7 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Watching low-precision training: what quantizing does to every operand, while it is wanted.
+# Statistics of operands during low-precision training.
 
 
 _ENOUGH_VALUES = 1 << 16  # values to measure the health of an operand by
@@ -106,8 +105,7 @@ def _into(
     return keep
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a model's weights are on their grids, looked at between two steps: health, scale, histogram.
+# Statistics of weights between steps: health, scale, histogram.
 
 
 _ENOUGH = 1 << 20  # values that stand for a weight in its health

@@ -93,17 +93,16 @@ STAYS_FP32 = frozenset((*_STEEP, *_REDUCTIONS, *_PROBABILITIES, *_LOSSES, *_LOOK
 OPAQUE = ("rnn", "lstm", "gru", "cudnn_lstm")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The numerics of mixed precision on any device: inside a `with`, Paddle's operators compute on a grid.
+# Emulated mixed precision: inside a `with`, Paddle's operators compute on a grid.
 #
-# Paddle's own autocast needs kernels for the narrow type, and its CPU build has none. Here operands are
-# rounded to the grid and held in fp32, so that fp32 kernels multiply exactly the values that narrow
-# hardware would and accumulate in fp32 as it does; the result is rounded again. Rounding is a pair of
-# casts, which rounds gradients on their way back as well: all three products of a layer are covered.
+# Paddle's autocast needs kernels for the narrow type, and its CPU build has none. Here operands are rounded
+# to the grid and stored in fp32, so that fp32 kernels multiply the values that narrow hardware would, and
+# accumulate in fp32 as it does; the result is rounded again. Rounding is a pair of casts, which also rounds
+# gradients: all three products of a layer are covered.
 #
-# Python reaches operators as attributes of `paddle._C_ops`, and `a @ b` by methods of the tensor type; both
-# are wrapped while a `with` is open, in every thread, and wrappers act only in threads that opened one.
-# In-place operators (`add_`) are left as they are: the next product rounds what they leave behind.
+# Python calls operators as attributes of `paddle._C_ops`, and `a @ b` by methods of the tensor type; both
+# are wrapped while a `with` is open, in every thread, and wrappers act only in threads that opened one. In-
+# place operators (`add_`) are not wrapped: the next product rounds their results.
 
 
 class _Open(threading.local):
@@ -241,8 +240,7 @@ def _result_rounded(result: Any, grid: Grid) -> Any:
     return _rounded(result, grid)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Into mixed precision and out of it again: `paddle.amp` on a GPU, the same numerics emulated on a CPU.
+# Entering and leaving mixed precision: `paddle.amp` on a GPU, emulated on a CPU.
 
 
 # Under paddle.amp, convolutions that are not on its list take the widest type of their operands; a quantized

@@ -151,17 +151,15 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Quantized layers with mixed precision: in QAT, the product alone is computed on the narrow grid.
+# Quantized layers in mixed precision: in QAT only the product is computed on the narrow grid.
 #
-# Quantizers, and a batch norm folded into the weight, compute in fp32: a scale that was rounded to 8 or 11
-# bits would put every value of a tensor elsewhere. The fake-quantized operands are rounded when they are
-# multiplied. An integer of up to 8 bits would survive that in bf16 and in fp16; times its scale it is
-# rounded,
-# by at most 2^-9 (bf16) or 2^-12 (fp16) of itself. Evaluation is in fp32, without this difference.
+# Quantizers, and a batch norm folded into the weight, compute in fp32: a scale rounded to 8 or 11 bits
+# would shift every value of a tensor. The fake-quantized operands are rounded when they are multiplied. An
+# integer of up to 8 bits is exact in bf16 and fp16; times its scale it is rounded, by at most 2^-9 (bf16)
+# or 2^-12 (fp16) of itself. Evaluation is in fp32, without this difference.
 #
-# A layer trained in low precision computes as without mixed precision: its recipe says which numbers are
-# multiplied in all three products. Mixed precision is then for the layers that are left in full.
+# A layer trained in low precision computes as without mixed precision: its recipe gives the grids of all
+# three products. Mixed precision then applies to the layers left in full precision.
 
 
 def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
@@ -196,8 +194,7 @@ def _sparing_class(kind: type[nn.Layer]) -> type[nn.Layer]:
     return type(kind.__name__, (_Sparing, kind), {"_in_fp32": kind, "__module__": kind.__module__})
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Mixed precision with one interface: `paddle.amp` on a GPU, the same numerics emulated on a CPU.
+# One interface: `paddle.amp` on a GPU, emulated on a CPU.
 
 
 LEVELS = get_args(AmpLevel)

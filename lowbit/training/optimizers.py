@@ -56,8 +56,7 @@ def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str
     return f"the learning rate rises to {max(rates):g} and no further: {what}; {advice}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Paddle's optimizers from the Optimizer section, and their state under names that survive a restart.
+# Optimizers from the Optimizer section, and their state by names that are stable across restarts.
 
 
 def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.Optimizer:

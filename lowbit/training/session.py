@@ -26,6 +26,7 @@ from lowbit.models import assign_weights, build_model, not_finite, read_weights,
 from lowbit.nn import convert_sync_batch_norm
 from lowbit.nn.calibration import calibrate, correct_biases
 from lowbit.nn.convert import preparation_of, prepare, set_executor
+from lowbit.nn.fidelity import Fidelity, measure_fidelity
 from lowbit.nn.fused_blocks import fuse
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe import Recipe, describe_layers
@@ -167,6 +168,10 @@ class Session:
         if self.recipe.calibration.correct_bias:
             correct_biases(self.model, self._first_batches(steps))
         return count
+
+    def fidelity(self) -> Fidelity:
+        """How much of the fp32 model its calibrated form still computes, on the first calibration images."""
+        return measure_fidelity(self.model, self._first_batches(self.recipe.calibration.steps))
 
     def _first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
         for batch in itertools.islice(self.train_loader.epoch(0), steps):

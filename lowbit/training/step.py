@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import paddle
@@ -47,7 +48,8 @@ class TrainingStep:
         with precision.autocast():
             logits = self._logits(images)
         logits = logits.astype("float32")
-        loss, parts = cross_entropy(session.config.Loss.Train[0].CELoss, logits, labels), {}
+        loss = cross_entropy(session.config.Loss.Train[0].CELoss, logits, labels)
+        parts: dict[str, Any] = {}
         if taught is not None:
             loss, parts = distilled(session.config.Distillation, loss, logits, taught)
         # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.

@@ -76,11 +76,15 @@ def train(
     - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
     """
     given_options(amp_level=amp_level, amp_dtype=amp_dtype)  # an error where one has no effect
-    normalize = {"NormalizeImage": {}}
-    train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
+    normalize: dict[str, Any] = {"NormalizeImage": {}}
+    train_ops: list[dict[str, Any]] = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
     train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
     train_ops += [normalize, *([{"RandomErasing": {"EPSILON": random_erase}}] if random_erase else [])]
-    eval_ops = [{"ResizeImage": {"resize_short": resize_size}}, {"CropImage": {"size": crop_size}}, normalize]
+    eval_ops: list[dict[str, Any]] = [
+        {"ResizeImage": {"resize_short": resize_size}},
+        {"CropImage": {"size": crop_size}},
+        normalize,
+    ]
     values = {
         "Global": {
             "output_dir": str(output_dir),

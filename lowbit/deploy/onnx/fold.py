@@ -66,8 +66,7 @@ def _is_full(quantizer: nn.Layer) -> bool:
     return isinstance(quantizer, Quantizer) and quantizer.spec.grid.name == "full"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Biases and batch norms become part of the products before them; a quantized weight keeps its integers.
+# Folding biases and batch norms into the products before them; quantized weights keep their integers.
 
 
 _BIAS_BITS = 22  # how finely the bias of a channel whose weights are all 0 is kept

@@ -111,8 +111,7 @@ def _mark(x: Any, layer: str, role: str) -> Any:
     return paddle.static.Print(x, message=f"{_PREFIX}|{role}|{layer}") if is_value else x
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From Paddle's program to a Graph: operators one by one, through the converter of each.
+# From Paddle's program to a Graph, operator by operator.
 
 
 def read_program(program: Any) -> Graph:
@@ -151,7 +150,7 @@ def _with_inputs(data: list[Any]) -> Graph:
 
 
 def _read(operation: Any, results: dict[str, Result]) -> Op:
-    inputs = []
+    inputs: list[Any] = []
     for value in operation.operands_source():
         if not value.initialized():  # an optional one
             inputs.append(None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -175,6 +177,6 @@ def _of_sizes(op: Op, graph: Graph) -> str:
     return graph.add_partial(np.array(found, object).reshape(left.shape))
 
 
-def _each(sizes: np.ndarray, compute) -> np.ndarray:
+def _each(sizes: np.ndarray, compute: Callable[[Any], Any]) -> np.ndarray:
     found = [None if size is None else compute(size) for size in sizes.flat]
     return np.array(found, object).reshape(sizes.shape)

@@ -82,8 +82,7 @@ def _means(size: int, out: int) -> np.ndarray:
     return matrix
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Images made larger or smaller: nearest and bilinear interpolation.
+# Interpolation: nearest and bilinear.
 
 
 @converts("nearest_interp")
@@ -115,8 +114,7 @@ def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: str) -> s
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Batch norm with its running statistics, layer norm, softmax.
+# Batch norm with running statistics, layer norm, softmax.
 
 
 @converts("batch_norm_", "batch_norm")
