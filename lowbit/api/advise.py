@@ -117,9 +117,9 @@ def advise(
     [N, classes]. `baseline` is the network in fp32 that it was made of; by default the same weights with
     nothing quantized. `threads` are those of every engine.
 
-    Instead of a network, the folder of a run is measured, as `lowbit advise` does:
-    `lowbit.advise("runs/w8a8")`; `data` is then a folder of images, by default the run's validation images.
-    `advise_run` has all options.
+    Instead of a network, `lowbit.advise("runs/w8a8")` measures a run's folder, as the command `lowbit advise`
+    does; `data` is then a folder of images, by default the run's validation images. `advise_run` has all
+    options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))

@@ -209,6 +209,7 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+@paddle.jit.not_to_static  # decided in Python, before a program is made of it
 def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     if not isinstance(output, Tensor | paddle.pir.Value):
         raise LowbitError(
@@ -219,6 +220,7 @@ def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     return _on_grid(layer.output_quantizer, output)
 
 
+@paddle.jit.not_to_static
 def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_on_grid(layer.input_quantizer, given[0]), *given[1:])
 

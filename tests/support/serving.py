@@ -1,15 +1,20 @@
-"""An engine whose answers are easy to check, and a server with it."""
+"""A server on the loopback with an engine whose answers are easy to check."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 from lowbit.deploy.engines import EngineOptions, Signature, TensorInfo
 from lowbit.errors import LowbitError
-from lowbit.serve import ServedModel
+from lowbit.serve import Limits, ServedModel, make_app
+
+uvicorn = pytest.importorskip("uvicorn", reason="lowbit[serve] is not installed")
 
 
 class Doubling:
@@ -39,3 +44,26 @@ class Doubling:
 def doubling_model(*engines: Doubling) -> ServedModel:
     info = TensorInfo("y", np.dtype("float32"), (-1, 3))
     return ServedModel("twice", engines, engines[0].signature().inputs, (info,), joins=True)
+
+
+@contextmanager
+def running(model: ServedModel, limits: Limits | None = None) -> Iterator[str]:
+    """The model's URL, while the server runs in a thread."""
+    config = uvicorn.Config(
+        make_app(model, limits), port=0, log_level="error", lifespan="on", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        for _ in range(500):
+            if server.started:
+                break
+            time.sleep(0.02)
+        assert server.started
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
