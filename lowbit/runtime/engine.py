@@ -111,7 +111,7 @@ class _Plan(_Handle):
 
     def run(self, inputs: Sequence[np.ndarray], seconds: np.ndarray | None = None) -> list[np.ndarray]:
         library = _library()
-        outputs = [np.empty(dims, kind) for dims, kind in self._outputs]
+        outputs: list[np.ndarray] = [np.empty(dims, kind) for dims, kind in self._outputs]
         given = (ctypes.c_void_p * max(len(inputs), 1))(*(array.ctypes.data for array in inputs))
         room = (ctypes.c_void_p * max(len(outputs), 1))(*(array.ctypes.data for array in outputs))
         if seconds is None:
