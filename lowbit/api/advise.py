@@ -249,6 +249,8 @@ def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None) -> 
     opened = {}
     for one in made:
         for key in installed_engines(READ_BY[one.format])[0]:
+            if (one.form, key) == (FP32, "lowbit"):
+                continue  # lowbit's runtime has no fast fp32
             opened[one.form, key] = one, open_engine(key, folder, threads)
     return opened
 
