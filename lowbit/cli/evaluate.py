@@ -164,7 +164,7 @@ def evaluation(
             measure,
             trained.model,
             loader,
-            loss=trained.config.Loss.Eval[0].CELoss,
+            loss=trained.config.Loss.Eval[0].cross_entropy,
             topk=trained.config.eval_topk,
             display=display,
         )

@@ -108,7 +108,26 @@ def _rename_qconfigdir(values: dict[str, Any], sources: dict[KeyPath, str], orig
 
 def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> Config:
     """The values as a Config; every mistake in them is listed with its place."""
+    _refuse_other_tasks(values, sources, origin)
     return check_section(Config, values, sources, origin)
+
+
+def _refuse_other_tasks(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> None:
+    """One line for PaddleClas's files that train something else than one classifier of images."""
+    arch = values.get("Arch")
+    place = sources.get(("Arch",), origin)
+    if not isinstance(arch, dict):
+        return
+    if "models" in arch or arch.get("name") == "DistillationModel":
+        raise LowbitError(
+            f"{place}: Arch: distillation between models of one config (DistillationModel) is not supported; "
+            "train the student's own config and name a teacher (--teacher)"
+        )
+    if "Backbone" in arch or arch.get("name") == "RecModel":
+        raise LowbitError(
+            f"{place}: Arch: metric learning (Backbone, Neck and Head) is not supported; lowbit trains "
+            "classifiers"
+        )
 
 
 def parse_override(override: str) -> tuple[str, Any]:

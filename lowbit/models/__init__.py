@@ -6,6 +6,7 @@ from lowbit.models.registry import ModelEntry, list_models, model_aliases, model
 from lowbit.models.weights import (
     assign_weights,
     count_classes,
+    find_pretrained,
     load_weights,
     not_finite,
     read_pickle,
@@ -19,6 +20,7 @@ __all__ = [
     "build_model",
     "check_trusted",
     "count_classes",
+    "find_pretrained",
     "list_models",
     "load_weights",
     "model_aliases",

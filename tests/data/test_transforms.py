@@ -20,6 +20,7 @@ from lowbit.config.transform_ops import (
     ToCHWImage,
     parse_op,
 )
+from lowbit.data.erasing import ERASERS
 from lowbit.data.transforms import compose, draw_box
 from lowbit.errors import LowbitError
 from tests.data.pictures import picture
@@ -203,8 +204,10 @@ def test_every_operation_of_the_config_is_carried_out():
         "RandomCropImage": {"size": 16, "padding": 2},
         "CropImage": {"size": 16},
         "ResizeImage": {"size": 16},
+        "RandCropImageV2": {"size": 16},
+        "CropImageAtRatio": {"size": 16, "pad": 2},
     }
     for name in OPS:
         op = parse_op({name: arguments.get(name, {})})
-        ops = [NormalizeImage(), op] if name == "RandomErasing" else [op]
+        ops = [NormalizeImage(), op] if type(op) in ERASERS else [op]
         assert run(*ops).shape[0] == 3
