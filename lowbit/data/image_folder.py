@@ -220,7 +220,8 @@ def open_dataset(
     `path` is a folder with list files (`train_list.txt`), class folders (`train/`, `val/`), CIFAR-10 or
     idx files, a CIFAR-10 archive, or the word `digits` for the handwritten digits of scikit-learn. With
     `num_classes`, labels that a model of that many classes cannot have are an error. `classes` are a trained
-    model's: class folders get their labels by name, whichever of them are there.
+    model's: class folders get their labels by name, whichever of them are there, and list files have that
+    many classes, whatever their highest label is.
 
     >>> open_dataset("digits", "val").classes[:3]
     ['0', '1', '2']
@@ -252,7 +253,7 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
             "extract other archives first and give the folder"
         )
     if (path / f"{split}_list.txt").is_file():
-        return _open_list(path, split, num_classes)
+        return _open_list(path, split, num_classes, classes)
     if class_folders(path / split):
         if classes is None and split != "train":
             classes = class_folders(path / "train") or None
@@ -269,9 +270,13 @@ def _has_images(folder: Path) -> bool:
     return folder.is_dir() and any(file.name.lower().endswith(EXTENSIONS) for file in folder.iterdir())
 
 
-def _open_list(path: Path, split: Split, num_classes: int | None) -> ListFileDataset:
+def _open_list(
+    path: Path, split: Split, num_classes: int | None, classes: list[str] | None
+) -> ListFileDataset:
     train_list = path / "train_list.txt"
-    if not train_list.is_file():
+    if classes is not None:  # labels are the model's outputs, whichever of them the lists have
+        return ListFileDataset(path / f"{split}_list.txt", classes=classes)
+    if num_classes is not None or not train_list.is_file():
         return ListFileDataset(path / f"{split}_list.txt", num_classes=num_classes)
     # Both splits take the classes from the training list, so that they agree.
     paths, labels = read_list(train_list, num_classes)

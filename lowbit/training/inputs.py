@@ -14,11 +14,17 @@ def open_section(
 ) -> Dataset:
     """The dataset that a config's `dataset` section describes; its labels must be below `num_classes`.
 
-    `classes` are those of a trained model; where they have names, class folders are matched by name.
+    `classes` are those of a trained model; where they have names, class folders are matched by name. Their
+    number is the model's, whatever the highest label of a list is.
     """
     if isinstance(section, AutoDataset):
-        named = classes is not None and classes != [str(index) for index in range(len(classes))]
-        return open_dataset(section.path, section.split, classes=classes if named else None)
+        if classes is None:
+            return open_dataset(section.path, section.split)
+        named = classes != [str(index) for index in range(len(classes))]
+        counted = None if named else len(classes)
+        return open_dataset(
+            section.path, section.split, num_classes=counted, classes=classes if named else None
+        )
     if isinstance(section, Digits):
         return open_digits(section.split)
     return ListFileDataset(section.cls_label_path, section.image_root, num_classes=num_classes)

@@ -90,7 +90,7 @@ def test_as_written(entry, op):
         ({"NormalizeImage": {"std": []}}, "every std must be positive"),
         ({"NormalizeImage": {"mean": [".nan"]}}, "number"),
         ({"DecodeImage": {"to_rgb": 3}}, "boolean"),
-        ({"TimmAutoAugment": {"config_str": "randm9"}}, "expected \"rand-"),
+        ({"TimmAutoAugment": {"config_str": "randm9"}}, 'expected "rand-'),
         ({"TimmAutoAugment": {"config_str": "rand-m9-q3"}}, "unknown word 'q3' in 'rand-m9-q3', valid: m, n"),
         ({"TimmAutoAugment": {"config_str": "rand-w2"}}, "only w0 exists"),
         ({"TimmAutoAugment": {"config_str": "rand-n0"}}, "layers"),
