@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from lowbit.report import make_page, open_runs
-from tests.report.fake_run import histograms, write_run
+from tests.support.fake_run import histograms, write_run
 
 LAYERS, EPOCHS = 100, 200
 

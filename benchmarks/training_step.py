@@ -25,11 +25,11 @@ from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.matrix_library import apply_amd_fix
 from lowbit.bench.run import ratio, take_turns
 from lowbit.config import validate
-from lowbit.training.checkpoint_manager import Keeper
+from lowbit.training.checkpoint_manager import CheckpointManager
 from lowbit.training.display import PlainDisplay
-from lowbit.training.interruption import Interruption
 from lowbit.training.loop import train_epoch
-from lowbit.training.quant_stats_log import HealthLog
+from lowbit.training.metrics import HealthLog
+from lowbit.training.process import Interruption
 from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import Session, open_session
 
@@ -81,7 +81,7 @@ class Lowbit:
 
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
-        self.keeper = Keeper(RunDirectory(folder, "checkpoints"), session)
+        self.keeper = CheckpointManager(RunDirectory(folder, "checkpoints"), session)
 
     def fast_turn(self) -> None:
         with fast_convolutions():

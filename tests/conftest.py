@@ -1,4 +1,4 @@
-"""Fixtures for all rooms, and hypothesis without deadlines: a busy machine must not fail a test."""
+"""Fixtures for all tests, and hypothesis without deadlines: a busy machine must not fail a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from lowbit.accel.matrix_library import SETTING
 from lowbit.kernels import library
-from tests.tiny_net import TinyNet, build_tiny
+from tests.support.tiny_net import TinyNet, build_tiny
+
+pytest_plugins = ["tests.support.chains", "tests.support.commands"]
 
 hypothesis.settings.register_profile("lowbit", deadline=None)
 hypothesis.settings.load_profile("lowbit")
@@ -36,7 +38,7 @@ def tiny() -> TinyNet:
 @pytest.fixture(params=["this machine", "amd-avx2", "intel-vnni", "intel-amx"])
 def processor(request, monkeypatch) -> Iterator[str]:
     """The test runs once per processor, with its decisions and kernels, where this machine can run them."""
-    from tests.processors import computing_as
+    from tests.support.processors import computing_as
 
     with computing_as(request.param, monkeypatch):
         yield request.param

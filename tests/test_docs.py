@@ -11,23 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from lowbit.cli.app import app, script_app
-from lowbit.cli.scripts.eval_qt import eval_qt
-from lowbit.cli.scripts.export_model import export_model
-from lowbit.cli.scripts.infer import infer
-from lowbit.cli.scripts.onnx_infer import onnx_infer
-from lowbit.cli.scripts.post_quant import post_quant
-from lowbit.cli.scripts.train import train
-from lowbit.cli.scripts.train_quantized import train_qat, train_qt
 from lowbit.config import Config, list_configs, load_config, validate
 from lowbit.config import data as data_sections
 from lowbit.config.transform_ops import OPS
 from lowbit.models import model_aliases, model_names
+from tests.support.commands import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -40,16 +32,6 @@ PAGES = {
         ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").glob("*.md")),
     )
-}
-SCRIPTS = {
-    "train.py": train,
-    "tools/export_model.py": export_model,
-    "deploy/inference_python/infer.py": infer,
-    "deploy/ptq_python/post_quant.py": post_quant,
-    "deploy/onnx_python/infer.py": onnx_infer,
-    "tools/train_qt.py": train_qt,
-    "tools/train_qat.py": train_qat,
-    "tools/eval_qt.py": eval_qt,
 }
 LAUNCHER = ["python", "-m", "paddle.distributed.launch"]
 
@@ -69,24 +51,6 @@ def _command_lines() -> list[tuple[str, list[str]]]:
     ]
 
 
-def _options_of_commands() -> dict[str, set[str]]:
-    """The options of every command and script, by the words it is called with."""
-    found: dict[str, set[str]] = {}
-
-    def visit(words: str, command: typing.Any) -> None:
-        for name, below in getattr(command, "commands", {}).items():
-            visit(f"{words} {name}", below)
-        if not hasattr(command, "commands"):
-            spellings = [word for p in command.params for word in (*p.opts, *p.secondary_opts)]
-            found[words] = {word for word in spellings if word.startswith("-")}
-
-    visit("lowbit", typer.main.get_command(app))
-    for path, function in SCRIPTS.items():
-        visit(f"python {path}", typer.main.get_command(script_app(function)))
-    return found
-
-
-OPTIONS = _options_of_commands()
 OURS = [(page, words) for page, words in _command_lines() if words[0] in ("lowbit", "python", "make")]
 
 
@@ -244,10 +208,20 @@ def test_packages_import_only_packages_of_lower_rows():
 
 
 def _packages_used(path: Path) -> set[str]:
+    return {module.split(".")[1] for module in _imported_modules(path) if module.startswith("lowbit.")}
+
+
+def _imported_modules(path: Path) -> list[str]:
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return {module.split(".")[1] for module in modules if module.startswith("lowbit.")}
+    return modules + [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+
+
+def test_tests_import_helpers_from_support_only() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        for module in _imported_modules(path):
+            allowed = not module.startswith("tests") or module.startswith("tests.support")
+            assert allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
 WALKS = {

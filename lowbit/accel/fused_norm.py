@@ -19,7 +19,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
 from lowbit.kernels.norm import Norm, norm_kernels
-from lowbit.kernels.quantize import Layout
+from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
 

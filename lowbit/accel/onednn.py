@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from lowbit.accel import onednn_objects as dnnl
 from lowbit.kernels.gemm import Geometry
-from lowbit.kernels.large_pages import advise_large_pages
+from lowbit.kernels.library import advise_large_pages
 
 # Of dnnl_types.h, version 3.
 _FORWARD_TRAINING, _DIRECT = 64, 1

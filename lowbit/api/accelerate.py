@@ -20,7 +20,7 @@ from lowbit.api.result import Result
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
 from lowbit.kernels import why_missing
-from lowbit.machine.threads import math_threads, set_math_threads
+from lowbit.machine.device import math_threads, set_math_threads
 
 _log = logging.getLogger("lowbit")
 _lock = threading.Lock()

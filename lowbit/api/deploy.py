@@ -18,7 +18,6 @@ from lowbit.api.result import Result
 from lowbit.config.yaml_file import check_section
 from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
-from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import (
     PreProcessSection,
     describe_inference,
@@ -27,8 +26,8 @@ from lowbit.deploy.model_files import (
     write_inference_yml,
 )
 from lowbit.deploy.onnx import export_onnx, resolve_target
-from lowbit.deploy.paddle_int8.export import export_paddle_int8
-from lowbit.deploy.save_program import save_program
+from lowbit.deploy.paddle_int8.export_int8 import export_paddle_int8
+from lowbit.deploy.save_program import ModelInputs, answers_of, save_program
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError, did_you_mean

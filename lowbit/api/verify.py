@@ -17,8 +17,8 @@ from lowbit.api.data import Batches, Data, input_names
 from lowbit.api.deploy import exported_form, is_classifier
 from lowbit.api.result import Result
 from lowbit.data.loader import Batch as ImageBatch
-from lowbit.deploy.inputs import ModelInputs, answers_of
 from lowbit.deploy.model_files import MODEL_SUFFIXES
+from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify import (
     Size,
     compare_sizes,
@@ -28,11 +28,11 @@ from lowbit.deploy.verify import (
     report_values,
 )
 from lowbit.deploy.verify import verify as verify_images
+from lowbit.deploy.verify.agreement import measure_closeness
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
-from lowbit.deploy.verify.closeness import measure_closeness
+from lowbit.deploy.verify.comparison import Images, Report, Watch
 from lowbit.deploy.verify.record import ToExport
 from lowbit.deploy.verify.tables import report_sections
-from lowbit.deploy.verify.verify import Images, Report, Watch
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section, bytes_text, number, percent
 from lowbit.nn import eval_mode

@@ -18,9 +18,10 @@ from lowbit.cli.options import (
     Quiet,
     TrustCode,
     Wide,
+    open_progress,
     recipe_option,
+    show,
 )
-from lowbit.cli.output import open_progress, show
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:

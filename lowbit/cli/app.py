@@ -15,11 +15,7 @@ import typer
 from lowbit.cli import (
     analyze,
     bench,
-    calibrate,
     catalog,
-    compare,
-    data,
-    demo,
     digest,
     doctor,
     evaluate,
@@ -32,6 +28,7 @@ from lowbit.cli import (
     train,
     verify,
 )
+from lowbit.demo.command import demo
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 
@@ -44,7 +41,7 @@ app = typer.Typer(
     epilog="Start with `lowbit demo`, or `lowbit doctor` to see what this machine can do.",
 )
 app.command("train")(train.train)
-app.command("calibrate")(calibrate.calibrate)
+app.command("calibrate")(quantize.calibrate)
 app.command("quantize")(quantize.quantize)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
@@ -52,15 +49,15 @@ app.command("verify")(verify.verify)
 app.command("infer")(infer.infer)
 app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
-app.command("compare")(compare.compare)
+app.command("compare")(report.compare)
 app.command("plan")(plan.plan)
 app.command("recipes")(catalog.recipes)
 app.command("models")(catalog.models)
 app.command("bench")(bench.bench)
 app.command("digest")(digest.digest)
 app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.add_typer(data.app, name="data")
+app.command("demo")(demo)
+app.add_typer(catalog.data_app, name="data")
 app.add_typer(tipc.app, name="tipc")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lowbit.bench.hold_back import hold_back
 from lowbit.cli.options import AsJson, Quiet
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -88,3 +88,28 @@ def bench(
         print(json.dumps(figures, indent=2))
     if output:
         output.write_text(json.dumps(figures, indent=2), "utf-8")
+
+
+# What oneDNN (in Paddle and in PyTorch), MKL and PyTorch's own loops call the instruction set.
+_SETTINGS = {
+    "avx512vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+    },
+}
+
+
+def hold_back(instructions: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have the libraries of all sides use no newer instructions; lowbit's kernels are told by `run_bench`.
+
+    >>> environ = {}
+    >>> hold_back("avx2", environ)
+    >>> environ["ONEDNN_MAX_CPU_ISA"]
+    'AVX2'
+    """
+    if instructions not in _SETTINGS:
+        hint = did_you_mean(instructions, list(_SETTINGS))
+        raise LowbitError(f'nothing can be held back to "{instructions}", {hint}')
+    environ.update(_SETTINGS[instructions])

@@ -1,9 +1,10 @@
-"""`lowbit recipes` and `lowbit models`: what can be given by name, what it is for, and what it reached."""
+"""`lowbit recipes`, `lowbit models` and `lowbit data`: what comes with lowbit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -87,3 +88,28 @@ def _print_entry(console: Console, name: str, *lines: str) -> None:
     console.print(Padding(Text(name, "cyan"), (0, 0, 0, 2), expand=False))
     for line in lines:
         console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+data_app = typer.Typer(help="Make small data sets without a network.", no_args_is_help=True)
+
+
+@data_app.callback()
+def _data() -> None:
+    """Make small data sets without a network."""
+
+
+@data_app.command("lite")
+def lite(
+    directory: Annotated[Path, typer.Argument(help="Where to write train/, val/ and lite_data.tar.")] = Path(
+        "lite_data"
+    ),
+    tar: Annotated[bool, typer.Option(help="Also pack it as lite_data.tar.")] = True,
+) -> None:
+    """Write lite data: 16 training and 16 validation images in class folders, the same bytes every time.
+
+    **Example**: `lowbit data lite ./lite_data`, then `python train.py --data-path ./lite_data --epochs 2`
+    """
+    from lowbit.data import write_lite_data
+
+    write_lite_data(directory, tar=tar)
+    print(f"Lite data: {directory}" + (" (and lite_data.tar in it)" if tar else ""))

@@ -24,8 +24,8 @@ from lowbit.cli.options import (
     Quiet,
     TrustCode,
     Weights,
+    open_progress,
 )
-from lowbit.cli.output import open_progress
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError
@@ -254,7 +254,7 @@ def show_table(
 ) -> None:
     """Prints the table, or its rows as JSON, and the accuracy as quantized in the line that tools parse."""
     from lowbit.training.display import accuracy_line
-    from lowbit.training.evaluation_table import evaluate_in_all_ways, rows_as_text
+    from lowbit.training.evaluate import evaluate_in_all_ways, rows_as_text
 
     if not trained.quantized:
         raise LowbitError(f"{trained.source} is not quantized: there is one way only to test it")

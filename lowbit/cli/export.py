@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from lowbit.cli.opening import open_model, to_export
-from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, TrustCode, Weights
-from lowbit.cli.output import show
+from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, TrustCode, Weights, show
 
 ExportFormats = Annotated[
     str | None,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, Wide, complete_model, recipe_option
-from lowbit.cli.output import show
+from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, Wide, complete_model, recipe_option, show
 from lowbit.config import load_config
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section

@@ -89,7 +89,7 @@ def train(
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
-    from lowbit.training.summary import SUMMARY_FILE
+    from lowbit.training.run_directory import SUMMARY_FILE
 
     check_amp(amp_level, amp_dtype)
     options = given(

@@ -10,8 +10,7 @@ import typer
 
 from lowbit.cli.evaluate import auto_split
 from lowbit.cli.opening import open_model, to_export
-from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide
-from lowbit.cli.output import open_progress, show
+from lowbit.cli.options import AsJson, Quiet, TrustCode, Wide, open_progress, show
 from lowbit.errors import LowbitError
 from lowbit.version import __version__
 

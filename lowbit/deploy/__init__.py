@@ -21,7 +21,7 @@ from lowbit.deploy.model_files import (
     write_inference_yml,
 )
 from lowbit.deploy.onnx import OnnxModel, export_onnx
-from lowbit.deploy.paddle_int8.export import Int8Export, export_paddle_int8
+from lowbit.deploy.paddle_int8.export_int8 import Int8Export, export_paddle_int8
 
 __all__ = [
     "Comparison",

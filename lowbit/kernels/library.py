@@ -7,7 +7,8 @@ depthwise/), `quantize` and `norm`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -176,3 +177,27 @@ def _find(path: Path) -> _Found:
     if chosen is not None:
         loaded.select_variant(chosen.variant)
     return _Found(loaded, None)
+
+
+WORTH_IT = 4 << 20  # bytes
+_PAGE = 4096
+_MADV_HUGEPAGE = 14  # of Linux's mman.h
+
+
+def advise_large_pages(address: int, size: int) -> None:
+    """Ask for large pages where this memory has not been touched yet. It stays what it is, and as much.
+
+    Advice only: nothing happens where there is too little to be worth it, or the system has no large pages.
+    """
+    if size >= WORTH_IT and (advise := _madvise()) is not None:
+        start = -(-address // _PAGE) * _PAGE
+        advise(start, (address + size - start) // _PAGE * _PAGE, _MADV_HUGEPAGE)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    function = ctypes.CDLL(None).madvise
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+    return function

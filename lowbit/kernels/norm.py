@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from lowbit.kernels.library import ADDRESS, declare, kernels
-from lowbit.kernels.quantize import CLayout, Layout
+from lowbit.kernels.quantization import CLayout, Layout
 
 
 class Norm(NamedTuple):

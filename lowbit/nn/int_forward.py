@@ -13,7 +13,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
-from lowbit.kernels.integer_scales import INTEGER_SCALES
+from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_matmul import in_integers
 from lowbit.nn.linear_ops import LinearOp

@@ -1,7 +1,7 @@
 """A product of two quantized tensors, in real integers by the C++ kernels or simulated in fp32.
 
 `multiply_operands` chooses; `simulate` is the readable twin, which gives the same integers and sums. Which
-scales the kernels take is in `lowbit.kernels.integer_scales`.
+scales the kernels take is in `lowbit.kernels.gemm`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from paddle import Tensor
 
 from lowbit.kernels import gemm as cpp
 from lowbit.kernels import kernels
-from lowbit.kernels.gemm import Geometry
-from lowbit.kernels.integer_scales import INTEGER_SCALES
+from lowbit.kernels.gemm import INTEGER_SCALES, Geometry
 from lowbit.nn.linear_ops import (
     ChannelsLast,
     Convolution,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import Tensor
 
-from lowbit.kernels.quantize import quantize_kernels
+from lowbit.kernels.quantization import quantize_kernels
 from lowbit.numerics import Grid, Rounding, fused, fused_groups, quantize_to_integers
 from lowbit.numerics.exact import add, multiply
 from lowbit.numerics.fused import new_tensor

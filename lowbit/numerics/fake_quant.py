@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.kernels.quantize import Layout
+from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, negate, subtract
 from lowbit.numerics.granularity import sum_to_shape

@@ -16,8 +16,8 @@ from paddle import Tensor, _C_ops
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
-from lowbit.kernels.large_pages import advise_large_pages
-from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
+from lowbit.kernels.library import advise_large_pages
+from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.grid import Grid
 

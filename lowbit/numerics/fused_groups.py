@@ -13,7 +13,7 @@ from functools import lru_cache
 import paddle
 from paddle import Tensor
 
-from lowbit.kernels.quantize import Axes, Draw, Integers, QuantizeKernels, axes_of, quantize_kernels
+from lowbit.kernels.quantization import Axes, Draw, Integers, QuantizeKernels, axes_of, quantize_kernels
 from lowbit.numerics.fused import is_plain_memory, new_tensor
 from lowbit.numerics.granularity import shape_of_scales
 from lowbit.numerics.grid import Grid

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.integer_scales import INTEGER_SCALES, SUMS_OVER
+from lowbit.kernels.gemm import INTEGER_SCALES, SUMS_OVER
 from lowbit.recipe.spec import FULL_SPEC, TensorSpec
 
 _SIGNED_BYTE, _BYTE = 127, 255

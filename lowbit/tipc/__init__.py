@@ -5,11 +5,11 @@ read by `fields.py` (lines and values), `config.py` (the two layouts) and `diale
 `original.py` gives the original runners' commands. `init.py` writes a `test_tipc` folder.
 """
 
+from lowbit.tipc.chain_plan import check_mode, find_root, make_plan, output_folder
 from lowbit.tipc.config import ChainConfig, read_config
 from lowbit.tipc.display import Display, open_display, plan_values, print_plan, print_result
 from lowbit.tipc.fields import MODES, TRAIN_MODES
 from lowbit.tipc.original import OriginalCommand, original_commands, original_steps
-from lowbit.tipc.plan import check_mode, find_root, make_plan, output_folder
 from lowbit.tipc.prepare import prepare_chain
 from lowbit.tipc.result import ChainResult, Check, Status, StepResult, junit_xml, read_result, results_folder
 from lowbit.tipc.run import Limits, run_plan

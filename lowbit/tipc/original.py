@@ -12,10 +12,10 @@ from itertools import product
 from pathlib import Path
 
 from lowbit.errors import LowbitError
+from lowbit.tipc.chain_plan import check_mode, find_root
 from lowbit.tipc.config import ChainConfig
 from lowbit.tipc.dialects import amp_words, trained_name
 from lowbit.tipc.fields import ConfigFile
-from lowbit.tipc.plan import check_mode, find_root
 
 _SHORTEST_ADDRESSES = len("0.0.0.0,0.0.0.0")
 

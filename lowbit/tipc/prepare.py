@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 from lowbit.data.lite import TAR_NAME, lite_files, write_lite_data
 from lowbit.errors import LowbitError
+from lowbit.tipc.chain_plan import find_root
 from lowbit.tipc.config import ChainConfig
 from lowbit.tipc.fields import Field, file_behind, shorten
-from lowbit.tipc.plan import find_root
 
 _DEMO = "val/circle/circle_0.jpg"
 _ARCHIVES = (TAR_NAME, f"test_images/{TAR_NAME}")  # lite data of the user's own, relative to the repository

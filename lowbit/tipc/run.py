@@ -29,7 +29,7 @@ from lowbit.tipc.result import (
 )
 from lowbit.tipc.step_outputs import find_weights
 from lowbit.tipc.steps import ChainPlan, Environment, Step, StepKind, in_directory
-from lowbit.training.interruption import Interruption
+from lowbit.training.process import Interruption
 
 _CHECK_SECONDS = 600.0  # for opening an exported model and comparing it
 _ALMOST_FULL = 1 << 16  # bytes

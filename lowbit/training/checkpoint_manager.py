@@ -15,7 +15,7 @@ from lowbit.training.run_directory import RunDirectory
 from lowbit.training.session import Session
 
 
-class Keeper:
+class CheckpointManager:
     """Saves a session's checkpoints; only the first rank writes, the others wait."""
 
     def __init__(self, run: RunDirectory, session: Session) -> None:

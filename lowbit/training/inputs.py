@@ -6,7 +6,7 @@ from lowbit.config.data import AutoDataset, DataSplit, Digits, Sampler
 from lowbit.config.data import Dataset as DatasetSection
 from lowbit.data import Dataset, ListFileDataset, Loader, build_mixer, compose, open_dataset, open_digits
 from lowbit.errors import LowbitError
-from lowbit.training.distributed import Ranks
+from lowbit.training.process import Ranks
 
 
 def open_section(

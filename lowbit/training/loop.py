@@ -11,22 +11,20 @@ import numpy as np
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
-from lowbit.config import Config
+from lowbit.config import Config, dump_config
 from lowbit.errors import LowbitError
-from lowbit.machine.load import OtherProcesses
+from lowbit.files import link_atomically
+from lowbit.machine.cpu import OtherProcesses
 from lowbit.nn.qt_autograd import in_full_gradients
-from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
-from lowbit.training.checkpoint_manager import Keeper
+from lowbit.training.checkpoint import FP32, find_checkpoint, find_fp32, read_checkpoint
+from lowbit.training.checkpoint_manager import CheckpointManager
 from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, open_display
-from lowbit.training.interruption import Interruption
-from lowbit.training.metrics import Meter, MetricsLog
+from lowbit.training.metrics import HealthLog, Meter, MetricsLog
 from lowbit.training.optimizers import learning_rate, warmup_note
-from lowbit.training.quant_stats_log import HealthLog
-from lowbit.training.run_directory import RunDirectory
-from lowbit.training.run_setup import begin_run, keep_baseline
+from lowbit.training.process import Interruption
+from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
-from lowbit.training.summary import RunClock, Summary
 
 
 def train(
@@ -55,7 +53,7 @@ def train(
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)
         display.message(session.describe())
-        keeper = Keeper(run, session)
+        keeper = CheckpointManager(run, session)
         try:
             if resumed is None:
                 keep_baseline(session, keeper, log, display)
@@ -99,9 +97,57 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
     return path
 
 
+def begin_run(
+    session: Session, run: RunDirectory, display: PlainDisplay, *, resumed: Path | None = None
+) -> MetricsLog | None:
+    """Shows the notes, moves an earlier run aside and records this one; the log is the first rank's.
+
+    `resumed` is the checkpoint that the session goes on from.
+    """
+    for line in session.notes:
+        display.message(line)
+    _check_ranks_agree(session)  # and from here on nobody looks for a checkpoint that may be moved
+    if not session.ranks.is_first:
+        return None
+    goes_on_here = resumed is not None and resumed.parent.resolve() == run.checkpoints.resolve()
+    if not goes_on_here and (aside := run.move_aside_earlier_run()):
+        display.message(f"{run.path} held an earlier run: moved to {aside}")
+    if resumed is not None and not goes_on_here and (kept := find_fp32(resumed)):
+        link_atomically(kept, run.checkpoint(FP32))
+    run.record(dump_config(session.config), session.environment, session.plan())
+    # Within an epoch, even after its last batch, its record is still to come.
+    done = None if resumed is None else session.progress.step - bool(session.progress.batch)
+    return MetricsLog(run.path, resumed_step=done, visualdl=session.config.Global.use_visualdl)
+
+
+def keep_baseline(
+    session: Session, keeper: CheckpointManager, log: MetricsLog | None, display: PlainDisplay
+) -> dict[str, float] | None:
+    """Keeps the unquantized model of a quantized run, and measures it once if there are images for that."""
+    if session.fp32 is None:
+        return None
+    keeper.keep_fp32()
+    if session.eval_loader is None:
+        return None
+    metrics = session.evaluate(display, session.fp32)
+    display.message(accuracy_line(metrics, of="fp32"))
+    if log:
+        log.write("baseline", 0, **metrics)
+    return metrics
+
+
+def _check_ranks_agree(session: Session) -> None:
+    """Ranks without a common disk would resume from different places and wait for each other forever."""
+    steps = session.ranks.sum(np.array([session.progress.step]))[0]
+    if steps != session.progress.step * session.ranks.world:
+        raise LowbitError(
+            "the processes have resumed from different checkpoints; let all see the same output folder"
+        )
+
+
 def _train_epochs(
     session: Session,
-    keeper: Keeper,
+    keeper: CheckpointManager,
     log: MetricsLog | None,
     display: PlainDisplay,
     interruption: Interruption,
@@ -170,7 +216,7 @@ def _summary(session: Session, run: RunDirectory) -> Summary:
     )
 
 
-def _check_end(session: Session, keeper: Keeper) -> None:
+def _check_end(session: Session, keeper: CheckpointManager) -> None:
     """Stop where a run would end with weights, finite ones, that have answered NaN for half an epoch.
 
     With a loss scale above 1 such steps are part of finding it.
@@ -197,7 +243,11 @@ def _set_gradients(session: Session, display: PlainDisplay) -> None:
 
 
 def train_epoch(
-    session: Session, keeper: Keeper, display: PlainDisplay, interruption: Interruption, health: HealthLog
+    session: Session,
+    keeper: CheckpointManager,
+    display: PlainDisplay,
+    interruption: Interruption,
+    health: HealthLog,
 ) -> dict[str, float]:
     """Trains on the rest of the current epoch and returns its figures."""
     config, progress, ranks, loader = session.config, session.progress, session.ranks, session.train_loader
@@ -290,6 +340,6 @@ def train_epoch(
     }
 
 
-def _stop_for_interruption(keeper: Keeper, display: PlainDisplay) -> None:
+def _stop_for_interruption(keeper: CheckpointManager, display: PlainDisplay) -> None:
     display.message(f"interrupted. {keeper.last_good()}")
     raise KeyboardInterrupt

@@ -11,14 +11,13 @@ from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
 from lowbit.recipe.load import recipe_file_values
 from lowbit.recipe.recipe import Calibration
-from lowbit.training.checkpoint_manager import Keeper
+from lowbit.training.checkpoint_manager import CheckpointManager
 from lowbit.training.display import accuracy_line, open_display
 from lowbit.training.evaluate import comparison_table
+from lowbit.training.loop import begin_run, keep_baseline
 from lowbit.training.quantization import recipe_of, recipe_values
-from lowbit.training.run_directory import RunDirectory
-from lowbit.training.run_setup import begin_run, keep_baseline
+from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import open_session
-from lowbit.training.summary import RunClock, Summary
 
 _BATCH_SIZE = 32
 
@@ -85,7 +84,7 @@ def calibrate_run(
     ):
         log = begin_run(session, run, display)
         try:
-            keeper = Keeper(run, session)
+            keeper = CheckpointManager(run, session)
             fp32 = keep_baseline(session, keeper, log, display)
             batches, wanted = session.calibrate(), session.recipe.calibration.steps
             there_were = "" if batches == wanted else f" (all there are; {wanted} were asked for)"

@@ -37,24 +37,23 @@ from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
-from lowbit.training.distributed import Ranks, join_ranks
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
 from lowbit.training.losses import PARTS, Teacher, open_teacher
 from lowbit.training.metrics import Meter
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import (
+    WeightAverage,
     build_optimizer,
     create_state,
     load_optimizer_state,
     optimizer_state,
     unmatched_words,
 )
+from lowbit.training.process import Ranks, join_ranks, seed_everything
 from lowbit.training.quantization import example_images, recipe_of, recipe_values
 from lowbit.training.resume import differences, environment_record
-from lowbit.training.seeding import seed_everything
-from lowbit.training.summary import RunClock
-from lowbit.training.weight_average import WeightAverage
+from lowbit.training.run_directory import RunClock
 
 
 @dataclass

@@ -12,7 +12,7 @@ from lowbit.data import Batch, topk_right
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import cause, failing_layer
 from lowbit.training.losses import batch_loss, distilled
-from lowbit.training.seeding import seed_everything
+from lowbit.training.process import seed_everything
 from lowbit.training.session import Session
 
 

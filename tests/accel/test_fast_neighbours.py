@@ -16,6 +16,7 @@ from lowbit.accel import norm_ops as module
 from lowbit.accel.fused_norm import BatchNorm
 from lowbit.accel.norm_ops import MaxPool, Relu, fast_norm_ops, norm_library
 from lowbit.kernels import kernels, why_missing
+from tests.support.accel_pairs import both_ways, tensor
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -30,19 +31,6 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             kind, "apply", lambda *a, _apply=apply, _name=kind.__name__: names.append(_name) or _apply(*a)
         )
     return names
-
-
-def _tensor(values: np.ndarray) -> Tensor:
-    return paddle.to_tensor(values.astype(np.float32), stop_gradient=False)
-
-
-def _both_ways(run) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What `run` returns, by Paddle and by us."""
-    found = []
-    for fast in (False, True):
-        with fast_norm_ops(wanted=fast):
-            found.append([tensor.numpy() for tensor in run()])
-    return found[0], found[1]
 
 
 _SIZES = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 19), st.integers(1, 19))
@@ -61,8 +49,8 @@ def test_batch_norm_is_paddles_to_float_rounding(shape, affine, momentum, seed):
     parameters = random.uniform(0.5, 2, (4, shape[1]))
 
     def run() -> list[Tensor]:
-        x = _tensor(values)
-        weight, bias, mean, variance = map(_tensor, parameters)
+        x = tensor(values)
+        weight, bias, mean, variance = map(tensor, parameters)
         mean.stop_gradient = variance.stop_gradient = True
         own = [tensor if wanted else None for tensor, wanted in zip((weight, bias), affine, strict=True)]
         y = F.batch_norm(x, mean, variance, *own, training=True, momentum=momentum)
@@ -71,7 +59,7 @@ def test_batch_norm_is_paddles_to_float_rounding(shape, affine, momentum, seed):
         learned = [weight.grad, bias.grad] if all(affine) and weight.grad is not None else []
         return [y, mean, variance, x.grad, *learned]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     few = values.size // shape[1] < 8  # then a deviation can be next to nothing, and 1 / it next to anything
     for theirs, own in zip(paddles, ours, strict=True):
         tolerance = 1e-3 * max(1, float(np.abs(theirs).max())) if few else 2e-4
@@ -84,12 +72,12 @@ def test_what_is_not_finite_spoils_its_channel_as_in_paddle(bad):
     values[1, 1, 2, 2] = bad
 
     def run() -> list[Tensor]:
-        x, norm = _tensor(values), nn.BatchNorm2D(3)
+        x, norm = tensor(values), nn.BatchNorm2D(3)
         y = norm(x)
         y.sum().backward()
         return [y, norm._mean, norm._variance, x.grad, norm.weight.grad, norm.bias.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_array_equal(np.isfinite(own), np.isfinite(theirs))
 
@@ -103,12 +91,12 @@ def test_relu_has_paddles_bits(shape, seed):
     values, dy = np.where(random.random((2, *shape)) < 0.2, strange, [values, dy])
 
     def run() -> list[Tensor]:
-        x = _tensor(values)
+        x = tensor(values)
         y = F.relu(x)
         y.backward(paddle.to_tensor(dy.astype(np.float32)))
         return [y, x.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_array_equal(own, theirs)
 
@@ -134,12 +122,12 @@ def test_max_pool_has_paddles_bits(shape, kernel, stride, padding, ceil_mode, se
     padding = padding if min(kernel) > 1 or isinstance(padding, str) else 0
 
     def run() -> list[Tensor]:
-        x = _tensor(values)
+        x = tensor(values)
         y = F.max_pool2d(x, list(kernel), list(stride), padding, ceil_mode=ceil_mode)
         y.backward(paddle.to_tensor(np.arange(y.size, dtype=np.float32).reshape(y.shape) % 7 - 3))
         return [y, x.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_array_equal(own, theirs)
 
@@ -195,7 +183,7 @@ def test_few_values_per_channel_and_statistics_far_away(shape, far):
     values = np.random.default_rng(0).standard_normal(shape)
 
     def run() -> list[Tensor]:
-        norm, x = nn.BatchNorm2D(3), _tensor(values)
+        norm, x = nn.BatchNorm2D(3), tensor(values)
         norm._mean.set_value(np.full(3, -far, np.float32))
         norm._variance.set_value(np.full(3, 1 + far, np.float32))
         y = norm(x)
@@ -204,7 +192,7 @@ def test_few_values_per_channel_and_statistics_far_away(shape, far):
         learned = [norm.weight.grad, norm.bias.grad]
         return [y, x.grad, *learned, norm._mean, norm._variance, norm(x)]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-4)
 
@@ -216,12 +204,12 @@ def test_a_max_pool_of_what_is_not_finite_is_paddles(bad):
     values[0, 1, 4, 4] = bad
 
     def run() -> list[Tensor]:
-        x = _tensor(values)
+        x = tensor(values)
         y = F.max_pool2d(x, 2)
         y.sum().backward()
         return [y, x.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_array_equal(own, theirs)
 
@@ -230,7 +218,7 @@ def test_operators_in_place_behind_ours():
     values = np.random.default_rng(0).standard_normal((3, 4, 6, 6))
 
     def run() -> list[Tensor]:
-        norm, x = nn.BatchNorm2D(4), _tensor(values)
+        norm, x = nn.BatchNorm2D(4), tensor(values)
         y = F.relu_(norm(x))
         z = F.max_pool2d(F.relu(y - 0.5), 2)
         z *= 2
@@ -238,7 +226,7 @@ def test_operators_in_place_behind_ours():
         (z * z).sum().backward()
         return [z, x.grad, norm.weight.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-4)
 
@@ -270,13 +258,13 @@ def test_a_part_of_a_larger_tensor_is_read_right():
     def run() -> list[Tensor]:
         found = []
         for operator in (nn.BatchNorm2D(3), F.relu, lambda x: F.max_pool2d(x, 2)):
-            x = _tensor(whole)
+            x = tensor(whole)
             y = operator(x[::2, 1:4, :, ::2])
             y.square().sum().backward()
             found += [y, x.grad]
         return found
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-4)
 
@@ -316,6 +304,6 @@ def test_a_network_trains_the_same():
             optimizer.clear_grad()
         return [loss, *model.state_dict().values()]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=2e-3, atol=2e-3)

@@ -16,7 +16,7 @@ from lowbit.kernels import kernels, why_missing
 from lowbit.nn.convert import prepare
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
-from tests.accel.test_fast_neighbours import _both_ways, _tensor
+from tests.support.accel_pairs import both_ways, tensor
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -27,19 +27,19 @@ def test_gradients_of_gradients(name):
     operator, parameters = (F.relu, []) if name == "relu" else (norm, [norm.weight, norm.bias])
 
     def run() -> list[Tensor]:
-        x = _tensor(values)
+        x = tensor(values)
         first = paddle.grad((operator(x) ** 3).sum(), [x, *parameters], create_graph=True)
         sum((gradient**2).sum() for gradient in first).backward()
         return [*first, x.grad]
 
-    paddles, ours = _both_ways(run)
+    paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_gradients_of_gradients_of_a_max_pool():
     """Which Paddle's own does not give."""
-    x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 6, 6)))
+    x = tensor(np.random.default_rng(0).standard_normal((2, 3, 6, 6)))
     with fast_norm_ops():
         y = F.max_pool2d(x, 3, 2, 1)
         (times,) = paddle.grad(y.sum(), x, retain_graph=True)  # as often as it is a window's largest
@@ -79,7 +79,7 @@ def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bi
     backward = BatchNorm.backward
     for forget in (False, True):
         model = _low_precision(bits)
-        x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
+        x = tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
         if forget:
             monkeypatch.setattr(module, "attached_scale", lambda x: None)
         monkeypatch.setattr(
@@ -113,7 +113,7 @@ def test_a_product_of_4_bits_changed_in_place_is_normalized_as_it_is(change, mon
     found = []
     for forget in (False, True):
         model = _low_precision(4)
-        x = _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
+        x = tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
         if forget:
             monkeypatch.setattr(module, "attached_scale", lambda x: None)
         with fast_norm_ops():
@@ -130,7 +130,7 @@ def test_a_product_of_4_bits_changed_in_place_is_normalized_as_it_is(change, mon
 
 
 def test_there_are_no_gradients_of_gradients_of_what_is_kept_in_two_bytes():
-    model, x = _low_precision(4), _tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
+    model, x = _low_precision(4), tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
     learned = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     with fast_norm_ops(), pytest.raises((OSError, LowbitError), match="no gradients of gradients"):
         paddle.grad(model(x).sum(), [x, *learned], create_graph=True)

@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
-from tests.accel.test_fast_neighbours import _tensor
+from tests.support.accel_pairs import tensor
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -57,8 +57,8 @@ def test_results_gradients_and_running_statistics(summed, rectified, shape, far,
     values, others, dy = np.random.default_rng(seed).standard_normal((3, *shape))
     found = []
     for compute in (_three_passes, _one_pass):
-        norm, x = _norm(shape[1], far=far), _tensor(values)
-        other = _tensor(others) if summed else None
+        norm, x = _norm(shape[1], far=far), tensor(values)
+        other = tensor(others) if summed else None
         y = compute(norm, x, other, rectified=rectified)
         (y * paddle.to_tensor(dy.astype(np.float32))).sum().backward()
         gradients = [x.grad, norm.weight.grad, norm.bias.grad, *([other.grad] if summed else [])]
@@ -73,7 +73,7 @@ def test_gradients_of_gradients(summed):
     values, norm = np.random.default_rng(0).standard_normal((2, 2, 3, 6, 5)), nn.BatchNorm2D(3)
     found = []
     for compute in (_three_passes, _one_pass):
-        x, other = (_tensor(part) for part in values)
+        x, other = (tensor(part) for part in values)
         y = compute(norm, x, other if summed else None, rectified=True)
         inputs = [x, norm.weight, norm.bias, *([other] if summed else [])]
         first = paddle.grad((y**3).sum(), inputs, create_graph=True)
@@ -86,8 +86,8 @@ def test_gradients_of_gradients(summed):
 @WAYS
 def test_what_is_returned_as_a_gradient_is_memory_of_its_own(summed, rectified):
     """Paddle adds the gradient of a second reader to it in place; y.grad must not change with it."""
-    norm, x = _norm(3), _tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 4)))
-    other = _tensor(np.ones([2, 3, 4, 4])) * 1 if summed else None
+    norm, x = _norm(3), tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 4)))
+    other = tensor(np.ones([2, 3, 4, 4])) * 1 if summed else None
     y = _one_pass(norm, x * 1, other, rectified=rectified)
     y.retain_grads()
     loss = y.sum()

@@ -15,8 +15,8 @@ from lowbit.nn import prepare
 from lowbit.nn.qtensor import QTensor, round_operand
 from lowbit.numerics import parse_grid
 from lowbit.recipe import make_recipe
-from tests.cli.conftest import W4A4G4
-from tests.tiny_net import build_tiny
+from tests.support.commands import W4A4G4
+from tests.support.tiny_net import build_tiny
 
 
 def test_inputs_are_those_of_the_model_in_full(model, loader):

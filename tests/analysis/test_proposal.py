@@ -5,8 +5,8 @@ from __future__ import annotations
 from lowbit.analysis import proposed_recipe
 from lowbit.nn import preparation_of, prepare
 from lowbit.recipe import dump_recipe, load_recipe, make_recipe
-from tests.cli.conftest import W4A4G4
-from tests.tiny_net import build_tiny
+from tests.support.commands import W4A4G4
+from tests.support.tiny_net import build_tiny
 
 
 def test_the_recipe_gives_each_layer_its_bits_and_changes_nothing_else(model, tmp_path):

@@ -10,7 +10,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn import find_quantizers
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint
-from tests.training.conftest import tiny_config
+from tests.support.runs import tiny_config
 
 
 @pytest.mark.parametrize("steps", [0, 2])

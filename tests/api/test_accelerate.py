@@ -17,8 +17,8 @@ from lowbit.accel import allocator
 from lowbit.accel.matrix_library import SETTING
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
-from lowbit.machine.threads import math_threads
-from tests.api.conftest import LOW, build, step
+from lowbit.machine.device import math_threads
+from tests.support.own_networks import LOW, build, step
 
 NAMES = ("conv2d", "depthwise_conv2d", "batch_norm", "relu", "pool2d")
 

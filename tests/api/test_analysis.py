@@ -7,7 +7,7 @@ import pytest
 
 import lowbit
 from lowbit.errors import LowbitError
-from tests.api.conftest import LOW, QAT, TwoInputs, build, step
+from tests.support.own_networks import LOW, QAT, TwoInputs, build, step
 
 
 def test_the_layer_that_is_quantized_worst_comes_first(images, labels):

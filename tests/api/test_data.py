@@ -12,7 +12,7 @@ from paddle import nn
 from lowbit.api import data, result
 from lowbit.api.data import Batches, example_inputs, input_names
 from lowbit.errors import LowbitError
-from tests.api.conftest import Net, TwoInputs
+from tests.support.own_networks import Net, TwoInputs
 
 X, Y = np.zeros((40, 3), np.float32), np.arange(40)
 

@@ -15,7 +15,7 @@ import lowbit
 from lowbit.api import deploy
 from lowbit.deploy.model_files import read_inference_yml
 from lowbit.errors import LowbitError
-from tests.api.conftest import LOW, PTQ, QAT, TwoInputs, build, step
+from tests.support.own_networks import LOW, PTQ, QAT, TwoInputs, build, step
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lowbit.nn import find_quantizers, is_quantized, preparation_of
 from lowbit.nn.convert import set_executor
 from lowbit.nn.qt_autograd import BackwardQuantizers, RoundingRNG
 from lowbit.recipe import load_recipe
-from tests.api.conftest import LOW, PTQ, QAT, TwoInputs, build, step
+from tests.support.own_networks import LOW, PTQ, QAT, TwoInputs, build, step
 
 
 def quantized(net) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lowbit.recipe import load_recipe
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import SMALL, Outcome, tiny_values, write_config
+from tests.support.commands import SMALL, Outcome, tiny_values, write_config
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_batch_larger_than_the_data(train, run, config_file):
     [
         ("resnet81", "resnet"),
         ("nowhere.module:Net", 'no module "nowhere" for the model "nowhere.module:Net"'),
-        ("tests.tiny_net:TinyNett", 'did you mean "TinyNet"?'),
+        ("tests.support.tiny_net:TinyNett", 'did you mean "TinyNet"?'),
         ("json:JSONDecoder", '"json:JSONDecoder" is not a paddle.nn.Layer'),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_model_that_is_none(train, name, message, tmp_path):
 def test_a_checkpoint_of_another_architecture(train, tmp_path):
     assert train().code == 0
     message = train("--model=resnet20", "--resume=auto").error
-    assert "is a checkpoint of tests.tiny_net:TinyNet, the config trains resnet20" in message
+    assert "is a checkpoint of tests.support.tiny_net:TinyNet, the config trains resnet20" in message
     weights = train("--model=resnet20", f"--pretrained={tmp_path / 'out' / 'latest.pdparams'}").error
     assert "its weights do not fit the model; nothing was loaded" in weights
     # Neither attempt touched what the first run left.

@@ -6,6 +6,7 @@ import pytest
 
 from lowbit.cli.options import complete_config, complete_model, complete_recipe
 from lowbit.config import list_configs
+from lowbit.data import open_dataset
 from lowbit.models import list_models, model_names, ppcls_is_installed, ppcls_names
 from lowbit.recipe import list_recipes
 
@@ -63,3 +64,23 @@ def test_completion(complete, begun, expected):
 def test_a_plan_of_a_recipe_and_a_config_by_name(run):
     found = json.loads(run("lowbit", "plan", "-c", "digits", "--recipe", "qat_w4a4", "--json").out)
     assert (found["model"], found["recipe"]) == ("resnet20", "qat_w4a4")
+
+
+def test_lite_data(run, tmp_path):
+    folder = tmp_path / "lite"
+    result = run("lowbit", "data", "lite", folder)
+    assert result.code == 0
+    assert str(folder) in result.out
+    assert (folder / "lite_data.tar").stat().st_size < 20e6
+    assert [len(open_dataset(folder, split)) for split in ("train", "val")] == [16, 16]
+
+
+def test_without_the_archive(run, tmp_path):
+    run("lowbit", "data", "lite", tmp_path / "lite", "--no-tar")
+    assert not (tmp_path / "lite" / "lite_data.tar").exists()
+
+
+def test_where_one_stands(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("lowbit", "data", "lite").code == 0
+    assert (tmp_path / "lite_data" / "train").is_dir()

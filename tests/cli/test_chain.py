@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.machine import cpu_info
-from tests.cli.test_infer import LINE
-from tests.cli.test_train import ACCURACY, STEP
+from tests.support.commands import ACCURACY, LINE, STEP
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,14 +93,20 @@ def test_train_evaluate_export_infer(start, lite, tmp_path):
 
 
 def test_two_runs_into_one_folder_and_an_interruption(start, run, lite, tmp_path, processor):
-    options = ["--model=tests.tiny_net:TinyNet", "--data-path", lite, "--output-dir", tmp_path / "out"]
+    options = [
+        "--model=tests.support.tiny_net:TinyNet",
+        "--data-path",
+        lite,
+        "--output-dir",
+        tmp_path / "out",
+    ]
     options += ["--epochs=100000", "--batch-size=8", "--workers=2", "--crop-size=32", "--resize-size=36"]
     first = start("train.py", *options)
     opening = first.stdout.readline()
     if cpu_info().is_amd:
         assert opening.startswith("AMD fix applied")
         opening = first.stdout.readline()
-    assert opening.startswith("Training tests.tiny_net:TinyNet (4 classes) on cpu, convolutions in ")
+    assert opening.startswith("Training tests.support.tiny_net:TinyNet (4 classes) on cpu, convolutions in ")
     assert STEP.match(first.stdout.readline().strip())
     assert ACCURACY.search(first.stdout.readline().rstrip())
 

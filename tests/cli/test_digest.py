@@ -9,7 +9,7 @@ from lowbit.deploy import export_model, read_inference_yml
 from lowbit.errors import LowbitError
 from lowbit.models import read_weights
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint, save_for_ecosystem
-from tests.training.test_checkpoint import a_checkpoint
+from tests.support.runs import a_checkpoint
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from lowbit.config import validate
 from lowbit.training import inputs
 from lowbit.training.loop import train
-from tests.cli.conftest import tiny_values, write_config
-from tests.cli.test_train import ACCURACY
+from tests.support.commands import ACCURACY, tiny_values, write_config
 
 
 def figures(result) -> dict[str, float]:

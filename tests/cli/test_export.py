@@ -3,8 +3,8 @@ from __future__ import annotations
 import shutil
 
 from lowbit.deploy import read_inference_yml
-from tests.cli.conftest import tiny_values, write_config
-from tests.processors import needs_vnni
+from tests.support.commands import tiny_values, write_config
+from tests.support.processors import needs_vnni
 
 
 def test_into_the_runs_folder(run, trained, tmp_path):

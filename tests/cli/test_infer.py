@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import re
 import shutil
 
 import pytest
 
-LINE = re.compile(r"^image_name: \S+\.jpg, class_id: \d+, prob: \d\.\d{3}$")
+from tests.support.commands import LINE
 
 
 def test_one_image(run, trained, lite):

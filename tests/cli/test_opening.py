@@ -8,14 +8,14 @@ import paddle
 import pytest
 
 from lowbit.training.checkpoint import Checkpoint, Progress, save_checkpoint, save_for_ecosystem
-from tests.cli.conftest import tiny_values, write_config
-from tests.tiny_net import build_tiny
+from tests.support.commands import tiny_values, write_config
+from tests.support.tiny_net import build_tiny
 
 # At its top level the module leaves a trace, as harmful code would.
 _MODULE = """
 from pathlib import Path
 Path("trace").touch()
-from tests.tiny_net import TinyNet
+from tests.support.tiny_net import TinyNet
 """
 
 

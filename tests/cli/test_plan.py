@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import tiny_values, write_config
+from tests.support.commands import tiny_values, write_config
 
 ROOT = Path(__file__).parents[2]
 W4A4 = ROOT / "recipes" / "qat_w4a4.yaml"
-TINY = "tests.tiny_net:TinyNet"
+TINY = "tests.support.tiny_net:TinyNet"
 W4A4G4 = """
 rules:
   - forward:

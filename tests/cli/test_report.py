@@ -8,6 +8,8 @@ import re
 import shutil
 from pathlib import Path
 
+from tests.support.fake_run import write_run
+
 
 def test_a_report_has_curves_and_the_weights_on_their_grid(run, low_precision, trained, tmp_path):
     file = tmp_path / "report.html"
@@ -62,3 +64,21 @@ def test_a_folder_whose_name_is_not_in_utf_8(run, low_precision, tmp_path):
     found = run("lowbit", "compare", low_precision, folder)
     assert found.code == 0 and "run\\udcff" in found.out, found
     assert "is no character that UTF-8 has" in run("lowbit", "report", folder).error
+
+
+def test_runs_stand_side_by_side(run, tmp_path):
+    runs = [write_run(tmp_path / "one", epochs=2), write_run(tmp_path / "two", epochs=3, seed=5)]
+    found = run("lowbit", "compare", *runs)
+    lines = {line.split("  ")[0]: line.split() for line in found.out.splitlines()}
+    assert lines["epochs"] == ["epochs", "2", "3"]
+    assert lines["Global.epochs"] == ["Global.epochs", "2", "3"]
+    assert lines["Global.seed"] == ["Global.seed", "0", "5"]
+    assert lines["same class, onnxruntime"][-4:] == ["99.50", "%", "99.50", "%"]
+    as_json = json.loads(run("lowbit", "compare", *runs, "--json").out)
+    assert as_json["figures"]["two"]["epochs"] == "3"
+    assert as_json["config"]["Global.seed"] == ["0", "5"]
+
+
+def test_one_run_is_nothing_to_compare(run, tmp_path):
+    folder = write_run(tmp_path / "one")
+    assert "two runs or more" in run("lowbit", "compare", folder).error

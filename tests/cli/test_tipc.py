@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from lowbit.tipc import make_plan, read_config
-from tests.tipc.conftest import CONFIGS, repo, stand_in_model  # noqa: F401 (fixtures)
+from tests.support.chains import CONFIGS
 
 
 def test_the_commands(run):
@@ -79,7 +79,7 @@ LITE = "lite_train_lite_infer"
 
 
 @pytest.fixture
-def config(repo, stand_in_model):  # noqa: F811
+def config(repo, stand_in_model):
     return repo
 
 

@@ -6,16 +6,8 @@ import re
 import pytest
 
 from lowbit.config import load_config
-from tests.cli.conftest import tiny_values, write_config
-from tests.config.paddleclas import MOBILENET, RESNET18
-
-STEP = re.compile(
-    r"^\[Epoch \d+, iter: \d+\] top1: \d\.\d{5}, top5: \d\.\d{5}, lr: \d+\.\d{5}, loss: \d+\.\d{5}, "
-    r"avg_reader_cost: \d+\.\d{5} sec, avg_batch_cost: \d+\.\d{5} sec, avg_samples: \d+\.\d, "
-    r"avg_ips: \d+\.\d{5} images/sec\.$",
-    re.MULTILINE,
-)
-ACCURACY = re.compile(r"^ \* Acc@1 \d\.\d{3} Acc@5 \d\.\d{3}$", re.MULTILINE)
+from tests.support.commands import ACCURACY, STEP, tiny_values, write_config
+from tests.support.paddleclas import MOBILENET, RESNET18
 
 
 def test_a_run(run, config_file, tmp_path):

@@ -12,7 +12,7 @@ from lowbit.deploy.verify.tables import report_sections
 from lowbit.digest import ONNX, add_digest, without_digest
 from lowbit.formatting import as_text
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
-from tests.training.conftest import tiny_values
+from tests.support.runs import tiny_values
 
 QUICK = ("--no-latency", "--images", 64)
 

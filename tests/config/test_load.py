@@ -13,7 +13,7 @@ from lowbit.config.load import parse_override, set_value
 from lowbit.config.schema import GlobalSection
 from lowbit.config.transform_ops import OPS
 from lowbit.errors import LowbitError, readable
-from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
+from tests.support.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

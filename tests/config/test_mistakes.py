@@ -7,7 +7,7 @@ import pytest
 from lowbit.config.optimizer import OptimizerSection
 from lowbit.config.yaml_file import check_section
 from lowbit.errors import LowbitError
-from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, mistake
+from tests.support.paddleclas import MOBILENET, RESNET18, SMALL, mistake
 
 _TRAIN = "DataLoader.Train.dataset"
 _OPS = f"{_TRAIN}.transform_ops"

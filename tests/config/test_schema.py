@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.config.transform_ops import DecodeImage, NormalizeImage, RandCropImage, RandFlipImage, ToCHWImage
-from tests.config.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
+from tests.support.paddleclas import MOBILENET, RESNET18, SMALL, load_text, mistake
 
 
 def test_resnet18_of_paddleclas_as_it_is(tmp_path):

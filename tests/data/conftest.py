@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.pictures import encoded, picture
+from tests.support.pictures import encoded, picture
 
 
 @pytest.fixture

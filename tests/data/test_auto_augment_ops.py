@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from lowbit.data.auto_augment import apply
-from tests.data.pictures import picture
+from tests.support.pictures import picture
 
 NOISE = np.random.default_rng(0).integers(30, 200, (40, 50, 3), dtype=np.uint8)
 SMOOTH = picture(40, 50)

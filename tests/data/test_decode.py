@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from lowbit.data.dataset import BadImageError
 from lowbit.data.decode import decode, read_image
 from lowbit.errors import LowbitError
-from tests.data.pictures import encoded, picture
+from tests.support.pictures import encoded, picture
 
 PICTURE = picture()
 JPEG = encoded(PICTURE, "JPEG", quality=95)

@@ -8,7 +8,7 @@ import pytest
 from lowbit.data.formats import CLASSES
 from lowbit.data.image_folder import FolderDataset, ListFileDataset, open_dataset
 from lowbit.errors import LowbitError
-from tests.data.pictures import encoded, idx_file, picture
+from tests.support.pictures import encoded, idx_file, picture
 
 
 def test_class_folders(class_folders):

@@ -11,7 +11,7 @@ from lowbit.data import open_dataset
 from lowbit.data.dataset import BadImageError
 from lowbit.data.image_folder import FolderDataset
 from lowbit.errors import LowbitError
-from tests.data.pictures import encoded, picture
+from tests.support.pictures import encoded, picture
 
 
 def test_classes_are_sorted_and_labels_follow(class_folders):

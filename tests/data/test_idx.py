@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.data.formats import open_idx
 from lowbit.errors import LowbitError
-from tests.data.pictures import idx_file
+from tests.support.pictures import idx_file
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (6, 28, 28), dtype=np.uint8)

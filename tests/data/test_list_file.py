@@ -7,7 +7,7 @@ import pytest
 from lowbit.data.dataset import BadImageError
 from lowbit.data.image_folder import ListFileDataset, read_list
 from lowbit.errors import LowbitError
-from tests.data.pictures import encoded, picture
+from tests.support.pictures import encoded, picture
 
 
 def write(tmp_path, text: str | bytes):

@@ -23,7 +23,7 @@ from lowbit.config.transform_ops import (
 from lowbit.data.erasing import ERASERS
 from lowbit.data.transforms import compose, draw_box
 from lowbit.errors import LowbitError
-from tests.data.pictures import picture
+from tests.support.pictures import picture
 
 PICTURE = picture(48, 64)
 

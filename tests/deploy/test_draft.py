@@ -11,7 +11,7 @@ from lowbit import QAT
 from lowbit.deploy import export_model, export_onnx, export_paddle_int8
 from lowbit.deploy.export import agrees, check_finite, drafting, put_in_place, save_static
 from lowbit.errors import LowbitError
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 SHAPE = (3, 16, 16)
 

@@ -13,8 +13,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from lowbit.deploy.onnx import resolve_target
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,11 +37,6 @@ class Example:
         model = onnx.load(str(self.folder / "model.onnx"))
         weights = [constant for constant in model.graph.initializer if len(constant.dims) > 1]
         return Counter(onnx.TensorProto.DataType.Name(constant.data_type) for constant in weights)
-
-
-def weight_type_here() -> str:
-    """How an export for this processor, or the one that LOWBIT_CPU names, stores 8-bit weights."""
-    return "UINT8" if resolve_target(None) == "avx2" else "INT8"
 
 
 @pytest.fixture

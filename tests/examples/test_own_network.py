@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 
 from examples.own_network import accuracy, digits
-from tests.examples.conftest import weight_type_here
+from tests.support.examples import weight_type_here
 
 ENGINES = {"Paddle Inference", "ONNX Runtime", "OpenVINO"}
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.examples.conftest import weight_type_here
+from tests.support.examples import weight_type_here
 
 
 def test_rules_reach_single_layers_and_engines_answer_as_trained(run_example, processor):

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from tests.kernels.sanitized import wanted_tests
+from tests.support.sanitizer_tests import wanted_tests
 
 EMULATOR = "qemu-x86_64"
 # Without what qemu cannot imitate: it would say so for every thread.

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from lowbit.kernels.build import compile_library
-from tests.kernels.sanitized import wanted_tests
+from tests.support.sanitizer_tests import wanted_tests
 
 FOLDER = Path("build/aarch64")
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"

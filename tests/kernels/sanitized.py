@@ -18,6 +18,7 @@ from pathlib import Path
 import paddle
 
 from lowbit.kernels.build import compile_library
+from tests.support.sanitizer_tests import wanted_tests
 
 OPTIONS = (
     *("-O1", "-g", "-fno-omit-frame-pointer"),
@@ -27,22 +28,12 @@ _OVERRUN = """
 import sys, numpy as np
 from pathlib import Path
 from lowbit.kernels import library
-from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
+from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 library.LIBRARY = Path(sys.argv[1])
 x, y, scale = np.zeros(64, "f4"), np.zeros(64, "f4"), np.ones(1, "f4")
 layout, levels = Layout(1, 1, int(sys.argv[2])), Levels(-8, 7, True)
 quantize_kernels().quantize(x.ctypes.data, y.ctypes.data, scale.ctypes.data, None, layout, levels)
 """
-
-
-def wanted_tests(arguments: list[str], *usual: str) -> list[str]:
-    """Pytest's arguments: the usual tests, unless some are named; options alone name none.
-
-    >>> wanted_tests(["-k", "groups"], "tests/kernels")
-    ['tests/kernels', '-k', 'groups']
-    """
-    named = any(Path(argument.split("::")[0]).exists() for argument in arguments)
-    return arguments if named else [*usual, *arguments]
 
 
 def main(arguments: list[str]) -> int:

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import gemm, kernels, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
-from tests.kernels import gemm_reference as twin
-from tests.kernels.test_gemm import (
+from tests.support import gemm_reference as twin
+from tests.support.gemm_cases import (
     F32,
     RANGES,
     VARIANTS,
     at,
+    compare_forward,
+    compare_grad_input,
+    compare_grad_weight,
     geometries,
     integers,
     using,
 )
-from tests.kernels.test_gemm import test_forward as compare_forward
-from tests.kernels.test_gemm import test_grad_input as compare_grad_input
-from tests.kernels.test_grad_weight import test_grad_weight as compare_grad_weight
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -54,10 +54,10 @@ cases = given(
 @settings(max_examples=400)
 @cases
 def test_depthwise(geometry, first, second, kind, axes, variant, seed):
-    compare_forward.hypothesis.inner_test(geometry, first, second, kind, variant, seed)
-    compare_grad_input.hypothesis.inner_test(geometry, first, second, kind, variant, seed)
+    compare_forward(geometry, first, second, kind, variant, seed)
+    compare_grad_input(geometry, first, second, kind, variant, seed)
     batch = geometry.input[0]
-    compare_grad_weight.hypothesis.inner_test(geometry, batch, first, second, kind, *axes, variant, seed)
+    compare_grad_weight(geometry, batch, first, second, kind, *axes, variant, seed)
 
 
 def layer(side: int, batch: int, kernel: int = 3, multiplier: int = 1) -> Geometry:

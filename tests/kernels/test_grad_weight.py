@@ -7,43 +7,21 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import gemm, kernels, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
-from tests.kernels import gemm_reference as twin
-from tests.kernels.test_gemm import F32, RANGES, VARIANTS, WIDE, at, geometries, integers, scales, using
+from tests.support import gemm_reference as twin
+from tests.support.gemm_cases import (
+    F32,
+    RANGES,
+    VARIANTS,
+    WIDE,
+    compare_grad_weight,
+    geometries,
+    integers,
+    operand,
+    run,
+    using,
+)
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
-FRAME = 8  # values around a result that must stay as they were
-
-
-def run(geometry: Geometry, dy: Operand, x: Operand, kind: type) -> np.ndarray:
-    """The sums (int64) or the gradient (fp32)."""
-    shape = (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
-    framed = np.full(np.prod(shape) + 2 * FRAME, 77, kind)
-    address = at(framed[FRAME:])
-    if kind is np.int64:
-        gemm.grad_weight(geometry, dy, x, None, sums=address)
-    else:
-        gemm.grad_weight(geometry, dy, x, address)
-    assert {*framed[:FRAME], *framed[-FRAME:]} == {77}
-    return framed[FRAME:-FRAME].reshape(shape)
-
-
-def expected_values(
-    geometry: Geometry, sums: np.ndarray, scale_dy: np.ndarray, scale_x: np.ndarray
-) -> np.ndarray:
-    """Scales are [batch or 1, channels or 1]."""
-    batch, outputs, per_group = sums.shape[:3]
-    of_x = np.broadcast_to(scale_x, (batch, geometry.input[1])).reshape(batch, geometry.groups, 1, per_group)
-    of_x = np.repeat(of_x, outputs // geometry.groups, axis=2).reshape(batch, outputs, per_group)
-    scale = (np.broadcast_to(scale_dy, (batch, outputs))[:, :, None] * of_x)[..., None, None]
-    if len(scale_dy) == len(scale_x) == 1:
-        return sums.sum(axis=0).astype(F32) * scale[0]
-    return twin.added_samples(sums, scale)
-
-
-def operand(array: np.ndarray, bounds: tuple[int, int], scale: np.ndarray) -> Operand:
-    n, c = scale.shape
-    strides = {"of_n": c if n > 1 else 0, "of_c": 1 if c > 1 else 0}
-    return Operand(integers=at(array), lowest=bounds[0], highest=bounds[1], scale=at(scale), **strides)
 
 
 @settings(max_examples=400)
@@ -59,19 +37,7 @@ def operand(array: np.ndarray, bounds: tuple[int, int], scale: np.ndarray) -> Op
     seed=st.integers(0, 2**32 - 1),
 )
 def test_grad_weight(geometry, batch, dy_range, x_range, kind, dy_axes, x_axes, variant, seed):
-    geometry = Geometry(**{**vars(geometry), "input": (batch, *geometry.input[1:])})
-    rng = np.random.default_rng(seed)
-    dy, x = integers(geometry.output, dy_range, kind, rng), integers(geometry.input, x_range, kind, rng)
-    scale_dy, scale_x = (
-        scales((batch if "N" in axes else 1, array.shape[1] if "C" in axes else 1), rng)
-        for axes, array in ((dy_axes, dy), (x_axes, x))
-    )
-    operands = operand(dy, dy_range, scale_dy), operand(x, x_range, scale_x)
-    sums = twin.grad_weight_sums(geometry, dy, x)
-    with using(variant):
-        np.testing.assert_array_equal(run(geometry, *operands, np.int64), sums.sum(axis=0))
-        expected = expected_values(geometry, sums, scale_dy, scale_x)
-        np.testing.assert_array_equal(run(geometry, *operands, F32), expected)
+    compare_grad_weight(geometry, batch, dy_range, x_range, kind, dy_axes, x_axes, variant, seed)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

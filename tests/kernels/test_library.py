@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, library, why_missing
-from lowbit.kernels.quantize import Layout, Levels, quantize_kernels
+from lowbit.kernels.library import WORTH_IT, advise_large_pages
+from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 from lowbit.machine.cpu import PROCESSORS, chosen_processor
 
 needs_kernels = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -119,3 +122,33 @@ def test_the_instruction_set_of_another_processor(fresh, monkeypatch, name):
         with pytest.raises(LowbitError, match=f"LOWBIT_CPU={name} asks for kernels with {variant},"):
             library.kernels()
     assert library.runnable_variants() == here and library.why_missing() is None
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    calls: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(library, "_madvise", lambda: lambda *call: calls.append(call))
+    return calls
+
+
+def test_little_is_not_worth_it(advised):
+    advise_large_pages(4096, WORTH_IT - 1)
+    assert not advised
+
+
+@pytest.mark.parametrize(("offset", "rest"), [(0, 0), (64, 0), (0, 4), (4095, 1), (1, 4095)])
+def test_the_advice_is_for_whole_pages_inside(advised, offset, rest):
+    address, size = (1 << 32) + offset, (1 << 25) + rest
+    advise_large_pages(address, size)
+    ((start, length, what),) = advised
+    assert start % 4096 == length % 4096 == 0 and what == 14
+    assert address <= start < address + 4096
+    assert address + size - 4096 < start + length <= address + size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is Linux's")
+def test_memory_is_as_usable_afterwards():
+    memory = (ctypes.c_char * (5 << 20))()
+    memory[7] = b"x"
+    advise_large_pages(ctypes.addressof(memory), len(memory))
+    assert memory[7] == b"x" and memory[len(memory) - 1] == b"\0"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from lowbit.errors import LowbitError
@@ -55,8 +54,7 @@ from lowbit.kernels import kernels, library
 if len(sys.argv) > 1:
     from pathlib import Path
     library.LIBRARY = Path(sys.argv[1])
-from tests.kernels.test_memory import grad_weight
-from tests.kernels.test_gemm import square
+from tests.support.gemm_cases import grad_weight, square
 grad_weight(square(64, 64, 64, batch=16))
 large = kernels().scratch_bytes
 for _ in range(100):
@@ -67,13 +65,6 @@ for _ in range(2100):
     grad_weight(small)
 print(large, kernels().scratch_bytes)
 """
-
-
-def grad_weight(geometry: Geometry) -> None:
-    dy, x = (np.ones(shape, np.int8) for shape in (geometry.output, geometry.input))
-    one, dw = np.ones(1, np.float32), np.empty(geometry.weight, np.float32)
-    operands = [Operand(integers=a.ctypes.data, lowest=-8, highest=7, scale=one.ctypes.data) for a in (dy, x)]
-    gemm.grad_weight(geometry, *operands, dw.ctypes.data)
 
 
 def test_scratch_shrinks_when_layers_are_small_again():

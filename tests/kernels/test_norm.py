@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.norm import Norm, Pool, norm_kernels
-from lowbit.kernels.quantize import Layout
+from lowbit.kernels.quantization import Layout
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 F32 = np.float32

@@ -9,7 +9,7 @@ import pytest
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.library import openmp_runtime
-from lowbit.kernels.quantize import Draw, Integers, Layout, Levels, axes_of, quantize_kernels
+from lowbit.kernels.quantization import Draw, Integers, Layout, Levels, axes_of, quantize_kernels
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),

@@ -6,7 +6,7 @@ import pytest
 from lowbit.kernels import gemm, kernels, library, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
 from lowbit.kernels.library import openmp_runtime
-from tests.kernels.test_gemm import square
+from tests.support.gemm_cases import square
 
 pytestmark = [
     pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}"),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import gemm, kernels, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
-from tests.kernels import gemm_reference as twin
-from tests.kernels.test_gemm import F32, at, integers, scales, square, using, weight_shape
+from tests.support import gemm_reference as twin
+from tests.support.gemm_cases import F32, at, integers, scales, square, using, weight_shape
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 # Those without an instruction that is faster with bytes.

@@ -1,13 +1,25 @@
+"""How much of the processor other processes use."""
+
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.machine import cpu
-from lowbit.machine.cpu import PROCESSORS, check_executable, cpu_info, hardware_info, read_cpu_info
+from lowbit.machine.cpu import (
+    PROCESSORS,
+    check_executable,
+    cpu_info,
+    cpu_limit,
+    hardware_info,
+    memory_limit,
+    read_cpu_info,
+)
 
 ZEN3 = """\
 processor\t: 0
@@ -101,3 +113,102 @@ def test_instructions_that_the_machine_lacks(monkeypatch, tmp_path):
     check_executable("avx")
     with pytest.raises(LowbitError, match="LOWBIT_CPU=amd-avx2 asks for avx2 and fma, which this machine"):
         check_executable("avx2", "fma")
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def test_v2_limits_are_read(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/cpu.max": "150000 100000",
+            "sys/fs/cgroup/memory.max": "1073741824",
+        },
+    )
+    assert cpu_limit(root) == 1.5
+    assert memory_limit(root) == 2**30
+
+
+def test_v2_the_tightest_of_nested_groups_counts(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/slice/job",
+            "sys/fs/cgroup/slice/cpu.max": "200000 100000",
+            "sys/fs/cgroup/slice/job/cpu.max": "max 100000",
+            "sys/fs/cgroup/slice/memory.max": "max",
+            "sys/fs/cgroup/slice/job/memory.max": "4096",
+        },
+    )
+    assert cpu_limit(root) == 2.0
+    assert memory_limit(root) == 4096
+
+
+def test_v1_limits_are_read_in_a_container_whose_path_is_not_mounted(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n1:name=systemd:/",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "2048",
+        },
+    )
+    assert cpu_limit(root) == 3.0
+    assert memory_limit(root) == 2048
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"proc/self/cgroup": "0::/"},
+        {
+            "proc/self/cgroup": "0::/",
+            "sys/fs/cgroup/cpu.max": "max 100000",
+            "sys/fs/cgroup/memory.max": "max",
+        },
+        {
+            "proc/self/cgroup": "4:memory:/\n3:cpu:/",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+    ],
+    ids=["no proc", "no control files", "v2 max", "v1 unlimited"],
+)
+def test_no_limit_is_none(tmp_path, files):
+    root = write(tmp_path, files)
+    assert cpu_limit(root) is None
+    assert memory_limit(root) is None
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "fraction"),
+    [
+        ({"user": 3.0, "idle": 5.0}, 3.0, 0.0),  # all of it is this process's
+        ({"user": 3.0, "nice": 2.0, "steal": 1.0, "idle": 1.0, "iowait": 1.0}, 2.0, 0.5),
+        ({"user": 2.0, "idle": 6.0}, 2.5, 0.0),  # the two clocks are not the same
+        ({}, 0.0, 0.0),  # no time has passed
+    ],
+)
+def test_the_fraction_is_what_others_took(monkeypatch, busy, own, fraction):
+    times = {"user": 100.0, "system": 7.0, "idle": 1000.0}
+    clock = {"own": 50.0}
+    monkeypatch.setattr(cpu.psutil, "cpu_times", lambda: SimpleNamespace(**times))
+    monkeypatch.setattr(cpu.time, "process_time", lambda: clock["own"])
+    others = cpu.OtherProcesses()
+    for name, seconds in busy.items():
+        times[name] = times.get(name, 0.0) + seconds
+    clock["own"] += own
+    assert others.fraction() == pytest.approx(fraction)
+
+
+def test_of_this_machine():
+    assert 0 <= cpu.OtherProcesses().fraction() <= 1

@@ -2,9 +2,18 @@ from __future__ import annotations
 
 import paddle
 import pytest
+from paddle.base import core
+from threadpoolctl import threadpool_info
 
 from lowbit.errors import LowbitError
-from lowbit.machine.device import Device, PaddleBuild, paddle_build, resolve_device
+from lowbit.machine.device import (
+    Device,
+    PaddleBuild,
+    math_threads,
+    math_threads_kept,
+    paddle_build,
+    resolve_device,
+)
 
 CPU_BUILD = PaddleBuild(version="3.3.1", commit="abc", cuda=None, cudnn=None, cards=0)
 NO_CARD = PaddleBuild(version="3.3.1", commit="abc", cuda="12.6", cudnn="9.5", cards=0)
@@ -71,3 +80,30 @@ def test_the_installed_build():
     assert build.version == paddle.__version__
     assert (build.cuda is not None) == paddle.device.is_compiled_with_cuda()
     assert resolve_device(None).name == ("gpu" if build.cards else "cpu")
+
+
+def threads_now() -> int:
+    return next(pool["num_threads"] for pool in threadpool_info() if "iomp" in pool["prefix"])
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    before = math_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    core.set_num_threads(2)
+    yield
+    core.set_num_threads(before)
+
+
+def test_restored_after_a_change(two_threads):
+    with math_threads_kept():
+        core.set_num_threads(1)
+        assert threads_now() == 1
+    assert threads_now() == 2 == math_threads()
+
+
+def test_restored_after_an_error(two_threads):
+    with pytest.raises(ZeroDivisionError), math_threads_kept():
+        core.set_num_threads(1)
+        raise ZeroDivisionError
+    assert threads_now() == 2

@@ -21,7 +21,7 @@ from lowbit.kernels import kernels, why_missing
 from lowbit.nn.convert import prepare, set_executor
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
-from tests.networks.nets import CLASSES, NETWORKS, Network, conv
+from tests.support.networks import CLASSES, NETWORKS, Network, conv
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 STEPS, BATCH = 2, 4

@@ -19,7 +19,7 @@ from lowbit.nn import (
 )
 from lowbit.nn.deployed_form import dynamic_inputs
 from lowbit.recipe import make_recipe
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 INPUT = {"grid": "int4", "sign": "auto", "granularity": "N", "observer": "mse"}
 WEIGHT = {"grid": "int4", "granularity": "N", "rounding": "stochastic"}

@@ -23,9 +23,9 @@ from lowbit.nn import (
 from lowbit.numerics import BF16
 from lowbit.recipe import make_recipe
 from lowbit.training.amp_autocast import rounding
-from tests.nn import folded_ranks as ranks
-from tests.nn.folded_twin import Twin
-from tests.two_ranks import run_on_two_ranks
+from tests.support import folded_ranks as ranks
+from tests.support.folded_twin import Twin
+from tests.support.two_ranks import run_on_two_ranks
 
 FOLD = {"batch_norm": {"fold": "training"}}
 

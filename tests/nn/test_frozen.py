@@ -11,14 +11,14 @@ from lowbit.nn import calibrate, frozen, prepare
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import FROZEN
 from lowbit.recipe import make_recipe
-from tests.nn.test_integer_form import LAYERS, PLAN, _inputs, _seen
-from tests.tiny_net import TinyNet
+from tests.support.quant_layers import LAYERS, PLAN, inputs, seen
+from tests.support.tiny_net import TinyNet
 
 
 @pytest.mark.parametrize("plan", PLAN)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_same_bits(kind: str, plan: str) -> None:
-    layer, x = _seen(kind, plan), _inputs(kind)
+    layer, x = seen(kind, plan), inputs(kind)
     with eval_mode(layer):
         expected = layer(x).numpy()
     with frozen(layer):

@@ -19,63 +19,14 @@ from lowbit.nn import (
 )
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.recipe import make_recipe
-from lowbit.recipe.plan import Forward, Plan
-from lowbit.recipe.spec import TensorSpec
-from tests.tiny_net import TinyNet
-
-PLAN = {
-    "learned": Plan(
-        forward=Forward(
-            input=TensorSpec(grid="int4", scaling="learned"),
-            weight=TensorSpec(grid="int4", granularity="N", scaling="learned"),
-        )
-    ),
-    "pact": Plan(
-        forward=Forward(
-            input=TensorSpec(grid="int8", scaling="moving_average", clip="pact"),
-            weight=TensorSpec(grid="int8-narrow", granularity="N"),
-        )
-    ),
-    "per-tensor": Plan(
-        forward=Forward(
-            input=TensorSpec(grid="uint3", scaling="moving_average"), weight=TensorSpec(grid="int2")
-        )
-    ),
-    "per-sample": Plan(
-        forward=Forward(
-            input=TensorSpec(grid="int8", granularity="N"), weight=TensorSpec(grid="int8", granularity="N")
-        )
-    ),
-}
-LAYERS = {
-    "conv": lambda: nn.Conv2D(4, 6, 3, padding=1),
-    "depthwise": lambda: nn.Conv2D(4, 4, 3, groups=4, stride=2, bias_attr=False),
-    "groups": lambda: nn.Conv2D(4, 6, 1, groups=2),
-    "reflect": lambda: nn.Conv2D(4, 6, 3, padding=1, padding_mode="reflect"),
-    "nhwc": lambda: nn.Conv2D(4, 6, 3, data_format="NHWC"),
-    "transpose": lambda: nn.Conv2DTranspose(4, 6, 3, stride=2),
-    "transpose-groups": lambda: nn.Conv2DTranspose(4, 6, 3, groups=2),
-    "linear": lambda: nn.Linear(5, 6),
-}
-
-
-def _inputs(kind: str) -> paddle.Tensor:
-    shape = {"linear": [3, 5], "nhwc": [3, 7, 7, 4]}.get(kind, [3, 4, 7, 7])
-    return paddle.to_tensor(np.random.default_rng(1).standard_normal(shape, dtype=np.float32))
-
-
-def _seen(kind: str, plan: str) -> nn.Layer:
-    paddle.seed(3)
-    layer = quantize_layer(LAYERS[kind](), PLAN[plan], name=kind)
-    layer.train()
-    layer(_inputs(kind))
-    return layer
+from tests.support.quant_layers import LAYERS, PLAN, inputs, seen
+from tests.support.tiny_net import TinyNet
 
 
 @pytest.mark.parametrize("plan", PLAN)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_evaluation_is_the_trained_computation_in_integers(kind: str, plan: str) -> None:
-    layer, x = _seen(kind, plan), _inputs(kind)
+    layer, x = seen(kind, plan), inputs(kind)
     layer.eval()
     straight_through = layer(x)  # records gradients: fake-quantized values are multiplied
     with paddle.no_grad():
@@ -86,7 +37,7 @@ def test_evaluation_is_the_trained_computation_in_integers(kind: str, plan: str)
 @pytest.mark.parametrize("plan", PLAN)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_exact_reference_gives_the_same_bits(kind: str, plan: str) -> None:
-    layer, x = _seen(kind, plan), _inputs(kind)
+    layer, x = seen(kind, plan), inputs(kind)
     with eval_mode(layer):
         model = layer(x).numpy()
     with integer_reference(layer):
@@ -142,7 +93,7 @@ def test_a_whole_model_gives_the_same_integers_in_every_layer(bits: int, unsigne
 
 
 def test_in_evaluation_with_gradients_they_still_go_straight_through() -> None:
-    layer = _seen("conv", "learned")
+    layer = seen("conv", "learned")
     layer.eval()
-    layer(_inputs("conv")).sum().backward()
+    layer(inputs("conv")).sum().backward()
     assert float(paddle.abs(layer.weight.grad).sum()) > 0

@@ -14,7 +14,7 @@ from lowbit.nn import int_forward as module
 from lowbit.nn import quantize_layer
 from lowbit.nn.int_matmul import in_integers
 from lowbit.recipe import Forward, Plan, TensorSpec
-from tests.nn.test_quantized import CONVS, TRANSPOSED
+from tests.support.quant_layers import CONVS, TRANSPOSED
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C++ kernels")
 PLANS = {

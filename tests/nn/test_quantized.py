@@ -13,33 +13,11 @@ from lowbit.errors import LowbitError
 from lowbit.nn import is_quantized, quantize_layer
 from lowbit.numerics import fake_quantize, parse_grid, parse_observer
 from lowbit.recipe import Forward, Plan, TensorSpec
+from tests.support.quant_layers import CONVS, TRANSPOSED
 
 W4A4 = Plan(
     forward=Forward(input=TensorSpec(grid="int4"), weight=TensorSpec(grid="int4-narrow", granularity="N"))
 )
-CONVS = [
-    {"kernel_size": 3},
-    {"kernel_size": 3, "stride": 2, "padding": 1},
-    {"kernel_size": (3, 1), "stride": (2, 1), "padding": [1, 0]},
-    {"kernel_size": 3, "padding": [1, 2, 0, 1]},
-    {"kernel_size": 3, "padding": [[0, 0], [0, 0], [1, 2], [2, 1]]},
-    {"kernel_size": 3, "padding": "SAME", "stride": 2},
-    {"kernel_size": 3, "padding": "VALID"},
-    {"kernel_size": 3, "dilation": 2, "padding": 2},
-    {"kernel_size": 3, "groups": 2},
-    {"kernel_size": 3, "groups": 4, "padding": 1},
-    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
-    {"kernel_size": 3, "padding": 1, "padding_mode": "replicate", "bias_attr": False},
-    {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
-    {"kernel_size": 3, "padding": "SAME", "data_format": "NHWC"},
-]
-TRANSPOSED = [
-    {"kernel_size": 3},
-    {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
-    {"kernel_size": 3, "stride": 2, "padding": "SAME"},
-    {"kernel_size": 3, "groups": 2, "dilation": 2},
-    {"kernel_size": 2, "stride": 2, "data_format": "NHWC", "bias_attr": False},
-]
 
 
 def _random(shape, seed=0):

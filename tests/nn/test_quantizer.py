@@ -16,8 +16,8 @@ from lowbit.nn.quantizer import Quantizer
 from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.recipe import Pact
-from tests.nn import quantizer_ranks as ranks
-from tests.two_ranks import run_on_two_ranks
+from tests.support import quantizer_ranks as ranks
+from tests.support.two_ranks import run_on_two_ranks
 
 STATEFUL = [
     {"scaling": "moving_average"},

@@ -10,7 +10,7 @@ from lowbit.nn import prepare
 from lowbit.nn.convert import quantized_layers, quantizing_only
 from lowbit.nn.inspect import quantization_mode as as_tested  # a test by its own name
 from lowbit.recipe import Recipe
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 
 def _prepared():

@@ -8,8 +8,8 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.nn import convert_sync_batch_norm
 from lowbit.nn.batch_norm import SyncBatchNorm2D
-from tests.nn import sync_batch_norm_ranks as ranks
-from tests.two_ranks import run_on_two_ranks
+from tests.support import sync_batch_norm_ranks as ranks
+from tests.support.two_ranks import run_on_two_ranks
 
 
 def test_two_processes_equal_one_with_the_whole_batch(tmp_path):

@@ -10,7 +10,7 @@ from lowbit.nn import calibrate, prepare
 from lowbit.nn.batch_norm import refresh_batch_norm
 from lowbit.nn.inspect import quantization_mode as as_tested  # a name that pytest takes for no test
 from lowbit.recipe import make_recipe
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 W4A4 = {
     "input": {"grid": "int4", "sign": "auto", "granularity": "N"},

@@ -14,7 +14,7 @@ from lowbit.nn.qt_autograd import in_full_gradients, seed_rounding
 from lowbit.nn.quant_layers import quantize_layer
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.plan import Forward, GradInput, GradWeight, Plan
-from tests.nn import three_products_twin as twin
+from tests.support import qt_autograd_twin as twin
 
 GRANULARITIES = ["per-tensor", *("N", "C", "H", "W", "NC", "NH", "NHW", "CHW", "NCHW", "HW")]
 

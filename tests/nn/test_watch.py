@@ -8,8 +8,8 @@ import pytest
 from lowbit.nn import prepare
 from lowbit.nn.inspect import operand_health, watching
 from lowbit.recipe import make_recipe
-from tests.cli.conftest import W4A4G4
-from tests.tiny_net import build_tiny
+from tests.support.commands import W4A4G4
+from tests.support.tiny_net import build_tiny
 
 
 @pytest.fixture

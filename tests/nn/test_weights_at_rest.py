@@ -10,7 +10,7 @@ from paddle import nn
 from lowbit.nn import calibrate, prepare
 from lowbit.nn.inspect import kept_scales, layers_by_name, weight_health, weight_histogram
 from lowbit.recipe import Recipe
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 
 def _prepared(**weight: str) -> nn.Layer:

@@ -7,7 +7,7 @@ import pytest
 from lowbit.numerics import BF16
 from lowbit.numerics.exact import add, divide, multiply, subtract
 from lowbit.training.amp_autocast import rounding
-from tests.numerics.twin import assert_same_bits
+from tests.support.numerics_twin import assert_same_bits
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 2**32, (4, 30, 10, 20), dtype=np.uint32).view(np.float32)

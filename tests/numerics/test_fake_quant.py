@@ -20,8 +20,8 @@ from lowbit.numerics import (
 )
 from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, usable_bound
 from lowbit.training.amp_autocast import rounding
-from tests.numerics import twin
-from tests.numerics.twin import (
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import (
     F32,
     HUGE,
     INTEGER_GRIDS,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from lowbit.numerics import lsq_fake_quantize, lsq_initial_step, parse_grid
-from tests.numerics import twin
-from tests.numerics.twin import F32, INTEGER_GRIDS, TINY, every_bit_pattern, grids, scales
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import F32, INTEGER_GRIDS, TINY, every_bit_pattern, grids, scales
 
 X = np.random.default_rng(0).standard_normal((4, 3, 5), dtype=F32) * 3
 DY = np.random.default_rng(1).standard_normal((4, 3, 5), dtype=F32)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lowbit.numerics import BF16, fake_quantize, pact_clip, pact_initial_alpha, parse_grid, scale_from_range
 from lowbit.training.amp_autocast import rounding
-from tests.numerics import twin
-from tests.numerics.twin import F32, INTEGER_GRIDS, TINY, assert_same_bits, every_bit_pattern
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import F32, INTEGER_GRIDS, TINY, assert_same_bits, every_bit_pattern
 
 X = F32([-5, -2, -1.5, -0.0, 0, 1.5, 2, 3, np.inf, -np.inf])
 DY = np.arange(1, 11, dtype=F32)

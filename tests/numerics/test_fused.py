@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.quantize import Layout
+from lowbit.kernels.quantization import Layout
 from lowbit.numerics import (
     fake_quantize,
     fused,
@@ -26,7 +26,7 @@ from lowbit.numerics import (
     quantize_to_integers,
 )
 from lowbit.numerics.fused import new_tensor
-from tests.numerics.twin import F32, HUGE, TINY, assert_same_bits, grids
+from tests.support.numerics_twin import F32, HUGE, TINY, assert_same_bits, grids
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 INT4, UINT4 = parse_grid("int4"), parse_grid("uint4")

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.quantize import QuantizeKernels
+from lowbit.kernels.quantization import QuantizeKernels
 from lowbit.numerics import parse_grid, parse_observer
 from lowbit.numerics.fused_groups import ChannelRanges
 

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from lowbit.errors import LowbitError
 from lowbit.numerics import BF16, FP16, FULL, grid_names, parse_grid, round_to_grid
-from tests.numerics.twin import assert_same_bits
+from tests.support.numerics_twin import assert_same_bits
 
 
 def bf16_twin(x: np.ndarray) -> np.ndarray:

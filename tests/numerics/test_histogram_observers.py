@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import arrays
 from lowbit.errors import LowbitError
 from lowbit.numerics import fake_quantize, parse_grid, parse_observer, scale_from_range
 from lowbit.numerics.histogram_observers import SENSITIVITY_BINS, Sensitivity
-from tests.numerics import twin
-from tests.numerics.twin import F32
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import F32
 
 INT8 = parse_grid("int8")
 NOT_ZERO = st.floats(2**-20, 100, width=32) | st.floats(-100, -(2**-20), width=32)

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
 from lowbit.numerics import Observer, observer_names, pact_clip, parse_grid, parse_observer
-from tests.numerics import twin
-from tests.numerics.twin import F32, HUGE, INTEGER_GRIDS, assert_same_bits, every_bit_pattern, grids, ordinary
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import (
+    F32,
+    HUGE,
+    INTEGER_GRIDS,
+    assert_same_bits,
+    every_bit_pattern,
+    grids,
+    ordinary,
+)
 
 INT4 = parse_grid("int4")
 

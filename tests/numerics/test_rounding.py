@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lowbit.errors import LowbitError
 from lowbit.numerics import Stochastic, nearest, parse_rounding, rounding_names
 from lowbit.numerics.rounding import RANDOM_BITS, log_round, random_integers
-from tests.numerics import twin
-from tests.numerics.twin import F32, assert_same_bits, every_bit_pattern, ordinary
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import F32, assert_same_bits, every_bit_pattern, ordinary
 
 
 @given(x=every_bit_pattern)

@@ -21,8 +21,16 @@ from lowbit.numerics import (
     scaling_names,
 )
 from lowbit.numerics.scale import SMALLEST_SCALE, at_least_smallest, largest_scale
-from tests.numerics import twin
-from tests.numerics.twin import F32, HUGE, INTEGER_GRIDS, TINY, assert_same_bits, every_bit_pattern, grids
+from tests.support import numerics_twin as twin
+from tests.support.numerics_twin import (
+    F32,
+    HUGE,
+    INTEGER_GRIDS,
+    TINY,
+    assert_same_bits,
+    every_bit_pattern,
+    grids,
+)
 
 
 @given(range_=every_bit_pattern.map(np.abs), grid=grids)

@@ -16,7 +16,7 @@ from lowbit.numerics import (
     parse_observer,
     scale_from_range,
 )
-from tests.numerics.twin import F32
+from tests.support.numerics_twin import F32
 
 GRID = parse_grid("int4")
 IMAGES = np.random.default_rng(0).standard_normal((5, 3, 4, 4), dtype=F32) * 2

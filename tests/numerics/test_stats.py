@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 from lowbit.numerics import Granularity, parse_grid, parse_observer, quantize_to_integers
 from lowbit.numerics.stats import QuantStats, level_histogram, measure_stats, value_histogram
-from tests.numerics.twin import F32
+from tests.support.numerics_twin import F32
 
 # Gradients are often 0, and as small as 1e-30, whose squares fp32 does not have.
 values = arrays(F32, (3, 2, 2, 4), elements=st.sampled_from([0.0, 0.0]) | st.floats(-8, 8, width=16)).flatmap(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lowbit.kernels.integer_scales import INTEGER_SCALES
+from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.models import build_model
 from lowbit.numerics import observer_names, rounding_names, scaling_names
 from lowbit.recipe import QuantConfig, Recipe, list_recipes, make_recipe, parse_quant_config

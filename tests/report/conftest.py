@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.report import make_page, open_runs
-from tests.report.fake_run import histograms, write_run
+from tests.support.fake_run import histograms, write_run
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

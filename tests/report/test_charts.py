@@ -17,8 +17,8 @@ from lowbit.report.charts import (
     weight_histograms,
 )
 from lowbit.training.loop import train
-from tests.report.fake_run import OPERANDS, write_run
-from tests.training.conftest import tiny_values
+from tests.support.fake_run import OPERANDS, write_run
+from tests.support.runs import tiny_values
 
 
 def test_curves_overlay_the_runs(tmp_path):

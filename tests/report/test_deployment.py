@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lowbit.report import deployment, open_run, open_runs
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def _rows(text: str) -> list[list[str]]:

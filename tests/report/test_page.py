@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.report import make_page, open_runs, write_report
-from tests.report.fake_run import histograms, write_run
+from tests.support.fake_run import histograms, write_run
 
 CURVES = ("loss", "top1", "lr", "speed")
 LAYER_CHARTS = ("glance", "sqnr", "scale", "lost", "gain", "weights")

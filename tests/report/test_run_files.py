@@ -8,7 +8,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.report import open_run, open_runs
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def test_points_leave_out_what_is_no_number_and_a_cut_line(tmp_path):

@@ -14,7 +14,7 @@ import yaml
 from lowbit.analysis.store import Store
 from lowbit.errors import LowbitError
 from lowbit.report import config_differences, figures, make_page, open_runs, verdicts
-from tests.report.fake_run import histograms, write_run
+from tests.support.fake_run import histograms, write_run
 
 WRONG = [None, True, -3, 2.5, 1e301, "text", "\ud800", [], [[]], {}, {"a": 1}]
 RANKED = {

@@ -6,7 +6,7 @@ import json
 import re
 
 from lowbit.report import open_run, open_runs, sections
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def test_commands_are_those_of_the_run(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from lowbit.report import Run, config_differences, figures, open_run, open_runs, verdicts
 from lowbit.report.formatting import NOTHING
-from tests.report.fake_run import write_run
+from tests.support.fake_run import write_run
 
 
 def test_figures_are_those_of_the_log_and_of_verify(tmp_path):

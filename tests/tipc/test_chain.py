@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from lowbit.tipc import Machine, make_plan, prepare_chain, read_config, run_plan
-from tests.tipc.conftest import changed_text
-from tests.training.conftest import ROOT
+from tests.support.chains import changed_text
+from tests.support.runs import ROOT
 
 LITE = "lite_train_lite_infer"
-TINY = "--model=tests.tiny_net:TinyNet"
+TINY = "--model=tests.support.tiny_net:TinyNet"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_training_with_pact_to_inference(root):
 _WRONG = """
 import sys
 import paddle
-from tests.tiny_net import build_tiny
+from tests.support.tiny_net import build_tiny
 
 folder = dict(word.split("=") for word in sys.argv[1:])["--save-inference-dir"]
 model = build_tiny(seed=7)  # random weights: no key of the quantized checkpoint fitted

@@ -4,7 +4,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.tipc import read_config
-from tests.tipc.conftest import CONFIGS, NAMES, changed_text, config_lines
+from tests.support.chains import CONFIGS, NAMES, changed_text, config_lines
 
 
 @pytest.mark.parametrize("name", NAMES)

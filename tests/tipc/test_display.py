@@ -7,7 +7,7 @@ from rich.console import Console
 
 from lowbit.tipc import Machine, Status, make_plan, plan_values, print_plan, print_result
 from lowbit.tipc.display import Display, TerminalDisplay, open_display, verdict
-from tests.tipc.results import FULL, chain, step
+from tests.support.chains import FULL, chain, step
 
 
 def test_the_table(change, capsys):

@@ -20,7 +20,7 @@ from lowbit.tipc.fields import (
     read_lines,
     split_words,
 )
-from tests.tipc.conftest import CONFIGS
+from tests.support.chains import CONFIGS
 
 
 def _read(tmp_path, content: bytes) -> ConfigFile:

@@ -17,8 +17,8 @@ from lowbit.tipc.init import (
     training_command,
     write_test_tipc,
 )
-from tests.test_docs import OPTIONS
-from tests.training.conftest import ROOT
+from tests.support.commands import OPTIONS
+from tests.support.runs import ROOT
 
 SCRIPTS = Scripts(model="net", train="train.py --net=a", evaluate="e.py", export="x.py", infer="i.py")
 

@@ -20,7 +20,7 @@ from lowbit.tipc.judge import (
 from lowbit.tipc.process import Outcome
 from lowbit.tipc.step_outputs import take_snapshot
 from lowbit.tipc.steps import Step, StepKind
-from tests.tipc.conftest import CONFIGS
+from tests.support.chains import CONFIGS
 
 
 def test_what_was_written_comes_back(tmp_path):

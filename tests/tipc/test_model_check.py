@@ -24,8 +24,8 @@ from lowbit.tipc.model_check import (
     count_paddle,
     main,
 )
-from tests.tipc.tiny_models import export_tiny, save_tiny
-from tests.training.conftest import ROOT
+from tests.support.runs import ROOT
+from tests.support.tiny_models import export_tiny, save_tiny
 
 _KINDS = {"float32": 5, "float64": 6, "int8": 21}  # Paddle's numbers
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowbit.tipc import StepKind, make_plan, original_commands, read_config
-from tests.tipc.conftest import CONFIGS, changed_text
+from tests.support.chains import CONFIGS, changed_text
 
 OUT = "./test_tipc/output/mobilenet_v3_small"
 LITE = "lite_train_lite_infer"

@@ -27,7 +27,7 @@ from lowbit.tipc import (
     run_plan,
 )
 from lowbit.tipc.dialects import GENERIC, PADDLECLAS, amp_words, trained_name
-from tests.tipc.conftest import CONFIGS, changed_text
+from tests.support.chains import CONFIGS, changed_text
 
 LITE = "lite_train_lite_infer"
 CPU = Machine(on_cpu=True)

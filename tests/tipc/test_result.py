@@ -10,7 +10,7 @@ from lowbit.errors import LowbitError
 from lowbit.tipc import Status, junit_xml, read_result, results_folder
 from lowbit.tipc.result import append_status, log_tail, read_values, status_line, write_result
 from lowbit.tipc.steps import ChainPlan
-from tests.tipc.results import FULL, chain, step
+from tests.support.chains import FULL, chain, step
 
 
 def test_when_a_chain_has_passed():

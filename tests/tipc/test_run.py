@@ -16,7 +16,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.tipc import ChainResult, Limits, Machine, Status, make_plan, read_config, read_result, run_plan
-from tests.tipc.conftest import changed_text, config_lines
+from tests.support.chains import changed_text, config_lines
 
 LITE = "lite_train_lite_infer"
 

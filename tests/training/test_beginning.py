@@ -9,8 +9,7 @@ from lowbit.config import validate
 from lowbit.training.checkpoint import find_fp32, read_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_baseline, open_checkpoint
-from tests.training.conftest import tiny_config, tiny_values, weights_hash
-from tests.training.test_quantization import PACT
+from tests.support.runs import PACT, tiny_config, tiny_values, weights_hash
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ import safetensors.numpy
 from lowbit.digest import DamagedFile
 from lowbit.errors import LowbitError
 from lowbit.training.checkpoint import (
-    Checkpoint,
-    Progress,
     find_checkpoint,
     link_checkpoint,
     read_checkpoint,
@@ -20,24 +18,8 @@ from lowbit.training.checkpoint import (
     save_for_ecosystem,
 )
 from lowbit.training.optimizers import build_optimizer, create_state
-from tests.tiny_net import build_tiny
-
-
-def a_checkpoint() -> Checkpoint:
-    return Checkpoint(
-        model={
-            "conv.weight": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
-            "empty": np.zeros((0,), "f4"),
-        },
-        optimizer={"conv.weight/velocity": np.full((2, 3), 0.1, np.float32)},
-        progress=Progress(epoch=3, batch=7, step=77, best=0.9, meter=[1.5, 2.0], bad_images=["a.jpg"]),
-        scaler={"scale": 32768.0},
-        config={"Global": {"epochs": 5}},
-        model_name="tiny",
-        classes=["猫", "dog"],
-        environment={"OMP_NUM_THREADS": "1"},
-        order={"batch_size": 4},
-    )
+from tests.support.runs import a_checkpoint
+from tests.support.tiny_net import build_tiny
 
 
 def test_what_was_saved_is_read_back_to_the_last_bit(tmp_path):

@@ -11,10 +11,8 @@ from lowbit.errors import LowbitError
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
-from tests.training.conftest import start_run, tiny_values, weights_hash
-from tests.training.test_quantization import LSQ
-from tests.training.test_resume import finish
-from tests.two_ranks import LAUNCH_TWO
+from tests.support.runs import LSQ, finish, start_run, tiny_values, weights_hash
+from tests.support.two_ranks import LAUNCH_TWO
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from lowbit.config import validate
 from lowbit.errors import LowbitError
 from lowbit.recipe import load_recipe, make_recipe
 from lowbit.training.finetune import finetune_config, preset_for
-from tests.training.conftest import tiny_values
+from tests.support.runs import tiny_values
 
 
 def config(recipe=None, **settings):

@@ -15,10 +15,10 @@ from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
-from lowbit.training.distributed import Ranks
 from lowbit.training.loop import train
+from lowbit.training.process import Ranks
 from lowbit.training.session import open_session
-from tests.training.conftest import tiny_config, tiny_values, weights_hash
+from tests.support.runs import tiny_config, tiny_values, weights_hash
 
 
 def records(folder, kind):
@@ -213,7 +213,7 @@ def test_a_run_opens_with_what_it_trains_on(tmp_path, capsys, processor):
     *notes, first = capsys.readouterr().out.split("\n[Epoch")[0].splitlines()
     assert any("AMD fix" in line for line in notes) is cpu_info().is_amd
     opening, figures = first.rsplit(": ", 1)
-    assert opening.startswith("Training tests.tiny_net:TinyNet (10 classes) on cpu, convolutions in ")
+    assert opening.startswith("Training tests.support.tiny_net:TinyNet (10 classes) on cpu, convolutions in ")
     assert figures == "1437 images, 360 for validation, 12 steps an epoch"
 
 

@@ -16,26 +16,8 @@ from lowbit.kernels import kernels, why_missing
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
-from tests.training.conftest import start_run, tiny_values, weights_hash
-from tests.training.test_resume import LAUNCH_TWO, finish
-
-INPUT = {"grid": "int4", "sign": "auto", "granularity": "N", "observer": "mse"}
-WEIGHT = {"grid": "int4", "granularity": "N", "observer": "mse"}
-
-
-def recipe(**gradient):
-    """W4A4G4 as the reference has it; `gradient` goes into the specs of gradients."""
-    words = {"grid": "int4", "rounding": "stochastic", **gradient}
-    rule = {
-        "forward": {"input": INPUT, "weight": WEIGHT},
-        "grad_input": {
-            "grad_output": {"granularity": "NHW"} | words,
-            "weight": WEIGHT | {"granularity": "C"},
-        },
-        "grad_weight": {"grad_output": {"granularity": "NC"} | words, "input": INPUT},
-    }
-    return {"rules": [rule]}
-
+from tests.support.runs import WEIGHT, finish, recipe, start_run, tiny_values, weights_hash
+from tests.support.two_ranks import LAUNCH_TWO
 
 CONV_ONLY = recipe() | {"rules": [*recipe()["rules"], {"match": {"type": "Linear"}, "skip": True}]}
 LEARNED = copy.deepcopy(recipe())

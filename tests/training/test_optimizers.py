@@ -1,13 +1,34 @@
+"""The average of weights: what is evaluated and saved, and that resuming gives the same bits."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 
-from lowbit.config.optimizer import OptimizerSection
+from lowbit.config import validate
+from lowbit.config.optimizer import OptimizerSection, Schedule
 from lowbit.errors import LowbitError
-from lowbit.training.optimizers import build_optimizer, create_state, load_optimizer_state, optimizer_state
-from tests.tiny_net import build_tiny
+from lowbit.models import read_weights
+from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.evaluate import evaluate
+from lowbit.training.inputs import build_loader, open_section
+from lowbit.training.loop import train
+from lowbit.training.optimizers import (
+    WeightAverage,
+    build_optimizer,
+    create_state,
+    learning_rate,
+    load_optimizer_state,
+    optimizer_state,
+    warmup_note,
+)
+from lowbit.training.trained_model import open_checkpoint
+from tests.support.commands import W4A4G4
+from tests.support.runs import records, tiny_values
+from tests.support.tiny_net import build_tiny
 
 RULES = ["SGD", "Momentum", "RMSProp", "AdamW"]
 
@@ -95,3 +116,154 @@ def test_master_weights_are_part_of_the_state():
     state["head.weight/master_weight"] = np.ones(weight.shape, np.float32)
     load_optimizer_state(optimizer, model, state)
     np.testing.assert_array_equal(master.numpy(), 1)
+
+
+def rates(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> list[float]:
+    return [
+        learning_rate(schedule, step, steps_per_epoch=steps_per_epoch, epochs=epochs)
+        for step in range(steps_per_epoch * epochs)
+    ]
+
+
+def of_paddle(scheduler: paddle.optimizer.lr.LRScheduler, count: int) -> list[float]:
+    values = []
+    for _ in range(count):
+        values.append(scheduler())
+        scheduler.step()
+    return values
+
+
+def test_piecewise_equals_paddles():
+    schedule = Schedule(name="Piecewise", decay_epochs=[2, 3], values=[0.1, 0.01, 0.001])
+    expected = of_paddle(paddle.optimizer.lr.PiecewiseDecay([8, 12], [0.1, 0.01, 0.001]), 20)
+    assert rates(schedule, steps_per_epoch=4, epochs=5) == pytest.approx(expected)
+
+
+def test_cosine_equals_paddles():
+    schedule = Schedule(name="Cosine", learning_rate=0.4)
+    expected = of_paddle(paddle.optimizer.lr.CosineAnnealingDecay(0.4, T_max=20), 20)
+    assert rates(schedule, steps_per_epoch=4, epochs=5) == pytest.approx(expected)
+
+
+def test_warm_up_then_cosine_equals_paddles():
+    schedule = Schedule(name="Cosine", learning_rate=0.4, warmup_epoch=2, warmup_start_lr=0.1)
+    after = paddle.optimizer.lr.CosineAnnealingDecay(0.4, T_max=12)
+    expected = of_paddle(paddle.optimizer.lr.LinearWarmup(after, 8, 0.1, 0.4), 20)
+    assert rates(schedule, steps_per_epoch=4, epochs=5) == pytest.approx(expected)
+
+
+def test_step_cuts_every_so_many_epochs():
+    schedule = Schedule(name="Step", learning_rate=0.1, step_size=2, gamma=0.1)
+    assert rates(schedule, steps_per_epoch=1, epochs=5) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+
+
+def test_by_epoch_changes_only_between_epochs():
+    schedule = Schedule(name="Cosine", learning_rate=1.0, by_epoch=True)
+    values = rates(schedule, steps_per_epoch=3, epochs=2)
+    assert values[:3] == [1.0] * 3 and values[3:] == pytest.approx([0.5] * 3)
+
+
+def test_constant_is_constant():
+    assert set(rates(Schedule(name="Constant", learning_rate=0.3), steps_per_epoch=3, epochs=3)) == {0.3}
+
+
+def test_warm_up_before_pieces_heads_for_the_first_piece():
+    schedule = Schedule(
+        name="Piecewise", learning_rate=0.01, decay_epochs=[2], values=[0.4, 0.1], warmup_epoch=1
+    )
+    ours = rates(schedule, steps_per_epoch=4, epochs=3)
+    assert ours[:4] == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert ours[4:] == [0.4] * 4 + [0.1] * 4
+
+
+@pytest.mark.parametrize(("warmup", "epochs"), [(1.0, 2), (0.5, 1), (0.0, 1), (5.0, 0)])
+def test_a_warm_up_that_ends_is_nothing_to_talk_about(warmup, epochs):
+    schedule = Schedule(name="Cosine", learning_rate=0.1, warmup_epoch=warmup)
+    assert warmup_note(schedule, steps_per_epoch=4, epochs=epochs) is None
+
+
+def test_a_warm_up_as_long_as_the_run_is_told():
+    schedule = Schedule(name="Cosine", learning_rate=0.4, warmup_epoch=2)
+    line = warmup_note(schedule, steps_per_epoch=4, epochs=1)
+    assert "rises to 0.15 and no further: the warm-up takes 2 epochs and the run has 1; set" in line
+    assert max(rates(schedule, steps_per_epoch=4, epochs=1)) == pytest.approx(0.15)
+
+
+def test_a_run_that_would_learn_nothing_is_told():
+    schedule = Schedule(name="Cosine", learning_rate=0.4, warmup_epoch=5, by_epoch=True)
+    line = warmup_note(schedule, steps_per_epoch=4, epochs=1)
+    assert "0 all the time, so nothing will be learned: the warm-up takes 5" in line
+    started = schedule.model_copy(update={"warmup_start_lr": 0.01})
+    assert "rises to 0.01" in warmup_note(started, steps_per_epoch=4, epochs=1)
+
+
+def test_the_average_follows_the_weights():
+    net = paddle.nn.Linear(2, 1)
+    average = WeightAverage(net, decay=0.9)
+    before = net.weight.numpy()
+    net.weight.set_value(np.ones([2, 1], np.float32))
+    average.update(0)  # the decay is 0.1 at first
+    np.testing.assert_allclose(average.arrays()["weight"], 0.1 * before + 0.9, rtol=1e-6)
+    average.update(1000)
+    np.testing.assert_allclose(average.arrays()["weight"], 0.9 * (0.1 * before + 0.9) + 0.1, rtol=1e-6)
+
+
+def test_inside_the_model_has_the_averages_and_outside_its_own_weights():
+    net = paddle.nn.Linear(2, 1)
+    average = WeightAverage(net, decay=0.9)
+    first = net.weight.numpy()
+    net.weight.set_value(np.ones([2, 1], np.float32))
+    with pytest.raises(RuntimeError), average.applied():
+        np.testing.assert_array_equal(net.weight.numpy(), first)
+        raise RuntimeError
+    np.testing.assert_array_equal(net.weight.numpy(), 1)
+
+
+def config(folder, *, amp=None, recipe=None, **settings):
+    values = tiny_values(folder, **{"ema": 0.9} | settings)
+    values |= {"AMP": amp} if amp else {}
+    return validate(values | ({"Recipe": recipe} if recipe else {}), {}, "tiny")
+
+
+@pytest.mark.parametrize(
+    "extra", [{}, {"recipe": W4A4G4}, {"recipe": "qat_w4a4"}, {"amp": {"level": "O2", "dtype": "fp16"}}]
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, extra):
+    folder = train(config(tmp_path / "whole", **extra)) / "checkpoints"
+    resumed = train(config(tmp_path / "again", checkpoints=str(folder / "model_0.lowbit"), **extra))
+    whole = read_checkpoint(folder / "latest.lowbit")
+    again = read_checkpoint(resumed / "checkpoints" / "latest.lowbit")
+    assert whole.trained and whole.trained.keys() == again.trained.keys()
+    for saved, other in ((whole.model, again.model), (whole.trained, again.trained)):
+        for name, array in saved.items():
+            np.testing.assert_array_equal(array, other[name], err_msg=name)
+    assert any((whole.model[name] != array).any() for name, array in whole.trained.items())
+
+
+def test_what_was_evaluated_is_what_is_opened(tmp_path):
+    folder = train(config(tmp_path / "run"))
+    *_, last = records(folder, "eval")
+    trained = open_checkpoint(folder / "checkpoints" / "latest.lowbit", trust=True)
+    split = trained.config.DataLoader.Eval
+    loader = build_loader(split, open_section(split.dataset, 10), training=False)
+    assert evaluate(trained.model, loader)["loss"] == pytest.approx(last["loss"], rel=1e-6)
+    companion = read_weights(folder / "checkpoints" / "latest.pdparams")
+    for name, tensor in trained.model.state_dict().items():
+        np.testing.assert_array_equal(companion[name], tensor.numpy(), err_msg=name)
+
+
+def test_a_run_can_take_up_averaging(tmp_path, capsys):
+    folder = train(config(tmp_path / "run", ema=None))
+    resumed = train(config(tmp_path / "more", epochs=3, checkpoints=str(folder)))
+    assert "Global.ema has changed" in capsys.readouterr().out
+    assert read_checkpoint(resumed / "checkpoints" / "latest.lowbit").trained
+
+
+def test_paddleclas_section_and_ours():
+    values = tiny_values(Path("run"))
+    assert validate(values | {"EMA": {"decay": 0.99}}, {}, "c").ema_decay == 0.99
+    assert validate(values | {"EMA": {}}, {}, "c").ema_decay == 0.9999
+    assert validate(values, {}, "c").ema_decay is None
+    values["Global"]["ema"] = 0.9
+    with pytest.raises(LowbitError, match="differ; give it once"):
+        validate(values | {"EMA": {"decay": 0.99}}, {}, "c")

@@ -15,7 +15,7 @@ from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.post_training import calibrate_run, calibration_config
 from lowbit.training.trained_model import open_checkpoint
-from tests.training.conftest import ROOT, tiny_config, tiny_values
+from tests.support.runs import ROOT, tiny_config, tiny_values
 
 RECIPE = str(ROOT / "recipes/ptq_w8a8.yaml")
 

@@ -15,21 +15,9 @@ from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.quantization import recipe_differences
 from lowbit.training.trained_model import open_checkpoint, open_weights
-from tests.training.conftest import tiny_values, weights_hash
+from tests.support.runs import LSQ, PACT, tiny_values, weights_hash
 
-LSQ = {
-    "rules": [
-        {
-            "forward": {
-                "input": {"grid": "int4", "sign": "auto", "scaling": "learned"},
-                "weight": {"grid": "int4", "granularity": "N", "scaling": "learned"},
-            }
-        }
-    ],
-    "calibration": {"steps": 2},
-}
 FOLDED = LSQ | {"batch_norm": {"fold": "training", "freeze_after": 15}}
-PACT = {"activation_preprocess_type": "PACT"}  # PaddleSlim's dialect, 8 bits
 
 
 WAYS = {
@@ -75,7 +63,7 @@ def test_stopping_at_every_step_and_resuming_changes_no_bit(run, way, tmp_path, 
 
 def test_checkpoint_weights_and_export_are_the_trained_model(run, tmp_path):
     trained = open_checkpoint(run / "checkpoints/latest.lowbit")
-    bare = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "bare")
+    bare = validate({"Arch": {"name": "tests.support.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "bare")
     weights = open_weights(bare, run / "checkpoints/latest.pdparams")
     images = np.random.default_rng(0).standard_normal((5, 3, 32, 32), dtype=np.float32)
     expected = trained.model(paddle.to_tensor(images)).numpy()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
 
+import numpy
 import numpy as np
+import paddle
 import pytest
 
 from lowbit.training.checkpoint import read_checkpoint
-from tests.training.conftest import start_run, tiny_values, weights_hash
-from tests.two_ranks import LAUNCH_TWO
-
-
-def finish(process, *, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == code, output
-    return output
+from lowbit.training.resume import environment_differences, environment_record
+from tests.support.runs import finish, start_run, tiny_values, weights_hash
+from tests.support.two_ranks import LAUNCH_TWO
 
 
 def test_killed_at_random_steps_a_run_ends_with_the_same_weights(tmp_path):
@@ -84,3 +82,27 @@ def test_two_processes_train_what_one_would_with_the_same_global_batch(tmp_path,
     # Each of the 360 validation images counts once, though 7 divides neither 360 nor 180.
     assert states["two"].progress.best * 360 == pytest.approx(round(states["two"].progress.best * 360))
     assert states["two"].progress.best == pytest.approx(states["one"].progress.best, abs=1.01 / 360)
+
+
+def test_the_record_is_plain_and_repeats():
+    record = environment_record()
+    assert record == environment_record()
+    assert json.loads(json.dumps(record)) == record
+    assert paddle.__version__ in record["paddle"] and record["numpy"] == numpy.__version__
+    assert environment_differences(record) == []
+
+
+def test_what_changes_bits_changes_the_record(monkeypatch):
+    monkeypatch.delenv("MKL_DEBUG_CPU_TYPE", raising=False)
+    saved = environment_record()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "5")
+    differences = environment_differences(saved)
+    assert "MKL_DEBUG_CPU_TYPE was unset, is 5" in differences
+    assert f"OMP_NUM_THREADS was {saved['OMP_NUM_THREADS']}, is 7" in differences
+    assert len(differences) == 2
+
+
+def test_a_key_on_one_side_only_is_a_difference():
+    assert environment_differences({}, {"cpu": "x"}) == ["cpu was not recorded, is x"]
+    assert environment_differences({"cpu": "x"}, {}) == ["cpu was x, is not recorded"]

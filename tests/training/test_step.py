@@ -8,7 +8,7 @@ from lowbit.config import validate
 from lowbit.errors import LowbitError
 from lowbit.training.session import open_session
 from lowbit.training.step import TrainingStep
-from tests.training.conftest import tiny_config, tiny_values
+from tests.support.runs import tiny_config, tiny_values
 
 
 @pytest.fixture

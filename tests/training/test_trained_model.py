@@ -11,8 +11,8 @@ from lowbit.errors import LowbitError
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
 from lowbit.training.loop import train
 from lowbit.training.trained_model import open_checkpoint, open_weights
-from tests.tiny_net import TinyNet
-from tests.training.conftest import tiny_config, tiny_values
+from tests.support.runs import tiny_config, tiny_values
+from tests.support.tiny_net import TinyNet
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_run_folder_stands_for_its_best_checkpoint(run):
 
 
 def test_the_checkpoint_and_the_weights_beside_it_are_the_same_model(run):
-    config = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
+    config = validate({"Arch": {"name": "tests.support.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
     weights = open_weights(config, run / "checkpoints" / "latest.pdparams")
     checkpoint = open_checkpoint(run / "checkpoints" / "latest.lowbit")
     np.testing.assert_array_equal(outputs(weights.model), outputs(checkpoint.model))
@@ -44,7 +44,7 @@ def test_the_checkpoint_and_the_weights_beside_it_are_the_same_model(run):
 def test_weights_without_anything_beside_them_need_preprocessing_from_the_config(run, tmp_path):
     lonely = tmp_path / "weights.pdparams"
     lonely.write_bytes((run / "checkpoints" / "latest.pdparams").read_bytes())
-    config = validate({"Arch": {"name": "tests.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
+    config = validate({"Arch": {"name": "tests.support.tiny_net:TinyNet"}, "DataLoader": {}}, {}, "test")
     trained = open_weights(config, lonely)
     with pytest.raises(LowbitError, match=r"how images are prepared for .*weights\.pdparams is not known"):
         _ = trained.preprocessing

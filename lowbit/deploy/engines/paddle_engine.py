@@ -20,7 +20,7 @@ from lowbit.deploy.model_files import (
 )
 from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info, hardware_info, resolve_device
-from lowbit.machine.threads import math_threads_kept
+from lowbit.machine.device import math_threads_kept
 from lowbit.nn.eval_mode import cause
 
 # oneDNN keeps a prepared kernel for every input shape it meets; batches of any size would fill the memory.

@@ -10,12 +10,12 @@ from lowbit.deploy.verify.candidates import (
     open_candidates,
     parse_engines,
 )
+from lowbit.deploy.verify.comparison import EngineReport, Report, verify
 from lowbit.deploy.verify.evidence import Evidence
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
 from lowbit.deploy.verify.predictions import Predictions
 from lowbit.deploy.verify.record import export_fp32, export_missing, report_values
-from lowbit.deploy.verify.verify import EngineReport, Report, verify
 
 __all__ = [
     "ENGINES",

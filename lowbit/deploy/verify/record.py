@@ -13,11 +13,11 @@ from paddle import nn
 from lowbit.deploy.export import export_model
 from lowbit.deploy.model_files import read_inference_yml, sha256
 from lowbit.deploy.onnx import export_onnx
-from lowbit.deploy.paddle_int8.export import export_paddle_int8
+from lowbit.deploy.paddle_int8.export_int8 import export_paddle_int8
 from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE, Size
+from lowbit.deploy.verify.comparison import EngineReport, Report
 from lowbit.deploy.verify.evidence import RELATIVE_ERROR
 from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, Steps
-from lowbit.deploy.verify.verify import EngineReport, Report
 from lowbit.nn import has_quantized_layers, quantization_mode
 
 

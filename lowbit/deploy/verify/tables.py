@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lowbit.deploy.verify.agreement import Agreement
 from lowbit.deploy.verify.candidates import Size
+from lowbit.deploy.verify.comparison import EngineReport, Report
 from lowbit.deploy.verify.layer_differences import LOGITS, LayerDifference
-from lowbit.deploy.verify.verify import EngineReport, Report
 from lowbit.formatting import Section, bytes_text, decibels, number, percent, points, times
 
 

@@ -18,8 +18,8 @@ from lowbit.cli.app import main
 from lowbit.config import validate
 from lowbit.deploy import OpenVinoEngine
 from lowbit.training.loop import train
-from tests.deploy.engines.small_onnx import SHAPE, small_onnx
-from tests.training.conftest import tiny_values
+from tests.support.small_onnx import SHAPE, small_onnx
+from tests.support.runs import tiny_values
 
 folder = Path(sys.argv[1])
 received = []

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
 from lowbit.errors import LowbitError
 from lowbit.extras import install_command
-from tests.deploy.engines.small_onnx import SHAPE, small_onnx
+from tests.support.small_onnx import SHAPE, small_onnx
 
 ENGINES = [OnnxRuntimeEngine, OpenVinoEngine]
 pytestmark = pytest.mark.parametrize("kind", ENGINES)

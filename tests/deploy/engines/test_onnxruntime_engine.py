@@ -6,7 +6,7 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 
 from lowbit.deploy import OnnxRuntimeEngine
-from tests.deploy.engines.small_onnx import SHAPE, small_onnx
+from tests.support.small_onnx import SHAPE, small_onnx
 
 
 def test_without_optimisations_the_graph_runs_as_it_was_written(tmp_path):

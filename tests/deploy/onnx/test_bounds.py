@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.deploy.onnx.graph import Graph
-from lowbit.deploy.onnx.quantize import never_negative
+from lowbit.deploy.onnx.qdq import never_negative
 
 
 @pytest.fixture

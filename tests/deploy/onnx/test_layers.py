@@ -11,8 +11,8 @@ from lowbit.deploy.onnx.graph import QuantizedConstant
 from lowbit.errors import LowbitError
 from lowbit.nn import deployed_weight, prepare
 from lowbit.recipe import make_recipe
-from tests.deploy.onnx.conftest import quantized
-from tests.tiny_net import build_tiny
+from tests.support.onnx_models import quantized
+from tests.support.tiny_net import build_tiny
 
 SHAPE = (3, 16, 16)
 

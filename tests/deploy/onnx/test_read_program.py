@@ -4,10 +4,10 @@ import paddle
 import pytest
 from paddle import nn
 
-from lowbit.deploy.inputs import ModelInputs
 from lowbit.deploy.onnx.trace import read_program, trace
+from lowbit.deploy.save_program import ModelInputs
 from lowbit.errors import LowbitError
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def read(model, shape=(3, 8, 8)):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.deploy.onnx.graph import QuantizedConstant
-from lowbit.deploy.onnx.quantize import activation_type, describe_form, resolve_target, weight_type
+from lowbit.deploy.onnx.qdq import activation_type, describe_form, resolve_target, weight_type
 from lowbit.errors import LowbitError
 from lowbit.machine.cpu import PROCESSORS, CpuInfo
 from lowbit.nn import DeployedOperand

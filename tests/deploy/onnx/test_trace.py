@@ -4,12 +4,12 @@ import paddle
 import pytest
 from paddle import nn
 
-from lowbit.deploy.inputs import ModelInputs
 from lowbit.deploy.onnx.trace import layer_names, read_mark, read_program, trace
+from lowbit.deploy.save_program import ModelInputs
 from lowbit.errors import LowbitError
 from lowbit.nn import is_quantized
-from tests.deploy.onnx.conftest import Net, normal, quantized
-from tests.tiny_net import build_tiny
+from tests.support.onnx_models import Net, normal, quantized
+from tests.support.tiny_net import build_tiny
 
 
 def marks(model, shape=(3, 16, 16)):

@@ -7,8 +7,8 @@ from lowbit.deploy.paddle_int8.integer_conv import Activation, IntegerConv, plac
 from lowbit.deploy.paddle_int8.merge import _bounded, merge
 from lowbit.deploy.paddle_int8.program import trace
 from lowbit.nn import DeployedOperand, is_quantized
-from tests.deploy.conftest import SHAPE
-from tests.deploy.paddle_int8.conftest import quantized
+from tests.support.exports import SHAPE
+from tests.support.int8_models import quantized
 
 
 def test_what_is_merged_where(every_kind):

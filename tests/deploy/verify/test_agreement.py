@@ -7,7 +7,7 @@ import pytest
 from lowbit.data import Batch
 from lowbit.deploy.verify.agreement import IntegerReference, measure_agreement, model_answer
 from lowbit.errors import LowbitError
-from tests.deploy.verify.small_net import images, small_net
+from tests.support.small_net import images, small_net
 
 
 def batches(count=3, labels=(0, 1, 2, 3)):

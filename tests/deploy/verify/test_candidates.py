@@ -4,7 +4,7 @@ import pytest
 
 from lowbit.deploy.verify import compare_sizes, open_candidates, parse_engines
 from lowbit.errors import LowbitError
-from tests.deploy.engines.small_onnx import small_onnx
+from tests.support.small_onnx import small_onnx
 
 
 def test_words_become_engines():

@@ -12,8 +12,7 @@ from lowbit.deploy.verify import Candidate, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
 from lowbit.deploy.verify.evidence import images_needed, lower_bound, relative_error, weigh
 from lowbit.deploy.verify.tables import conclusion
-from tests.deploy.verify.small_net import small_net
-from tests.deploy.verify.test_verify import _Answering, _Watch
+from tests.support.small_net import Answering, Watch, small_net
 
 
 @pytest.mark.parametrize(
@@ -76,8 +75,8 @@ def one_class(model):
 
 
 def judged(model, answer, count=32, **options):
-    candidates = [Candidate("paddle", _Answering(answer))]
-    return verify(model, candidates, loader(count), watch=_Watch(), latency=False, **options)
+    candidates = [Candidate("paddle", Answering(answer))]
+    return verify(model, candidates, loader(count), watch=Watch(), latency=False, **options)
 
 
 @pytest.mark.parametrize("count", [32, 400])

@@ -8,7 +8,7 @@ from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs, expo
 from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
 from lowbit.deploy.verify.record import ToExport
 from lowbit.nn import quantization_mode as as_tested
-from tests.deploy.verify.small_net import SHAPE, images, small_net
+from tests.support.small_net import SHAPE, images, small_net
 
 ENGINES = ["paddle", "onnxruntime", "openvino"]
 

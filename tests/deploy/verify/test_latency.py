@@ -5,7 +5,7 @@ import pytest
 from lowbit.deploy.engines import EngineOptions
 from lowbit.deploy.verify import latency
 from lowbit.deploy.verify.latency import Latency, compare_latency
-from tests.deploy.verify.small_net import images
+from tests.support.small_net import images
 
 
 class _Engine:

@@ -13,7 +13,7 @@ from lowbit.deploy.verify.layer_differences import (
     guilty_layers,
 )
 from lowbit.errors import LowbitError
-from tests.deploy.verify.small_net import LAYERS, images, small_net, write_qdq
+from tests.support.small_net import LAYERS, images, small_net, write_qdq
 
 ENGINES = pytest.mark.parametrize("kind", [OnnxRuntimeEngine, OpenVinoEngine])
 

@@ -4,8 +4,8 @@ import pytest
 
 from lowbit.deploy.verify.layer_differences import OnnxGraph
 from lowbit.errors import LowbitError
-from tests.deploy.engines.small_onnx import small_onnx
-from tests.deploy.verify.small_net import LAYERS, small_net, write_qdq
+from tests.support.small_net import LAYERS, small_net, write_qdq
+from tests.support.small_onnx import small_onnx
 
 
 @pytest.fixture(scope="module")

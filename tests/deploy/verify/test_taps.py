@@ -8,7 +8,7 @@ from lowbit.deploy.verify.agreement import model_answer
 from lowbit.deploy.verify.layer_differences import integers_read, layers_in_order
 from lowbit.nn import calibrate, deployed_input, eval_mode, prepare
 from lowbit.recipe import make_recipe
-from tests.deploy.verify.small_net import LAYERS, images, small_net
+from tests.support.small_net import LAYERS, images, small_net
 
 
 def run(model, x, **options):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import paddle
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def test_constants_like_a_tensor(same_in_engines):

@@ -5,7 +5,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 UNARY = [
     F.relu, F.relu6, F.sigmoid, F.tanh, F.hardswish, F.hardsigmoid, F.swish, F.silu, F.gelu, F.mish, F.elu,

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowbit.errors import LowbitError
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def apply(x, layer):

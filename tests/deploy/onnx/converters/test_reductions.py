@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 @pytest.mark.parametrize("reduce", [paddle.mean, paddle.sum, paddle.max, paddle.min])

@@ -5,7 +5,7 @@ import pytest
 
 from lowbit.deploy.onnx.converters import operator_names
 from lowbit.errors import LowbitError
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def test_an_unknown_operator_is_named_with_what_to_do(write):

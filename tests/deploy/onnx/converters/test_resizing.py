@@ -3,7 +3,7 @@ from __future__ import annotations
 import paddle.nn.functional as F
 import pytest
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 @pytest.mark.parametrize("size", [[16, 16], [12, 20]])

@@ -1,0 +1,157 @@
+"""`deploy/ptq_python/post_quant.py`: post-training quantization, with the ecosystem's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowbit.cli.options import TrustCode
+from lowbit.compat.scripts.export_infer import yes_no_option
+from lowbit.errors import LowbitError, did_you_mean
+
+# PaddleSlim's words, and lowbit's. Its `hist` is a percentile, chosen by --hist_percent.
+_OBSERVERS = {
+    "KL": "kl",
+    "kl": "kl",
+    "mse": "mse",
+    "abs_max": "minmax",
+    "min_max": "minmax",
+    "minmax": "minmax",
+}
+_RUN = "ptq"  # the calibrated run, below the output folder
+
+
+def post_quant(
+    model_path: Annotated[
+        Path, typer.Option("--model_path", help="Trained weights, or the folder that training left them in.")
+    ],
+    model_filename: Annotated[
+        str | None,
+        typer.Option("--model_filename", help="Of an exported program: an error, see --model_path."),
+    ] = None,
+    params_filename: Annotated[
+        str | None, typer.Option("--params_filename", help="The weights' file name in --model_path.")
+    ] = None,
+    output_dir: Annotated[
+        Path, typer.Option("--output_dir", help="Where to write inference.json and its like.")
+    ] = Path("output"),
+    data: Annotated[
+        Path, typer.Option("--data", "--data_dir", help="A folder or archive whose layout lowbit recognises.")
+    ] = Path("/dataset/ILSVRC2012"),
+    use_gpu: Annotated[
+        str | None, yes_no_option("--use_gpu", help="Run on a GPU; left out: if there is one.")
+    ] = None,
+    batch_num: Annotated[int, typer.Option("--batch_num", min=1, help="Batches to calibrate on.")] = 10,
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Images a batch.")] = 10,
+    algo: Annotated[
+        str, typer.Option(help="`hist` (with --hist_percent), `KL`, `mse`, `abs_max` or `min_max`.")
+    ] = "hist",
+    hist_percent: Annotated[
+        float, typer.Option("--hist_percent", min=0.5, max=1.0, help="The part of the values that is kept.")
+    ] = 0.999,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model's name, or package.module:Class; left out: as trained, else mobilenet_v3_small."
+        ),
+    ] = None,
+    img_size: Annotated[
+        int, typer.Option(min=1, help="Side of the images, where no checkpoint lies beside the weights.")
+    ] = 224,
+    trust_code: TrustCode = False,
+) -> None:
+    """Quantize a trained model to 8 bits without training it, and export it.
+
+    **Example**: `python deploy/ptq_python/post_quant.py --model_path output/latest.pdparams --data lite_data`
+    """
+    from lowbit.cli.export import export
+    from lowbit.config import validate
+    from lowbit.training.post_training import calibrate_run, calibration_config, ptq_recipe
+
+    if model_filename is not None:
+        raise LowbitError(
+            "--model_filename names a program, but lowbit quantizes trained weights and exports the program "
+            "itself: leave it out, and give the weights with --model_path"
+        )
+    observer = _observer(algo, hist_percent)
+    weights = _weights(model_path, params_filename)
+    values = _values(weights, data, model, img_size, trust_code=trust_code)
+    values["Global"] |= {
+        "output_dir": str(output_dir / _RUN),
+        "pretrained_model": str(weights),
+        "device": {None: None, True: "gpu", False: "cpu"}[use_gpu],
+        "use_visualdl": False,
+    }
+    values["Recipe"] = ptq_recipe(observer)
+    config = calibration_config(
+        validate(values, {}, "post_quant.py"), data_path=data, steps=batch_num, batch_size=batch_size
+    )
+    run = calibrate_run(config, insist_on_device=use_gpu is not None)
+    export(run, output=output_dir, trust_code=True)  # what was calibrated was trusted
+
+
+def _observer(algo: str, hist_percent: float) -> str:
+    if algo == "hist":
+        return f"percentile({100 * hist_percent:.10g})"
+    if algo not in _OBSERVERS:
+        raise LowbitError(f'--algo: no algorithm "{algo}"; {did_you_mean(algo, [*_OBSERVERS, "hist"])}')
+    return _OBSERVERS[algo]
+
+
+def _weights(path: Path, name: str | None) -> Path:
+    """The weights that were meant: a file, or the one in a folder."""
+    from lowbit.training.checkpoint import find_checkpoint
+
+    if name is not None:
+        path = path / name
+    if path.suffix == ".pdiparams" or (path.is_dir() and _has_program(path) and not find_checkpoint(path)):
+        raise LowbitError(
+            f"{path} is an exported model: lowbit quantizes trained weights; give the .pdparams that it was "
+            "exported from"
+        )
+    if path.is_dir():
+        found = find_checkpoint(path)
+        if found is None:
+            raise LowbitError(f"no checkpoint in {path}; give the weights' file, or --params_filename")
+        return found.with_suffix(".pdparams")
+    return path
+
+
+def _has_program(folder: Path) -> bool:
+    return any(folder.glob("*.pdmodel")) or any(folder.glob("*.pdiparams"))
+
+
+def _values(weights: Path, data: Path, model: str | None, side: int, *, trust_code: bool) -> dict[str, Any]:
+    """The config of the run: the checkpoint's beside the weights, else ImageNet's way with images."""
+    from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
+    from lowbit.training.trained_model import config_of
+
+    beside = find_checkpoint(weights)
+    if beside is not None:
+        checkpoint = read_checkpoint(beside)
+        if checkpoint.recipe is not None:
+            raise LowbitError(f"{weights} is quantized already: give the weights of an fp32 model")
+        named = checkpoint.model_name if model is not None else trust_code  # by --model, in its place
+        values = config_of(checkpoint, beside, trust=named).model_dump(mode="json")
+        values["Global"] |= {"checkpoint_dir": "checkpoints", "checkpoints": None}
+        if values["DataLoader"]["Eval"] is None:
+            raise LowbitError(f"{beside} does not say how images are prepared: it has no DataLoader.Eval")
+        ops = values["DataLoader"]["Eval"]["dataset"]["transform_ops"]
+    else:
+        values = {"Global": {"image_shape": [3, side, side]}, "Arch": {"name": "mobilenet_v3_small"}}
+        ops = [
+            {"ResizeImage": {"resize_short": side * 256 // 224}},
+            {"CropImage": {"size": side}},
+            {"NormalizeImage": {}},
+        ]
+    if model is not None:
+        values["Arch"]["name"] = model
+    values["DataLoader"] = {"Train": _split(data, "train", ops), "Eval": _split(data, "val", ops)}
+    return values
+
+
+def _split(data: Path, split: str, ops: list[Any]) -> dict[str, Any]:
+    dataset = {"name": "AutoDataset", "path": str(data), "split": split, "transform_ops": ops}
+    return {"dataset": dataset, "sampler": {"batch_size": 32}, "loader": {"num_workers": 2}}

@@ -1,0 +1,183 @@
+"""`train.py`: the training script of Paddle's model repositories, as a config in the form of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, TeacherName, check_amp
+from lowbit.config import Config, validate
+from lowbit.config.yaml_file import KeyPath
+from lowbit.errors import LowbitError
+
+
+def train(
+    data_path: Annotated[
+        str, typer.Option(help="A folder or archive whose layout lowbit recognises.")
+    ] = "./data",
+    model: Annotated[
+        str, typer.Option(help="A model's name, or package.module:Class.")
+    ] = "mobilenet_v3_small",
+    device: DeviceName = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "-b", min=1, help="Images a step and process.")
+    ] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help="Times through the training data.")] = 90,
+    amp_level: AmpLevelName = None,
+    amp_dtype: AmpDtypeName = None,
+    workers: Annotated[int, typer.Option("--workers", "-j", min=0, help="Threads that decode images.")] = 8,
+    opt: Annotated[
+        Literal["sgd", "rmsprop", "adamw"], typer.Option(help="The optimizer; sgd is the one with momentum.")
+    ] = "sgd",
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
+    momentum: Annotated[float, typer.Option(help="Of sgd and rmsprop.")] = 0.9,
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", "--wd", help="Pulls the weights towards zero.")
+    ] = 1e-4,
+    lr_step_size: Annotated[int, typer.Option(min=1, help="Epochs between two cuts of the rate.")] = 30,
+    lr_gamma: Annotated[float, typer.Option(help="The factor of such a cut.")] = 0.1,
+    print_freq: Annotated[int, typer.Option(min=1, help="Steps between two log lines.")] = 10,
+    output_dir: Annotated[Path, typer.Option(help="Where checkpoints and logs go.")] = Path("."),
+    resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or `auto`.")] = None,
+    start_epoch: Annotated[int, typer.Option(min=0, help="The number of the first epoch.")] = 0,
+    sync_bn: Annotated[bool, typer.Option("--sync-bn", help="Batch norm over all processes.")] = False,
+    test_only: Annotated[
+        bool, typer.Option("--test-only", help="Evaluate --pretrained (or --resume) and stop.")
+    ] = False,
+    pretrained: Annotated[str | None, typer.Option(help="Weights to start from.")] = None,
+    auto_augment: Annotated[
+        Literal["imagenet", "cifar10", "svhn"] | None, typer.Option(help="AutoAugment's policy.")
+    ] = None,
+    random_erase: Annotated[
+        float, typer.Option(min=0, max=1, help="Probability of blanking a rectangle.")
+    ] = 0.0,
+    pact_quant: Annotated[bool, typer.Option("--pact_quant", help="Quantization-aware training.")] = False,
+    teacher: TeacherName = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=1, help="Left out: as many as the data, or the weights, have.")
+    ] = None,
+    reset_classifier: Annotated[
+        bool, typer.Option("--reset-classifier", help="Take weights of another number of classes.")
+    ] = False,
+    resize_size: Annotated[int, typer.Option(min=1, help="Short side before the validation crop.")] = 256,
+    crop_size: Annotated[int, typer.Option(min=1, help="Side of the images that the model sees.")] = 224,
+    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal runs.")] = 0,
+    save_steps: Annotated[int, typer.Option(min=0, help="Also checkpoint every so many steps.")] = 0,
+) -> None:
+    """Train a model, or evaluate one with --test-only.
+
+    **Examples**
+
+    - `python train.py --data-path ./lite_data --epochs 2 -b 4`
+    - `python train.py --test-only --pretrained latest.pdparams --data-path ./lite_data`
+    - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
+    """
+    check_amp(amp_level, amp_dtype)
+    normalize = {"NormalizeImage": {}}
+    train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
+    train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
+    train_ops += [normalize, *([{"RandomErasing": {"EPSILON": random_erase}}] if random_erase else [])]
+    eval_ops = [{"ResizeImage": {"resize_short": resize_size}}, {"CropImage": {"size": crop_size}}, normalize]
+    values = {
+        "Global": {
+            "output_dir": str(output_dir),
+            "checkpoint_dir": ".",  # the ecosystem's tools look for latest.pdparams in the folder itself
+            "epochs": epochs,
+            "start_epoch": start_epoch,
+            "device": device,
+            "print_batch_step": print_freq,
+            "checkpoints": resume,
+            "pretrained_model": pretrained,
+            "reset_classifier": reset_classifier,
+            "sync_bn": sync_bn,
+            "image_shape": [3, crop_size, crop_size],
+            "seed": seed,
+            "save_steps": save_steps,
+        },
+        "Recipe": {"activation_preprocess_type": "PACT"} if pact_quant else None,
+        "Distillation": {"teacher": teacher} if teacher else None,
+        "AMP": {"level": amp_level, "dtype": amp_dtype or "fp16"} if amp_level else None,
+        "Arch": {"name": model, "class_num": num_classes},
+        "Optimizer": {
+            "name": _OPTIMIZERS[opt],
+            "momentum": momentum,
+            "regularizer": {"coeff": weight_decay},
+            "lr": {"name": "Step", "learning_rate": lr, "step_size": lr_step_size, "gamma": lr_gamma},
+        },
+        "DataLoader": {
+            "Train": _split(data_path, "train", train_ops, batch_size, workers, shuffle=True),
+            "Eval": _split(data_path, "val", eval_ops, batch_size, workers, shuffle=False),
+        },
+    }
+    config = validate(values, _SOURCES, "train.py")
+    if test_only:
+        _test(config, device)
+    else:
+        from lowbit.training.loop import train as run_training
+
+        folder = run_training(config, insist_on_device=device is not None)
+        if pact_quant:
+            _export_quantized(folder, model)
+
+
+_OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}
+
+# Where a mistake in the config came from: the option that the user gave.
+_SOURCES: dict[KeyPath, str] = {
+    ("Global", "device"): "--device",
+    ("Global", "seed"): "--seed",
+    ("Distillation", "teacher"): "--teacher",
+    ("Optimizer", "momentum"): "--momentum",
+    ("Optimizer", "regularizer", "coeff"): "--weight-decay",
+    ("Optimizer", "lr", "learning_rate"): "--lr",
+    ("Optimizer", "lr", "gamma"): "--lr-gamma",
+}
+
+
+def _export_quantized(folder: Path, model: str) -> None:
+    """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
+    from lowbit.deploy import export_model
+    from lowbit.training.process import join_ranks
+    from lowbit.training.trained_model import open_checkpoint
+
+    if join_ranks().is_first:
+        trained = open_checkpoint(folder / "latest.lowbit", trust=model)
+        export_model(
+            trained.model,
+            folder,
+            model_name=trained.config.Arch.name,
+            image_shape=trained.config.Global.image_shape,
+            transform_ops=trained.preprocessing,
+            classes=trained.classes,
+            file_name="qat_inference",
+        )
+        print(f"Quantized model: {folder / 'qat_inference.json'}")
+
+
+def _split(
+    path: str, split: str, ops: list[dict[str, Any]], batch_size: int, workers: int, *, shuffle: bool
+) -> dict[str, Any]:
+    return {
+        "dataset": {"name": "AutoDataset", "path": path, "split": split, "transform_ops": ops},
+        "sampler": {"batch_size": batch_size, "shuffle": shuffle},
+        "loader": {"num_workers": workers},
+    }
+
+
+def _test(config: Config, device: str | None) -> None:
+    from lowbit.cli.evaluate import evaluate_trained
+    from lowbit.training.display import accuracy_line
+    from lowbit.training.trained_model import open_checkpoint, open_weights
+
+    settings = config.Global
+    if settings.pretrained_model is not None:
+        trained = open_weights(config, Path(settings.pretrained_model))
+    elif settings.checkpoints is not None:
+        auto = settings.checkpoints == "auto"
+        path = Path(settings.output_dir if auto else settings.checkpoints)
+        trained = open_checkpoint(path, trust=config.Arch.name)
+    else:
+        raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
+    print(accuracy_line(evaluate_trained(trained, config.DataLoader.Eval, device)))

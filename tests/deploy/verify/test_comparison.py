@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from paddle import nn
+
+from lowbit.data import ArrayDataset, Loader
+from lowbit.deploy import OnnxRuntimeEngine
+from lowbit.deploy.verify import Candidate, Size, report_values, verify
+from lowbit.deploy.verify.agreement import model_answer
+from lowbit.errors import LowbitError
+from tests.support.small_net import LAYERS, Answering, Watch, small_net, write_qdq
+
+
+@pytest.fixture
+def loader():
+    rng = np.random.default_rng(0)
+    dataset = ArrayDataset(
+        rng.integers(0, 256, (20, 8, 8, 3), np.uint8), rng.integers(0, 4, 20), list("abcd"), "noise"
+    )
+
+    def transform(image, generator, out=None):
+        values = (image.transpose(2, 0, 1) / 64 - 2).astype(np.float32)
+        if out is not None:
+            out[:] = values
+        return values
+
+    transform.at_least = None
+    return Loader(
+        dataset, transform, batch_size=8, shuffle=False, drop_last=False, workers=1, seed=0, training=False
+    )
+
+
+def damaged_stem(name, constants):
+    if name == "stem":
+        constants["weight"] = -constants["weight"]
+
+
+def test_a_sound_export_passes(loader, tmp_path):
+    model, watch = small_net(), Watch()
+    file = write_qdq(model, tmp_path / "inference.onnx")
+    engine = OnnxRuntimeEngine(file, threads=1)
+    report = verify(
+        model,
+        [Candidate("onnxruntime", engine, fp32=engine, onnx=file)],
+        loader,
+        watch=watch,
+        baseline=small_net(bits=8),
+        layers=True,
+    )
+    assert report.failing == [] and report.engines[0].guilty == []
+    assert report.model.images == 20 and report.integers_unequal == 0 and report.fp32.agreement > 0.5
+    assert [row.name for row in report.engines[0].layers] == [*LAYERS, "logits"]
+    assert [found.batch_size for found in report.engines[0].latency] == [1, 16]
+    assert all(total == done for _, total, done in watch.log)
+    assert [title for title, *_ in watch.log] == ["verify", f"layers in {engine.name}", "latency"]
+
+
+def test_a_damaged_export_fails_and_its_layer_is_named_without_being_asked(loader, tmp_path):
+    model = small_net()
+    file = write_qdq(model, tmp_path / "inference.onnx", damaged_stem)
+    candidates = [
+        Candidate("onnxruntime", OnnxRuntimeEngine(file), onnx=file),
+        Candidate("paddle", Answering(model_answer(model))),
+    ]
+    report = verify(model, candidates, loader, watch=Watch())
+    assert [engine.key for engine in report.failing] == ["onnxruntime"]
+    assert report.engines[0].guilty == ["stem"]
+    assert report.engines[1].layers is None and report.engines[1].result.agreement == 1
+    assert report.engines[0].latency == [], "there is no fp32 form to compare with"
+
+
+def test_the_limit_decides(loader):
+    model = small_net()
+    own = model_answer(model)
+
+    def run(images):
+        logits = own(images)
+        logits[:1] *= -1  # one of 8 images
+        return logits
+
+    candidates = [Candidate("paddle", Answering(run))]
+    strict = verify(model, candidates, loader, watch=Watch(), latency=False)
+    assert len(strict.failing) == 1
+    loose = verify(model, candidates, loader, watch=Watch(), latency=False, limit=0.8)
+    assert loose.failing == []
+    with pytest.raises(LowbitError, match="from 0 to 1; got 99"):
+        verify(model, candidates, loader, watch=Watch(), limit=99)
+
+
+def test_a_model_that_is_not_quantized(loader):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 4))
+    candidates = [Candidate("paddle", Answering(model_answer(model)))]
+    report = verify(model, candidates, loader, watch=Watch(), layers=True)
+    assert report.integers is None and report.fp32 is None and report.engines[0].layers is None
+    values = report_values(report, [Size("Paddle", 100, None)], run="runs/plain")
+    assert values["integer_reference"] is None and values["sizes"][0]["ratio"] is None
+    assert values["run"] == "runs/plain" and values["passed"] is True
+
+
+def test_the_record_is_json_without_infinities(loader, tmp_path):
+    model = small_net()
+    file = write_qdq(model, tmp_path / "inference.onnx", damaged_stem)
+    report = verify(model, [Candidate("openvino", OnnxRuntimeEngine(file), onnx=file)], loader, watch=Watch())
+    values = json.loads(json.dumps(report_values(report, [Size("ONNX", 25, 100)]), allow_nan=False))
+    (engine,) = values["engines"]
+    assert values["passed"] is False and engine["passed"] is False and engine["guilty"] == ["stem"]
+    assert engine["layers"][0]["by_itself"]["sqnr_db"] is None, "equal: no finite number of decibels"
+    assert math.isclose(values["sizes"][0]["ratio"], 4)
+    assert values["integer_reference"]["unequal"] == 0

@@ -1,0 +1,1 @@
+"""Helpers that tests share; tests import nothing from each other."""
