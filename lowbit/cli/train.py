@@ -20,7 +20,7 @@ from lowbit.cli.options import (
     given,
     recipe_option,
 )
-from lowbit.config import load_config, with_data_path
+from lowbit.config import with_data_path
 from lowbit.config.load import parse_override
 
 
@@ -31,7 +31,11 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="How often the training data is gone through.")] = None,
     device: DeviceName = None,
     pretrained: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Weights to start from (.pdparams or .safetensors).")
+        str | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Weights to start from (.pdparams, .safetensors), or a folder of such files.",
+        ),
     ] = None,
     resume: Annotated[
         str | None,
@@ -88,6 +92,7 @@ def train(
     - `lowbit train -c digits --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
+    from lowbit.training.config_check import read_config
     from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
     from lowbit.training.run_directory import SUMMARY_FILE
 
@@ -108,7 +113,7 @@ def train(
         ema=("Global.ema", ema),
         early_stop=("Global.early_stop", early_stop),
     )
-    settings = load_config(config, override or (), options)
+    settings = read_config(config, override or (), options)
     if data_path is not None:
         settings = with_data_path(settings, data_path)
     named = {parse_override(item)[0] for item in override or ()} | {name for name, _ in options.values()}

@@ -70,9 +70,8 @@ def with_data_path(config: Config, path: str | Path) -> Config:
     values = config.model_dump(mode="json")
     for section, part in (("Train", "train"), ("Eval", "val")):
         if (split := values["DataLoader"][section]) is not None:
-            ops = split["dataset"]["transform_ops"]
-            dataset = {"name": "AutoDataset", "path": str(path), "split": part, "transform_ops": ops}
-            split["dataset"] = dataset
+            ops = {key: split["dataset"][key] for key in ("transform_ops", "batch_transform_ops")}
+            split["dataset"] = {"name": "AutoDataset", "path": str(path), "split": part} | ops
     return validate(values, {}, "--data-path")
 
 

@@ -26,8 +26,7 @@ from lowbit.cli.options import (
     given,
     recipe_option,
 )
-from lowbit.config import Config, load_config
-from lowbit.config.data import AutoDataset
+from lowbit.config import Config, load_config, with_data_path
 from lowbit.config.load import parse_override
 from lowbit.errors import LowbitError
 
@@ -74,8 +73,10 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         amp_level: AmpLevelName = None,
         amp_dtype: AmpDtypeName = None,
     ) -> None:
+        from lowbit.training.config_check import read_config
+
         check_amp(amp_level, amp_dtype)
-        settings = load_config(
+        settings = read_config(
             config,
             override or (),
             given(
@@ -98,7 +99,7 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         if "checkpoint_dir" not in settings.Global.model_fields_set:
             settings.Global.checkpoint_dir = "."  # the ecosystem's tools look for latest.pdparams there
         if data_path is not None:
-            _use_images(settings, data_path)
+            settings = with_data_path(settings, data_path)
         _check_recipe(settings, check, example)
         named = [parse_override(item)[0] for item in override or ()]
         from lowbit.training.loop import train as run_training
@@ -135,14 +136,6 @@ def _check_qat(recipe: Recipe, name: str) -> None:
             f"{name} quantizes gradients, which is low-precision training: use tools/train_qt.py, or a "
             f"recipe without gradients, such as {_QAT_EXAMPLE}"
         )
-
-
-def _use_images(config: Config, path: str) -> None:
-    """The images of a path in the place of the config's, prepared as the config says."""
-    for part, split in (("train", config.DataLoader.Train), ("val", config.DataLoader.Eval)):
-        if split is not None:
-            ops = split.dataset.transform_ops
-            split.dataset = AutoDataset(name="AutoDataset", path=path, split=part, transform_ops=ops)
 
 
 train_qt = _script(
