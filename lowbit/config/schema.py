@@ -51,7 +51,7 @@ class GlobalSection(Section):
     use_dali: bool = False  # true: a line says that lowbit's own loader reads the images
     update_freq: Positive = 1  # batches whose gradients are added up for one update
     image_channel: Literal[3] = 3
-    train_mode: None = None
+    train_mode: str | None = None
     log_ranks: int | str = "0"  # the first process writes, whatever this says
     print_mem_info: bool = False
     iter_per_epoch: None = None
@@ -70,6 +70,15 @@ class GlobalSection(Section):
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
     checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+    @field_validator("train_mode")
+    @classmethod
+    def _one_way_to_train(cls, value: str | None) -> None:
+        if value is not None:
+            raise ValueError(
+                f"{value!r} is not supported; leave it out and train on images of one size (for progressive "
+                "training, also progress_size and progress_magnitude)"
+            )
 
     @field_validator("checkpoint_dir")
     @classmethod

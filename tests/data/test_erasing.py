@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.config.transform_ops import RandomErasing
-from lowbit.data.erasing import random_erasing
+from lowbit.config.transform_ops import Cutout, GridMask, HideAndSeek, RandomErasing
+from lowbit.data.erasing import ERASERS, random_erasing
 from lowbit.errors import LowbitError
 
 
@@ -44,3 +44,49 @@ def test_modes_write_zeros_or_noise():
 def test_areas_in_the_wrong_order_are_an_error():
     with pytest.raises(LowbitError, match=r"sl \(0\.5\) is above the largest, sh \(0\.4\)"):
         random_erasing(RandomErasing(sl=0.5))
+
+
+@pytest.mark.parametrize("op", [Cutout(length=8), Cutout(n_holes=3, length=5), HideAndSeek()])
+@pytest.mark.parametrize("seed", range(5))
+def test_holes_are_zeros_in_all_channels(op, seed):
+    image = np.full((3, 60, 80), 7, np.float32)
+    ERASERS[type(op)](op)(image, np.random.default_rng(seed))
+    assert set(np.unique(image)) <= {0, 7}
+    assert (image == image[:1]).all()
+
+
+def test_a_hole_within_the_image_has_its_size():
+    sizes = []
+    for seed in range(50):
+        image = np.ones((3, 60, 80), np.float32)
+        ERASERS[Cutout](Cutout(length=9))(image, np.random.default_rng(seed))
+        sizes.append(int((image[0] == 0).sum()))
+    assert max(sizes) == 81 and min(sizes) >= 16
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_grid_hides_its_part(mode):
+    parts = []
+    for seed in range(40):
+        image = np.ones((3, 96, 96), np.float32)
+        op = GridMask(d1=20, d2=30, ratio=0.5, mode=mode, rotate=1)
+        ERASERS[GridMask](op)(image, np.random.default_rng(seed))
+        assert set(np.unique(image)) <= {0, 1}
+        parts.append((image == 0).mean())
+    # Rows and columns of half the period are hidden: three quarters, or with mode 1 the rest.
+    assert np.mean(parts) == pytest.approx(0.25 if mode else 0.75, abs=0.05)
+
+
+def test_a_turned_grid_covers_the_image_and_a_probability_of_zero_hides_nothing():
+    image = np.ones((3, 50, 90), np.float32)
+    ERASERS[GridMask](GridMask(d1=20, d2=30, rotate=360))(image, np.random.default_rng(2))
+    assert 0 < image.mean() < 1
+    image[:] = 1
+    ERASERS[GridMask](GridMask(prob=0))(image, np.random.default_rng(2))
+    assert (image == 1).all()
+
+
+def test_one_random_colour():
+    image = np.full((3, 40, 60), 7, np.float32)
+    random_erasing(RandomErasing(EPSILON=1, mode="rand"))(image, np.random.default_rng(0))
+    assert all(len(np.unique(channel)) == 2 for channel in image)
