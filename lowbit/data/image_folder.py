@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tarfile
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Literal, get_args
@@ -218,10 +220,10 @@ def open_dataset(
     """The training or validation images at `path`.
 
     `path` is a folder with list files (`train_list.txt`), class folders (`train/`, `val/`), CIFAR-10 or
-    idx files, a CIFAR-10 archive, or the word `digits` for the handwritten digits of scikit-learn. With
-    `num_classes`, labels that a model of that many classes cannot have are an error. `classes` are a trained
-    model's: class folders get their labels by name, whichever of them are there, and list files have that
-    many classes, whatever their highest label is.
+    idx files, a .tar of such a folder (`lite_data.tar`), a CIFAR-10 archive, or the word `digits` for the
+    handwritten digits of scikit-learn. With `num_classes`, labels that a model of that many classes cannot
+    have are an error. `classes` are a trained model's: class folders get their labels by name, whichever of
+    them are there, and list files have that many classes, whatever their highest label is.
 
     >>> open_dataset("digits", "val").classes[:3]
     ['0', '1', '2']
@@ -247,9 +249,11 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
         raise LowbitError(f"{path}: no such folder; give the folder that holds the data, or `digits`")
     if find_cifar10(path):
         return open_cifar10(path, split)
+    if path.is_file() and path.suffix == ".tar":
+        return _open_tar(path, split, num_classes, classes)
     if path.is_file():
         raise LowbitError(
-            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}; "
+            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}, nor a .tar; "
             "extract other archives first and give the folder"
         )
     if (path / f"{split}_list.txt").is_file():
@@ -264,6 +268,31 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
     if find_idx(path, split, "images"):
         return open_idx(path, split)
     raise LowbitError(_nothing_found(path, split))
+
+
+_LARGEST_TAR = 1 << 30  # bytes; a larger one is worth unpacking once, not for every run
+_unpacked: dict[tuple[str, int, int], tempfile.TemporaryDirectory[str]] = {}
+
+
+def _open_tar(path: Path, split: Split, num_classes: int | None, classes: list[str] | None) -> Dataset:
+    """A packed folder such as lite_data.tar, unpacked for as long as this process runs."""
+    state = path.stat()
+    key = (str(path.resolve()), state.st_mtime_ns, state.st_size)
+    if key not in _unpacked:
+        folder = tempfile.TemporaryDirectory(prefix="lowbit-tar-")
+        try:
+            with tarfile.open(path) as archive:
+                if sum(member.size for member in archive) > _LARGEST_TAR:
+                    raise LowbitError(f"{path}: unpacks to more than 1 GiB; extract it and give the folder")
+                archive.extractall(folder.name, filter="data")  # nothing outside of it, no devices
+        except (tarfile.TarError, OSError) as error:
+            raise LowbitError(f"{path}: not a .tar that can be unpacked ({error})") from None
+        _unpacked[key] = folder
+    inside = Path(_unpacked[key].name)
+    entries = [entry for entry in inside.iterdir() if not entry.name.startswith(".")]
+    if len(entries) == 1 and entries[0].is_dir() and entries[0].name not in get_args(Split):
+        inside = entries[0]  # `lite_data/` inside of lite_data.tar
+    return _open(inside, split, num_classes, classes)
 
 
 def _has_images(folder: Path) -> bool:
