@@ -83,7 +83,10 @@ class QuantConfig:
             if len(found) < len(layers):
                 raise LowbitError("add_layer_config was given a layer that is not in this model")
             rules.append({"match": {"name": found}, "forward": operands})
-        return Recipe(rules=rules)
+        # Observers find their scales while the network is run; how often is the caller's to decide.
+        operands_of = [operand for rule in rules for operand in rule["forward"].values()]
+        observed = any(operand.get("scaling") == "fixed" for operand in operands_of)
+        return Recipe(rules=rules, calibration={"steps": 1} if observed else {})
 
 
 def _operands(activation: Factory | None, weight: Factory | None) -> dict[str, Any]:

@@ -18,7 +18,6 @@ _INSTEAD = {
     "AnalysisPTQ": "lowbit.analyze(net, loader)",
     "AnalysisQAT": "lowbit.analyze(net, loader)",
     "EMDObserver": "MSEObserver or KLObserver",
-    "AVGObserver": "HistObserver, or FakeQuanterWithAbsMaxObserver in training",
     "UniformObserver": "AbsmaxObserver",
     "GroupWiseWeightObserver": "AbsMaxChannelWiseWeightObserver",
     "ReconstructPTQ": _PTQ,

@@ -45,8 +45,13 @@ class _ActivationObserver(Factory):
 
 
 @dataclass(frozen=True)
-class AbsmaxObserver(_ActivationObserver):
-    """The largest magnitude."""
+class AVGObserver(_ActivationObserver):
+    """The mean over batches of the largest magnitude."""
+
+
+@dataclass(frozen=True)
+class AbsmaxObserver(AVGObserver):
+    """The same: lowbit's scales are means over batches, where PaddleSlim takes the largest of all."""
 
 
 @dataclass(frozen=True)
