@@ -286,7 +286,11 @@ def _open_tar(path: Path, split: Split, num_classes: int | None, classes: list[s
                     raise LowbitError(f"{path}: unpacks to more than 1 GiB; extract it and give the folder")
                 archive.extractall(folder.name, filter="data")  # nothing outside of it, no devices
         except (tarfile.TarError, OSError) as error:
-            raise LowbitError(f"{path}: not a .tar that can be unpacked ({error})") from None
+            why = str(error).splitlines()[0]
+            raise LowbitError(
+                f"{path}: not a folder, nor a .tar that can be unpacked ({why}); extract other archives "
+                "first and give the folder"
+            ) from None
         _unpacked[key] = folder
     inside = Path(_unpacked[key].name)
     entries = [entry for entry in inside.iterdir() if not entry.name.startswith(".")]

@@ -181,6 +181,7 @@ SCRIPTS = {
     "tools/export_model.py": export_model,
     "deploy/inference_python/infer.py": infer,
     "deploy/ptq_python/post_quant.py": post_quant,
+    "deploy/ptq_python/eval.py": evaluate,
     "deploy/onnx_python/infer.py": onnx_infer,
     "tools/train_qt.py": train_qt,
     "tools/train_qat.py": train_qat,
