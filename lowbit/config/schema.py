@@ -196,7 +196,7 @@ class CrossEntropy(Section):
 
 
 class AuxiliaryCrossEntropy(Section):
-    """Cross entropy of GoogLeNet's answer, and of its two other heads at 0.3 each."""
+    """PaddleClas's name for cross entropy where a network has auxiliary classifiers, which always count."""
 
     weight: Annotated[Number, Field(gt=0)] = 1.0
 
@@ -211,11 +211,6 @@ class LossItem(OneOf):
     def cross_entropy(self) -> CrossEntropy:
         """The loss of the network's answer."""
         return self.CELoss or CrossEntropy(weight=self.GoogLeNetLoss.weight)
-
-    @property
-    def other_heads(self) -> float:
-        """The factor of the losses of a network's other heads."""
-        return 0.3 if self.GoogLeNetLoss else 0.0
 
 
 class LossSection(Section):

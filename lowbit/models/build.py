@@ -17,11 +17,13 @@ from paddle.nn import Layer
 from paddle.utils import unique_name
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.models.auxiliary import logits_in_evaluation
 from lowbit.models.ppcls import PREFIX, find_ppcls, missing_ppcls, ppcls_is_installed, ppcls_names
 from lowbit.models.registry import find_builder, model_aliases, model_names
 
 # What a constructor may call the number of classes: paddle.vision's word, then PaddleClas's.
 _CLASS_COUNT_WORDS = ("num_classes", "class_num")
+_WITH_AUXILIARY = ("GoogLeNet",)  # models of PaddleClas that return several tensors also in evaluation
 
 
 def build_model(name: str, num_classes: int, **kwargs: Any) -> Layer:
@@ -122,7 +124,7 @@ def _build_ppcls(name: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
         kwargs = {"pretrained": False} | kwargs  # some of them download weights unless told not to
     model = _construct(name, constructor, {"class_num": num_classes, **kwargs})
     _check_swallowed(name, constructor, model, kwargs)
-    return model
+    return logits_in_evaluation(model) if name.removeprefix(PREFIX) in _WITH_AUXILIARY else model
 
 
 def _check_swallowed(

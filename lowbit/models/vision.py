@@ -8,6 +8,7 @@ from typing import Any
 import paddle.vision.models as vision
 from paddle.nn import Layer
 
+from lowbit.models.auxiliary import logits_in_evaluation
 from lowbit.models.registry import register_model
 
 
@@ -65,7 +66,14 @@ def _register(name: str, description: str, **options: Any) -> None:
 
 
 _register("alexnet", "AlexNet: five convolutions and three large Linear layers")
-_register("googlenet", "GoogLeNet: Inception blocks, with two more classifiers for training")
+
+
+@register_model("googlenet")
+def googlenet(num_classes: int) -> Layer:
+    """GoogLeNet: Inception blocks, with two more classifiers for training; 224x224 images."""
+    return logits_in_evaluation(vision.googlenet(num_classes=num_classes))
+
+
 _register("inception_v3", "Inception V3: factorized convolutions; made for 299x299")
 _register("mobilenet_v1", "MobileNetV1: depthwise and 1x1 convolutions", scale=1.0)
 for _depth in (101, 152):

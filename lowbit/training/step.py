@@ -11,7 +11,7 @@ import paddle
 from lowbit.data import Batch, topk_right
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import cause, failing_layer
-from lowbit.training.losses import batch_loss, distilled
+from lowbit.training.losses import batch_loss, distilled, split_outputs
 from lowbit.training.process import seed_everything
 from lowbit.training.session import Session
 
@@ -71,7 +71,7 @@ class TrainingStep:
         images = paddle.to_tensor(batch.images)
         taught = session.teacher.logits(images) if session.teacher else None
         with precision.autocast():
-            heads = self._heads(images)
+            heads = self._outputs(images)
         heads = [logits.astype("float32") for logits in heads]
         loss, parts = batch_loss(session.config.Loss.Train[0], heads, batch), {}
         if taught is not None:
@@ -82,31 +82,28 @@ class TrainingStep:
         precision.scale(weighted).backward()
         return float(loss), heads[0].numpy(), parts
 
-    def _heads(self, images: paddle.Tensor) -> list[paddle.Tensor]:
-        """The network's answer, and after it those of its other heads where the loss asks for them.
-
-        What a user's own network may get wrong is said in his words.
-        """
+    def _outputs(self, images: paddle.Tensor) -> list[paddle.Tensor]:
+        """The network's logits, then those of auxiliary classifiers; an error in the words of the user."""
         session, shape = self._session, list(images.shape)
         try:
-            answer = session.network(images)
+            returned = session.network(images)
         except (ValueError, RuntimeError, TypeError) as error:
             where = failing_layer(error, session.model)
             raise LowbitError(
                 f"{session.config.Arch.name} does not run on a batch of images {shape}"
                 f"{f', in {where}' if where else ''}: {cause(error)}"
             ) from error
-        several = session.config.Loss.Train[0].other_heads and isinstance(answer, list | tuple)
-        heads = list(answer) if several else [answer]
         expected = [shape[0], len(session.classes)]
-        for logits in heads:
-            found = list(logits.shape) if isinstance(logits, paddle.Tensor) else type(logits).__name__
-            if found != expected:
-                raise LowbitError(
-                    f"{session.config.Arch.name}: forward must return one tensor of logits {expected} "
-                    f"(images, classes) in training, it returns {found}"
-                )
-        return heads
+        try:
+            logits, auxiliary = split_outputs(returned)
+        except LowbitError as error:
+            raise LowbitError(f"{session.config.Arch.name}: {error}") from error
+        if list(logits.shape) != expected:
+            raise LowbitError(
+                f"{session.config.Arch.name}: forward must return logits {expected} (images, classes) in "
+                f"training, it returns {list(logits.shape)}"
+            )
+        return [logits, *auxiliary]
 
 
 def _hits(logits: np.ndarray, batch: Batch, topk: tuple[int, ...]) -> np.ndarray:

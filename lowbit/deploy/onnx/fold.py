@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,14 @@ class DeployedLayer:
     input: DeployedOperand | None
 
 
-def deployed_layers(model: nn.Layer, *, quantized: bool = True) -> dict[str, DeployedLayer]:
-    """The model's quantized layers by name; without `quantized`, what they would be in fp32."""
+def deployed_layers(
+    model: nn.Layer, called: Collection[str] | None = None, *, quantized: bool = True
+) -> dict[str, DeployedLayer]:
+    """The quantized layers, all or those `called`; without `quantized`, what they would be in fp32."""
     found = {}
     with eval_mode(model):
         for name, layer in layer_names(model).items():
-            if is_quantized(layer):
+            if is_quantized(layer) and (called is None or name in called):
                 found[name] = _deployed(layer) if quantized else _in_fp32(layer)
     return found
 

@@ -51,6 +51,16 @@ def read_mark(message: str) -> tuple[str, str] | None:
     return (layer, role) if prefix == _PREFIX and role in ("input", "weight", "output") else None
 
 
+def called_layers(program: Any) -> set[str]:
+    """The names of the convolutions and Linear layers that the program of a `trace` runs through."""
+    marks = [
+        read_mark(operation.attrs()["message"])
+        for operation in program.main_program.global_block().ops
+        if operation.name() == "pd_op.print"
+    ]
+    return {mark[0] for mark in marks if mark is not None}
+
+
 def layer_names(model: nn.Layer) -> dict[str, nn.Layer]:
     """The model's convolutions and Linear layers; one that it uses in two places has its first name."""
     layers = dict(model.named_sublayers(include_self=True))
@@ -109,6 +119,8 @@ def read_program(program: Any) -> Graph:
     results: dict[str, Result] = {}  # by the id of a value
     for operation in operations:
         values = operation.results()
+        if operation.name() == "builtin.split" and operation.operands_source()[0].id not in results:
+            continue  # a list that only the gradient needs, as einsum has
         op = _read(operation, results)
         if op.name == "pd_op.data":
             outputs = [op.attributes["name"]]
@@ -122,7 +134,8 @@ def read_program(program: Any) -> Graph:
         elif op.name == "pd_op.print":
             outputs = [_read_mark(op, graph)]
         else:
-            outputs = [find_converter(op)(op, graph)]
+            found = find_converter(op)(op, graph)
+            outputs = list(found) if isinstance(found, tuple) else [found]
         results |= {value.id: output for value, output in zip(values, outputs, strict=False)}
     graph.outputs = _outputs(program.outputs, results, graph)
     return graph
@@ -152,11 +165,10 @@ def _read(operation: Any, results: dict[str, Result]) -> Op:
         key: value.name.lower() if isinstance(value, paddle.base.core.DataType) else value
         for key, value in operation.attrs().items()
     }
-    shapes = [
-        list(value.shape) if value.initialized() and value.is_dense_tensor_type() else []
-        for value in operation.results()
-    ]
-    return Op(operation.name(), attributes, inputs, shapes)
+    shapes = [list(value.shape) if _is_tensor(value) else [] for value in operation.results()]
+    first = next(iter(operation.results()), None)
+    kind = _type(first) if first is not None and _is_tensor(first) else "float32"
+    return Op(operation.name(), attributes, inputs, shapes, kind)
 
 
 def _read_mark(op: Op, graph: Graph) -> str:
@@ -184,6 +196,10 @@ def _outputs(outputs: list[Any], results: dict[str, Result], graph: Graph) -> li
         graph.types[name] = _type(value)
         names.append(name)
     return names
+
+
+def _is_tensor(value: Any) -> bool:
+    return value.initialized() and value.is_dense_tensor_type()
 
 
 def _type(value: Any) -> str:

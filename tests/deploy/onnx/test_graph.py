@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
+from lowbit.deploy.onnx.graph import BatchSize, Graph, QuantizedConstant
 
 
 def test_what_is_constant_is_computed_at_once():
@@ -14,8 +14,9 @@ def test_what_is_constant_is_computed_at_once():
 
 def test_sizes_that_are_known_become_a_constant():
     graph = Graph("x", [-1, 2])
-    assert graph.known(graph.add_partial(np.array([None, 2], object))).tolist() == [None, 2]
-    name = graph.add_partial(np.array([3, 2], object))
+    sizes = np.array([BatchSize(), 2], object)
+    assert graph.known(graph.add_sizes("Shape", ["x"], sizes)).tolist() == [BatchSize(), 2]
+    name = graph.add_sizes("Shape", ["x"], np.array([3, 2], object))
     assert graph.constants[name].dtype == np.int64
 
 

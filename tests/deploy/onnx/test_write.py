@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lowbit.deploy.onnx.graph import Graph, Node, to_onnx
+from lowbit.deploy.onnx.graph import BatchSize, Graph, Node, to_onnx
 from lowbit.errors import LowbitError
 
 
@@ -74,9 +74,7 @@ def test_what_the_checker_refuses():
         to_onnx(simple("NoSuchOperator"), "net", {})
 
 
-def test_a_batchs_size_as_a_number():
-    graph = Graph("x", [-1, 3])
-    size = graph.add_partial(np.array([None], object))
-    graph.outputs = [graph.add("Mul", ["x", size], shape=[-1, 3])]
-    with pytest.raises(LowbitError, match="the size of a batch is used as a number"):
-        to_onnx(graph, "net", {})
+def test_nodes_that_nothing_needs_are_left_out():
+    graph = simple("Relu")
+    graph.add_sizes("Shape", ["x"], np.array([BatchSize(), 3], object))
+    assert [node.op_type for node in to_onnx(graph, "net", {}).graph.node] == ["Relu"]

@@ -14,6 +14,8 @@ from tests.support.onnx_models import Net
         {"mode": "bilinear"},
         {"mode": "bilinear", "align_mode": 1},
         {"mode": "bilinear", "align_corners": True},
+        {"mode": "bicubic"},
+        {"mode": "bicubic", "align_corners": True},
     ],
 )
 def test_upsampling(size, options, same_in_engines):
