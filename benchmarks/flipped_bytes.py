@@ -19,7 +19,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lowbit.cli.export import export
+from lowbit.api.deploy import export_run
 from lowbit.config import validate
 from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, read_inference_yml
 from lowbit.errors import LowbitError
@@ -71,7 +71,7 @@ def make_run(folder: Path) -> Path:
     values["Global"] |= {"output_dir": str(folder), "epochs": 1, "use_visualdl": False}
     values["Recipe"] = str(ROOT / "recipes/qat_w8a8.yaml")
     run = train(validate(values, {}, "flipped_bytes"))
-    export(run)
+    export_run(run)
     return run
 
 

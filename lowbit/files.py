@@ -53,7 +53,7 @@ def _kind(mode: int) -> str:
 # Files that are either wholly there or not there at all.
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Lets `write` fill a temporary neighbour, then moves it into place: a crash leaves the old file.
 
     >>> write_atomically(Path("metrics.txt"), lambda temporary: temporary.write_text("0.91"))

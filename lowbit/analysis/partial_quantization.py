@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import paddle
 
@@ -20,7 +20,9 @@ from lowbit.training.trained_model import TrainedModel
 _STEPS = 4  # of calibration, where the recipe has none: signs and ranges must be known to evaluate
 
 
-def quantize_as(trained: TrainedModel, recipe: str | Path | Recipe, evaluation: DataSplit) -> None:
+def quantize_as(
+    trained: TrainedModel, recipe: str | os.PathLike[str] | Recipe, evaluation: DataSplit
+) -> None:
     """The model, in place, quantized without training: calibrated on training images if the config names
     any, else on the validation images, prepared as in evaluation."""
     if trained.quantized:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,28 @@ from paddle import nn
 from lowbit.analysis import Analysis as Measured
 from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
 from lowbit.analysis import analyze as analyze_batches
+from lowbit.analysis.partial_quantization import quantize_as
 from lowbit.analysis.sensitivity import logits_of
-from lowbit.api.data import Batches, Data
+from lowbit.analysis.store import FILE, Store, folder_of
+from lowbit.api.data import Batches, Data, StrPath
 from lowbit.api.result import Result
+from lowbit.api.runs import open_model, open_progress, validation_images
+from lowbit.config.data import DataSplit
+from lowbit.data.dataset import SpreadDataset
 from lowbit.data.loader import Batch as ImageBatch
+from lowbit.deploy.model_files import sha256
 from lowbit.errors import LowbitError
+from lowbit.files import write_atomically
 from lowbit.formatting import Section, decibels, number, percent
+from lowbit.machine import resolve_device
 from lowbit.nn import has_quantized_layers, preparation_of
 from lowbit.nn.convert import Preparation, quantizing_only
 from lowbit.recipe import Recipe, dump_recipe
+from lowbit.training.inputs import build_loader, check_class_count, open_section
+from lowbit.training.quantization import recipe_values
+from lowbit.training.trained_model import TrainedModel
 
+_BATCH = 50  # images of a run at a time: the outputs of all layers are held for so many
 _ROLES = ("weight", "input", "gradient")
 
 
@@ -58,6 +72,8 @@ class Analysis(Result):
     labels: str  # "data", or "network" where the data had none: the classes of the network in full precision
     recipe: Recipe | None = field(default=None, repr=False)  # with the proposed bits
     title: str = ""  # what was analyzed, where it has a name
+    recipe_file: Path | None = None  # where that recipe was written, of a run
+    details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in analysis.json
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values that JSON can hold."""
@@ -92,13 +108,22 @@ class Analysis(Result):
         return [Section(title, (*columns, *wide), tuple(rows), tuple(lines), left=2, wide=tuple(wide))]
 
 
-def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis:
+def analyze(
+    net: nn.Layer | StrPath,
+    data: Data | StrPath | None = None,
+    *,
+    budget: str | None = None,
+) -> Analysis:
     """Rank the layers of a quantized network by what the quantization of each costs.
 
     Each layer is measured twice: the loss when it alone is quantized, and when it alone is not. The network
     returns logits [N, classes] (of several outputs, the first); classes come with the data, or else are those
     of the network in full precision. A `budget`, such as "4.5bits" (a weight, on average) or "200KB", adds
     proposed bits for every layer and a recipe that has them. The network stays as it is.
+
+    Instead of a network, the folder of a run of `lowbit train` is analyzed as `lowbit analyze` does:
+    `lowbit.analyze("runs/w4a4")`, on its validation images or on those in the folder `data`. `analyze_run`
+    has all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
@@ -108,6 +133,12 @@ def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis
     >>> sorted(layer.name for layer in found.layers)
     ['0', '2']
     """
+    if not isinstance(net, nn.Layer):
+        if not (data is None or isinstance(data, str | os.PathLike)):
+            raise LowbitError("a run has its own images: give data as a folder of images, or leave it out")
+        return analyze_run(net, budget=budget, data_path=data)
+    if data is None or isinstance(data, str | os.PathLike):
+        raise LowbitError("lowbit.analyze(net, data): give batches, such as a paddle.io.DataLoader")
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     if not has_quantized_layers(net):
         raise LowbitError(f"{type(net).__name__} is not quantized: call lowbit.quantize(net, recipe) first")
@@ -121,6 +152,78 @@ def analyze(net: nn.Layer, data: Data, *, budget: str | None = None) -> Analysis
         for layer, training in modes:
             layer.training = training
     return analysis_of(found, net, wanted, labels="data" if labelled.has_labels else "network")
+
+
+def analyze_run(
+    checkpoint: StrPath,
+    *,
+    recipe: StrPath | None = None,
+    images: int = 1000,
+    budget: str | None = None,
+    output: StrPath | None = None,
+    data_path: StrPath | None = None,
+    config: StrPath | None = None,
+    override: Sequence[str] = (),
+    device: str | None = None,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> Analysis:
+    """Analyze the model of a checkpoint or run folder, as `lowbit analyze` does.
+
+    `recipe` says how an fp32 model is to be quantized. What was measured is kept as `analysis.json` in the
+    run folder, and a second call goes on from there. With a `budget` the proposed recipe is written to
+    `output`, by default beside `analysis.json`.
+
+    analyze_run("runs/digits", recipe="qat_w4a4", budget="4.5bits").recipe_file
+    """
+    wanted = None if budget is None else parse_budget(budget)
+    if output is not None and wanted is None:
+        raise LowbitError("--output is for the recipe of a --budget: give both")
+    trained = open_model(checkpoint, config, override, trust_code=trust_code)
+    split = validation_images(trained, data_path)
+    paddle.set_device(resolve_device(device).name)
+    if recipe is not None:
+        quantize_as(trained, recipe, split)
+    elif not trained.quantized:
+        raise LowbitError(f"{trained.source} is in fp32: say with --recipe FILE how it is to be quantized")
+    measured, folder = _measure_run(trained, split, recipe, images, quiet=quiet)
+    found = analysis_of(measured, trained.model, wanted, title=measured.title)
+    if found.recipe is None or budget is None:
+        return found
+    file = Path(output or folder / f"recipe_{budget.strip().replace(' ', '')}.yaml")
+    why = f"# Bits proposed by `lowbit analyze` for {trained.source} under {wanted}.\n"
+    text = why + dump_recipe(found.recipe)
+    write_atomically(file, lambda draft: draft.write_text(text, "utf-8"))
+    return replace(found, recipe_file=file)
+
+
+def _measure_run(
+    trained: TrainedModel,
+    split: DataSplit,
+    recipe: StrPath | None,
+    images: int,
+    *,
+    quiet: bool,
+) -> tuple[Measured, Path]:
+    """What each layer costs, taken from the run's analysis.json where it is known; and the run's folder."""
+    split = split.model_copy(update={"sampler": split.sampler.model_copy(update={"batch_size": _BATCH})})
+    dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
+    check_class_count(dataset, len(trained.classes), "validation")
+    loader = build_loader(split, SpreadDataset(dataset, images), training=False)
+    folder = folder_of(trained.source)
+    settings = {
+        "images": len(loader.dataset),
+        "data": split.dataset.model_dump(mode="json"),
+        "recipe": recipe_values(preparation_of(trained.model).recipe),
+    }
+    store = Store(
+        folder / FILE, checkpoint=trained.source.name, digest=sha256(trained.source), settings=settings
+    )
+    how = "" if recipe is None else f" with {Path(recipe).name}"
+    title = f"{trained.source.name}{how} on {len(loader.dataset)} images"
+    fast = trained.config.Global.fast_convolutions
+    with open_progress(quiet=quiet) as display:
+        return analyze_batches(trained.model, loader, store, title=title, display=display, fast=fast), folder
 
 
 def analysis_of(
@@ -137,6 +240,7 @@ def analysis_of(
         labels=labels,
         recipe=None if bits is None else proposed_recipe(preparation, bits),
         title=title,
+        details=vars(found) | {"proposed": bits},
     )
 
 

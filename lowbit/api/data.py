@@ -13,6 +13,7 @@ batches: one array, a tuple of arrays `(images, labels)`, or a dict of arrays.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +29,7 @@ from lowbit.errors import LowbitError
 
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 Data: TypeAlias = Iterable[Any] | Mapping[str, Array] | Array | Loader
+StrPath: TypeAlias = str | os.PathLike[str]
 Example: TypeAlias = Array | Sequence[Any] | Mapping[str, Array]
 
 _BATCH = 32  # samples at a time, where arrays are cut into batches

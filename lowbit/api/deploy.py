@@ -13,8 +13,9 @@ import paddle
 from paddle import nn
 from safetensors.numpy import load_file, save_file
 
-from lowbit.api.data import Batches, Data, Example, example_inputs, input_names
+from lowbit.api.data import Batches, Data, Example, StrPath, example_inputs, input_names
 from lowbit.api.result import Result
+from lowbit.api.runs import open_model, to_export
 from lowbit.config.yaml_file import check_section
 from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
 from lowbit.deploy.export import export_model
@@ -34,6 +35,7 @@ from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
 from lowbit.nn import eval_mode, fix_inputs, fixed_copy
 from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
+from lowbit.training.freeze_dynamic_scales import deployable
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
 SCALES_FILE = "input_scales.safetensors"
@@ -94,11 +96,11 @@ class Export(Result):
 
 
 def export(
-    net: nn.Layer,
-    directory: str | os.PathLike[str],
+    net: nn.Layer | StrPath,
+    directory: StrPath | None = None,
     *,
-    example: Example,
-    data: Data | None = None,
+    example: Example | None = None,
+    data: Data | StrPath | None = None,
     formats: str | Sequence[str] | None = None,
     target: str | None = None,
     classes: Sequence[str] = (),
@@ -116,6 +118,10 @@ def export(
     by default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in
     `inference.yml`, for `lowbit infer` and PaddleX.
 
+    Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
+    `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
+    `classes` and `transforms` are known.
+
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
@@ -124,6 +130,19 @@ def export(
     >>> [one.format for one in made.formats]
     ['paddle', 'onnx']
     """
+    if not isinstance(net, nn.Layer):
+        if (
+            example is not None
+            or classes
+            or transforms
+            or not (data is None or isinstance(data, str | os.PathLike))
+        ):
+            raise LowbitError("a run knows its example, classes and transforms: give data as a folder only")
+        return export_run(net, directory, formats=formats, target=target, data_path=data)
+    if directory is None or example is None:
+        raise LowbitError("lowbit.export(net, directory, example=x): give the folder and a batch of inputs")
+    if data is not None and isinstance(data, str | os.PathLike):
+        raise LowbitError("data of a network are batches, such as a paddle.io.DataLoader; got a path")
     directory = Path(directory)
     wanted = _formats(formats) or ["paddle", "onnx"]
     _check_target(target, wanted)
@@ -166,6 +185,36 @@ def export_classifier(
     writer = _Writer(files, directory, inputs, own, classifier=True)
     made, notes = writer.write_all(wanted, target, strict=formats is not None)
     return Export(directory=directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
+
+
+def export_run(
+    checkpoint: StrPath | None,
+    output: StrPath | None = None,
+    *,
+    formats: str | Sequence[str] | None = None,
+    target: str | None = None,
+    config: StrPath | None = None,
+    override: Sequence[str] = (),
+    pretrained: StrPath | None = None,
+    data_path: StrPath | None = None,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> Export:
+    """Export a trained model, as `lowbit export` does: a run's, a checkpoint's, or a config's with weights.
+
+    The default `output` is the folder `export` of a run, else the config's `save_inference_dir`. `data_path`
+    has training images to fix scales on that the model chooses in every call; by default the config's.
+
+    export_run("runs/w8a8", formats="onnx", target="avx2")
+    """
+    check_formats(formats, target)
+    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
+    images = None if data_path is None else Path(data_path)
+    trained = deployable(trained, data_path=images, tell=(lambda _: None) if quiet else print)
+    if output is None:
+        run = None if checkpoint is None else Path(checkpoint)
+        output = run / "export" if run and run.is_dir() else trained.config.Global.save_inference_dir
+    return export_classifier(to_export(trained), Path(output), formats=formats, target=target)
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -226,10 +275,10 @@ class _Writer:
         folder = self.directory / INT8_FOLDER if word == "paddle-int8" else self.directory
         notes: tuple[str, ...] = ()
         if self.classifier and word == "paddle-int8":
-            made = export_paddle_int8(model, folder, **self._description())
+            made = export_paddle_int8(model, folder, **self.files.description)
             notes = (f"{len(made.layers)} layers in int8",)
         elif self.classifier:
-            export_model(model, folder, **self._description())
+            export_model(model, folder, **self.files.description)
         elif word == "paddle-int8":
             raise LowbitError(
                 f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which "
@@ -259,18 +308,9 @@ class _Writer:
         )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "model_name": self.files.model_name,
-            "image_shape": self.files.image_shape,
-            "transform_ops": self.files.transform_ops,
-            "classes": self.files.classes,
-            "checkpoint": self.files.digest,
-        }
-
     def _describe_images(self) -> None:
         """Write how images are prepared for the ONNX file, unless the yml of a Paddle model there says it."""
-        new, path = describe_inference(**self._description(), sha256={}), self.directory / f"{_NAME}.yml"
+        new, path = describe_inference(**self.files.description, sha256={}), self.directory / f"{_NAME}.yml"
         if not path.exists():
             write_inference_yml(path, new)
             return

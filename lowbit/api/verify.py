@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,20 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.api.data import Batches, Data, input_names
+from lowbit.api.data import Batches, Data, StrPath, input_names
 from lowbit.api.deploy import exported_form, is_classifier
 from lowbit.api.result import Result
+from lowbit.api.runs import open_model, open_progress, to_export, validation_images
+from lowbit.data.dataset import SpreadDataset
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.deploy.model_files import MODEL_SUFFIXES
+from lowbit.deploy.onnx import resolve_target
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify import (
     Size,
     compare_sizes,
     export_fp32,
+    export_missing,
     open_candidates,
     parse_engines,
     report_values,
@@ -34,8 +40,16 @@ from lowbit.deploy.verify.comparison import Images, Report, Watch
 from lowbit.deploy.verify.record import ToExport
 from lowbit.deploy.verify.tables import report_sections
 from lowbit.errors import LowbitError
+from lowbit.extras import is_installed
+from lowbit.files import write_atomically
 from lowbit.formatting import Section, bytes_text, number, percent
 from lowbit.nn import eval_mode
+from lowbit.training.checkpoint import find_fp32
+from lowbit.training.freeze_dynamic_scales import deployable
+from lowbit.training.inputs import build_loader, check_class_count, open_section
+from lowbit.training.resume import environment_record
+from lowbit.training.trained_model import TrainedModel, open_checkpoint
+from lowbit.version import __version__
 
 
 @dataclass(frozen=True)
@@ -112,9 +126,9 @@ class Verification(Result):
 
 
 def verify(
-    net: nn.Layer,
-    directory: str | os.PathLike[str],
-    data: Data,
+    net: nn.Layer | StrPath,
+    directory: StrPath | None = None,
+    data: Data | StrPath | None = None,
     *,
     engines: str | Sequence[str] | None = None,
     limit: float = 0.99,
@@ -131,6 +145,10 @@ def verify(
     that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
     accuracy. With labels in `data`, accuracies are measured. `threads` are those of every engine.
 
+    Instead of a network, the folder of a run of `lowbit train` is verified as `lowbit verify` does:
+    `lowbit.verify("runs/w4a4")` exports what is missing and compares it on the run's validation images, or on
+    those in the folder `data`. `verify_run` has all options.
+
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
@@ -141,6 +159,26 @@ def verify(
     """
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the samples, from 0 to 1; got {limit}")
+    if not isinstance(net, nn.Layer):
+        if (
+            directory is not None
+            or baseline is not None
+            or not (data is None or isinstance(data, str | os.PathLike))
+        ):
+            raise LowbitError("a run has its export and its baseline: give data as a folder of images only")
+        return verify_run(
+            net,
+            data_path=data,
+            limit=limit,
+            engines=engines,
+            threads=threads,
+            layers=layers,
+            latency=latency,
+        )
+    if directory is None or data is None or isinstance(data, str | os.PathLike):
+        raise LowbitError(
+            "lowbit.verify(net, directory, data): give the folder that was exported to, and data"
+        )
     directory = Path(directory)
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     keys, notes = _engines(engines, directory)
@@ -173,6 +211,79 @@ def verify(
         threads=threads,
         notes=notes,
     )
+
+
+def verify_run(
+    run: StrPath,
+    *,
+    data_path: StrPath | None = None,
+    images: int = 1000,
+    limit: float = 0.99,
+    engines: str | Sequence[str] | None = None,
+    target: str | None = None,
+    threads: int | None = None,
+    layers: bool = False,
+    latency: bool = True,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> Verification:
+    """Verify a run's export as `lowbit verify` does, and record the result as `verify.json` in its folder.
+
+    What an engine needs and is not there, or is of another checkpoint, is exported first; with a `target`
+    anew for it. `images` are spread evenly over the validation images, those of the config or of `data_path`.
+
+    verify_run("runs/w8a8", engines="onnxruntime", images=10_000).passed
+    """
+    run = Path(run)
+    keys, notes = installed_engines() if engines is None else _engines(engines, run)
+    if target is not None:
+        resolve_target(target)
+    if not run.is_dir():
+        raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
+    trained = open_model(run, trust_code=trust_code)
+    split = validation_images(trained, data_path)
+    dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
+    check_class_count(dataset, len(trained.classes), "validation")
+    loader = build_loader(split, SpreadDataset(dataset, images), training=False)
+    with open_progress(quiet=quiet) as display:
+        trained = deployable(trained, tell=display.message)
+        files, fp32 = to_export(trained), find_fp32(trained.source)
+        display.message(f"{trained.source}: {len(loader.dataset)} images")
+        for note in (*notes, *export_missing(files, run / "export", keys, target)):
+            display.message(note)
+        found = verify_classifier(
+            files,
+            run / "export",
+            keys,
+            loader,
+            watch=display,
+            baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
+            limit=limit,
+            layers=layers,
+            latency=latency,
+            threads=threads,
+            about=_about(run, trained),
+        )
+    assert found.report is not None
+    found.details["predictions"] = found.report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
+    text = json.dumps(found.details, indent=2, ensure_ascii=False)
+    write_atomically(run / "verify.json", lambda file: file.write_text(text + "\n", "utf-8"))
+    closing = [f"The figures are in {run / 'verify.json'}"]
+    if found.fp32_top1 is None and files.is_quantized:
+        closing.insert(0, "There is no fp32 model beside the run to compare with (checkpoints/fp32.lowbit).")
+    return replace(found, notes=(*found.notes, *closing))
+
+
+def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
+    """Which model this is about, and what it was measured with."""
+    packages = filter(is_installed, ("onnx", "onnxruntime", "openvino"))
+    return {
+        "lowbit": __version__,
+        "run": str(run),
+        "checkpoint": trained.source.name,
+        "network": trained.config.Arch.name,
+        "environment": environment_record() | {name: version(name) for name in packages},
+    }
 
 
 def verify_classifier(

@@ -74,7 +74,7 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
 
 def _prepared(model: str, recipe_name: str, images: Tensor) -> nn.Layer:
     recipe = load_recipe(recipe_name)
-    prepared = prepare(_fused(model), recipe)
+    prepared = prepare(_fused(model), recipe, images)
     set_executor(prepared, "auto")
     if recipe.calibration.steps:
         calibrate(prepared, [images])

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.opening import open_model, to_export
 from lowbit.cli.options import AsJson, ConfigFile, Overrides, Quiet, TrustCode, Weights, show
 
 ExportFormats = Annotated[
@@ -65,16 +64,20 @@ def export(
     - `lowbit export runs/w8a8 --format onnx --target avx2`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     """
-    from lowbit.api.deploy import check_formats, export_classifier
-    from lowbit.training.freeze_dynamic_scales import deployable
+    from lowbit.api.deploy import export_run
 
-    check_formats(format_, target)
-    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
-    trained = deployable(trained, data_path=data_path, tell=(lambda _: None) if quiet or as_json else print)
-    if output is None:
-        run = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
-        output = run / "export" if run else Path(trained.config.Global.save_inference_dir)
-    made = export_classifier(to_export(trained), output, formats=format_, target=target)
+    made = export_run(
+        checkpoint,
+        output,
+        formats=format_,
+        target=target,
+        config=config,
+        override=override or (),
+        pretrained=pretrained,
+        data_path=data_path,
+        trust_code=trust_code,
+        quiet=quiet or as_json,
+    )
     if as_json:
         print(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
     else:

@@ -12,12 +12,10 @@ import typer
 
 from lowbit.config.lookup import CONFIGS, RECIPES, bundled_names
 from lowbit.config.schema import AmpDtype, AmpLevel
-from lowbit.errors import LowbitError
 from lowbit.formatting import Section, as_text
 
 if TYPE_CHECKING:
     from lowbit.api.result import Result
-    from lowbit.training.display import PlainDisplay
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -114,23 +112,6 @@ def recipe_option(help_: str, *names: str) -> Any:
     return typer.Option(*names, metavar="NAME|FILE", help=help_, autocompletion=complete_recipe)
 
 
-def check_amp(level: str | None, dtype: str | None) -> None:
-    """Stops where a number format was given that nothing would use."""
-    if dtype is not None and level is None:
-        raise LowbitError(f"--amp_dtype {dtype} has no effect without --amp_level; add --amp_level O1 or O2")
-
-
-def given(**options: tuple[str, Any]) -> dict[str, tuple[str, Any]]:
-    """The options that were given, as `load_config` wants them: `given(epochs=("Global.epochs", 2))`.
-
-    >>> given(epochs=("Global.epochs", 2), device=("Global.device", None))
-    {'--epochs': ('Global.epochs', 2)}
-    """
-    return {
-        f"--{name.replace('_', '-')}": setting for name, setting in options.items() if setting[1] is not None
-    }
-
-
 def terminal_width() -> int | None:
     """The columns of the terminal; None for a pipe or a file, where rows are best left whole for grep."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -141,10 +122,3 @@ def show(result: Result | Sequence[Section], *, wide: bool = False) -> None:
     width = None if wide else terminal_width()
     is_plain = isinstance(result, Sequence)
     print(as_text(result, width, wide=wide) if is_plain else result.to_text(width, wide=wide))
-
-
-def open_progress(*, quiet: bool) -> PlainDisplay:
-    """The display of progress that fits where the output goes, or a silent one."""
-    from lowbit.training.display import PlainDisplay, open_display
-
-    return PlainDisplay(silent=True) if quiet else open_display()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+import json
+from typing import Annotated
 
 import typer
 
-from lowbit.cli.export import ExportFormats, ExportTarget, export
+from lowbit.cli.export import ExportFormats, ExportTarget
 from lowbit.cli.options import (
     AsJson,
     CalibrationBatch,
@@ -19,12 +19,9 @@ from lowbit.cli.options import (
     RequiredConfig,
     RunFolder,
     TrainedWeights,
-    given,
     recipe_option,
+    show,
 )
-from lowbit.config import load_config
-from lowbit.config.load import parse_override
-from lowbit.errors import LowbitError
 
 
 def calibrate(
@@ -48,10 +45,12 @@ def calibrate(
       --recipe ptq_w8a8 --output-dir runs/ptq`
     - `lowbit eval runs/ptq` compares it with the fp32 model, `lowbit export runs/ptq` exports it
     """
+    from lowbit.api import runs
     from lowbit.training.run_directory import SUMMARY_FILE
 
-    folder = calibrate_as_asked(
+    folder = runs.calibrate(
         config,
+        override or (),
         pretrained=pretrained,
         recipe=recipe,
         data_path=data_path,
@@ -59,48 +58,11 @@ def calibrate(
         batch_size=batch_size,
         output_dir=output_dir,
         device=device,
-        override=override,
         quiet=quiet,
         silent=as_json,
     )
     if as_json:
         print((folder / SUMMARY_FILE).read_text("utf-8"), end="")
-
-
-def calibrate_as_asked(
-    config: Path,
-    *,
-    pretrained: str | None,
-    recipe: str | dict[str, Any] | None,
-    data_path: Path | None,
-    steps: int | None,
-    batch_size: int | None,
-    output_dir: Path | None,
-    device: str | None,
-    override: list[str] | None,
-    quiet: bool = False,
-    silent: bool = False,
-) -> Path:
-    """Calibrates as the options say; the run folder. A recipe is a name, a file, or its values."""
-    from lowbit.training.post_training import calibrate_run, calibration_config
-
-    settings = load_config(
-        config,
-        override or (),
-        given(
-            output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
-            device=("Global.device", device),
-            pretrained=("Global.pretrained_model", pretrained),
-            recipe=("Recipe", recipe),
-        ),
-    )
-    named = [parse_override(item)[0] for item in override or ()]
-    return calibrate_run(
-        calibration_config(settings, data_path=data_path, steps=steps, batch_size=batch_size),
-        insist_on_device=device is not None or "Global.device" in named,
-        quiet=quiet,
-        silent=silent,
-    )
 
 
 def quantize(
@@ -115,7 +77,8 @@ def quantize(
         ),
     ] = None,
     recipe: Annotated[
-        str | None, recipe_option("What is quantized how, instead of 8 bits with --algo.")
+        str | None,
+        recipe_option("What is quantized how, instead of 8 bits (weights 7 without VNNI) with --algo."),
     ] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
@@ -136,26 +99,25 @@ def quantize(
       --output-dir runs/ptq`
     - `lowbit verify runs/ptq` proves that the exported model computes the same
     """
-    from lowbit.api.deploy import check_formats
-    from lowbit.training.post_training import ptq_recipe
+    from lowbit.api import runs
 
-    if algo is not None and recipe is not None:
-        raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
-    check_formats(format_, target)  # before the work begins
-    chosen = recipe or ptq_recipe(algo)
-    folder = calibrate_as_asked(
+    made = runs.quantize(
         config,
+        override or (),
         pretrained=pretrained,
-        recipe=chosen,
+        algo=algo,
+        recipe=recipe,
         data_path=data_path,
         steps=steps,
         batch_size=batch_size,
         output_dir=output_dir,
+        formats=format_,
+        target=target,
         device=device,
-        override=override,
         quiet=quiet,
         silent=as_json,
     )
-    export(
-        folder, format_=format_, target=target, trust_code=True, quiet=quiet, as_json=as_json
-    )  # the config named the model
+    if as_json:
+        print(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        show(made)

@@ -16,12 +16,8 @@ from lowbit.cli.options import (
     Quiet,
     RequiredConfig,
     TeacherName,
-    check_amp,
-    given,
     recipe_option,
 )
-from lowbit.config import with_data_path
-from lowbit.config.load import parse_override
 
 
 def train(
@@ -92,37 +88,29 @@ def train(
     - `lowbit train -c digits --resume auto` goes on after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
-    from lowbit.training.config_check import read_config
-    from lowbit.training.loop import train as run_training  # with Paddle: seconds that --help need not wait
+    from lowbit.api import runs  # with Paddle: seconds that --help need not wait
     from lowbit.training.run_directory import SUMMARY_FILE
 
-    check_amp(amp_level, amp_dtype)
-    options = given(
-        output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
-        epochs=("Global.epochs", epochs),
-        device=("Global.device", device),
-        pretrained=("Global.pretrained_model", pretrained),
-        resume=("Global.checkpoints", resume),
-        recipe=("Recipe", recipe),
-        teacher=("Distillation.teacher", teacher),
-        executor=("Global.executor", executor),
-        finetune_epochs=("Global.finetune_epochs", finetune_epochs),
-        amp_level=("AMP.level", amp_level),
-        use_amp=("AMP.use_amp", None if amp_level is None else True),  # PaddleClas's files say False
-        amp_dtype=("AMP.dtype", amp_dtype),
-        ema=("Global.ema", ema),
-        early_stop=("Global.early_stop", early_stop),
+    folder = runs.train(
+        config,
+        override or (),
+        output_dir=output_dir,
+        epochs=epochs,
+        device=device,
+        pretrained=pretrained,
+        resume=resume,
+        recipe=recipe,
+        teacher=teacher,
+        executor=executor,
+        finetune_epochs=finetune_epochs,
+        amp_level=amp_level,
+        amp_dtype=amp_dtype,
+        data_path=data_path,
+        finetune=finetune,
+        ema=ema,
+        early_stop=early_stop,
+        quiet=quiet,
+        silent=as_json,
     )
-    settings = read_config(config, override or (), options)
-    if data_path is not None:
-        settings = with_data_path(settings, data_path)
-    named = {parse_override(item)[0] for item in override or ()} | {name for name, _ in options.values()}
-    if finetune:
-        from lowbit.training.finetune import finetune_config
-
-        settings, lines = finetune_config(settings, named)
-        if not (quiet or as_json):
-            print("\n".join(lines))
-    folder = run_training(settings, insist_on_device="Global.device" in named, quiet=quiet, silent=as_json)
     if as_json:
         print((folder / SUMMARY_FILE).read_text("utf-8"), end="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from lowbit.errors import LowbitError
 
 
 def load_config(
-    path: str | Path, overrides: Iterable[str] = (), options: Mapping[str, tuple[str, Any]] | None = None
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
 ) -> Config:
     """Reads a config, applies `Section.key=value` overrides in their order, and validates the result.
 
@@ -185,3 +188,46 @@ def dump_config(config: Config) -> str:
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     # A few characters PyYAML writes as they are and does not read back; escaped it reads them.
     return text if parse_yaml(text) == values else yaml.safe_dump(values, sort_keys=False)
+
+
+# Settings that have an option, or an argument of a Python function, of their own.
+_OPTIONS = {
+    "output_dir": "Global.output_dir",
+    "epochs": "Global.epochs",
+    "device": "Global.device",
+    "pretrained": "Global.pretrained_model",
+    "resume": "Global.checkpoints",
+    "recipe": "Recipe",
+    "teacher": "Distillation.teacher",
+    "executor": "Global.executor",
+    "finetune_epochs": "Global.finetune_epochs",
+    "amp_level": "AMP.level",
+    "amp_dtype": "AMP.dtype",
+    "ema": "Global.ema",
+    "early_stop": "Global.early_stop",
+    "model": "Arch.name",
+    "batch_size": "DataLoader.Train.sampler.batch_size",
+    "lr": "Optimizer.lr.learning_rate",
+}
+
+
+def given_options(**options: Any) -> dict[str, tuple[str, Any]]:
+    """The options that were given, those that are not None, as `load_config` takes them.
+
+    >>> given_options(epochs=2, device=None)
+    {'--epochs': ('Global.epochs', 2)}
+    """
+    level, dtype = options.get("amp_level"), options.get("amp_dtype")
+    if dtype is not None and level is None:
+        raise LowbitError(f"--amp_dtype {dtype} has no effect without --amp_level; add --amp_level O1 or O2")
+    found = {
+        f"--{name.replace('_', '-')}": (
+            _OPTIONS[name],
+            os.fspath(value) if isinstance(value, os.PathLike) else value,
+        )
+        for name, value in options.items()
+        if value is not None
+    }
+    if level is not None:
+        found["--use-amp"] = ("AMP.use_amp", True)  # PaddleClas's files say False
+    return found

@@ -13,13 +13,16 @@ from lowbit.nn.calibration import calibrate, find_quantizers
 from lowbit.nn.convert import Preparation, preparation_of, prepare
 from lowbit.nn.deployed_form import (
     DeployedOperand,
+    deployed_edges,
     deployed_input,
     deployed_weight,
     fix_inputs,
     fixed_copy,
     fixed_recipe,
     frozen,
+    weights_in_bits,
 )
+from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import quantization_mode
 from lowbit.nn.int_forward import integer_reference
@@ -33,8 +36,11 @@ __all__ = [
     "Quantizer",
     "calibrate",
     "convert_sync_batch_norm",
+    "deployed_edges",
     "deployed_input",
     "deployed_weight",
+    "edge_name",
+    "edge_quantizers",
     "eval_mode",
     "find_quantizers",
     "fix_inputs",
@@ -51,4 +57,5 @@ __all__ = [
     "quantize_layer",
     "refresh_batch_norm",
     "refreshed_batch_norm",
+    "weights_in_bits",
 ]

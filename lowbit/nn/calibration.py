@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.int_forward import forward_is_of_integers, per_output
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import Quantizer
 from lowbit.nn.scale_state import mean_across_ranks
+from lowbit.numerics.exact import multiply
 
 
 def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
@@ -98,6 +101,9 @@ def find_quantizers(model: nn.Layer) -> list[Quantizer]:
 # over all other outputs makes them worse.
 
 
+_HIDDEN = 1e-12  # a batch norm's gain below which nothing of a channel is left
+
+
 def correct_biases(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
     """Take the mean of (Q(W) - W)·Q(x) out of the bias of every quantized layer; returns how many those are.
 
@@ -134,7 +140,58 @@ def correct_biases(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]
         if bool(paddle.isfinite(shift).all()):
             layer.bias.set_value(layer.bias - shift.cast(layer.bias.dtype))
             corrected += 1
+    round_biases(model)
     return corrected
+
+
+# On layers with `outputs: quantized`: the batch norm that is folded into them when they are exported.
+FOLDED_NORM = "_lowbit_folded_norm"
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedNorm:
+    """A batch norm, or None; a sublayer of another module."""
+
+    norm: nn.Layer | None
+
+
+def round_biases(model: nn.Layer) -> int:
+    """Put the bias of layers on the grid of their sums, with `outputs: quantized`; returns how many layers.
+
+    Integer operators add a bias to sums of integers, whose step is input scale · weight scale. Rounded here,
+    the model computes what the file does. What is rounded is the bias of a layer and its batch norm
+    together, as they are exported. A channel that batch norm hides stays.
+    """
+    rounded = 0
+    with eval_mode(model):
+        for layer in model.sublayers(include_self=True):
+            behind = getattr(layer, FOLDED_NORM, None)
+            if behind is not None and layer.bias is not None and forward_is_of_integers(layer):
+                bias = _on_grid_of_sums(layer, behind.norm)
+                layer.bias.set_value(paddle.to_tensor(bias).cast(layer.bias.dtype))
+                rounded += 1
+    return rounded
+
+
+def _on_grid_of_sums(layer: nn.Layer, norm: nn.Layer | None) -> np.ndarray:
+    """The bias nearest to the layer's with which bias and batch norm together are whole steps of its sums."""
+    weight, bias = layer.effective_weight_and_bias()
+    _, weight_scale = layer.weight_quantizer.integers(weight)
+    step = multiply(layer.input_quantizer.scale(), per_output(layer, weight_scale)).numpy().reshape([-1])
+    bias = bias.numpy().astype(np.float64)
+    step = np.broadcast_to(step, bias.shape).astype(np.float64)
+    shift = np.zeros_like(bias)  # what batch norm adds, in units of the layer's own output
+    if norm is not None:
+        gain = 1 / np.sqrt(norm._variance.numpy().astype(np.float64) + norm._epsilon)
+        gain = gain * (1 if norm.weight is None else norm.weight.numpy())
+        shift = -norm._mean.numpy().astype(np.float64)
+        added = np.zeros_like(bias) if norm.bias is None else norm.bias.numpy().astype(np.float64)
+        hidden = np.abs(gain) < _HIDDEN
+        shift = np.where(hidden, 0, shift + added / np.where(hidden, 1, gain))
+    else:
+        hidden = np.zeros(bias.shape, bool)
+    rounded = np.rint((bias + shift) / step) * step - shift
+    return np.where(hidden | (np.abs(bias + shift) > step * 2**30), bias, rounded)
 
 
 def give_bias(layer: nn.Layer) -> None:

@@ -15,6 +15,8 @@ from lowbit.kernels import why_missing
 from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
 from lowbit.nn.calibration import give_bias
+from lowbit.nn.edge_quantizers import attach, edge_spec, without_edges
+from lowbit.nn.edges import Edges, find_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import layers_by_name
 from lowbit.nn.int_matmul import Executor
@@ -35,6 +37,7 @@ class Preparation:
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
     batch_norms: Folded = field(default_factory=Folded)
+    edges: Edges = field(default_factory=Edges)
 
     @property
     def quantized(self) -> list[str]:
@@ -59,6 +62,7 @@ class Preparation:
         lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
         lines += [f"  {count} with {plan}" for plan, count in plans.items()]
         lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
+        lines += self.edges.lines()
         folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
         if folded or apart:
             lines.append(f"{folded} of {folded + len(apart)} batch norms are folded in training")
@@ -76,8 +80,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
     next. What was done is told by `preparation_of(model)`.
 
-    `inputs` are needed with `batch_norm: {fold: training}` alone: any that the model takes, on which it is
-    run to find the layer that each batch norm follows.
+    `inputs` are needed with `outputs: quantized` and `batch_norm: {fold: training}` alone: any that the model
+    takes, for which it is traced to find the tensors between layers, or run to find the layer that each
+    batch norm follows.
 
     >>> model = prepare(nn.Sequential(nn.Linear(4, 2)), make_recipe({"weight_bits": 4}))
     >>> print(preparation_of(model))
@@ -107,6 +112,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         for assigned in quantized:
             _check_can_fold(assigned)
     by_name = dict(model.named_sublayers(remove_duplicate=False))
+    edges = Edges()
+    if recipe.outputs == "quantized":
+        edges = _find_edges(model, inputs, quantized)
     batch_norms = Folded()
     if recipe.batch_norm.fold == "training":
         batch_norms = _find_pairs(model, inputs, {id(by_name[found.layer.name]) for found in quantized})
@@ -125,7 +133,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         pair = Pair(by_name[name], by_name[norm_name])
         fold_in_training(pair.layer, pair)
         follow(pair.norm, pair)
-    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms))
+    if recipe.outputs == "quantized":
+        attach(model, edges, {found.layer.name: found.plan for found in quantized}, pact=recipe.pact)
+    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges))
     return model
 
 
@@ -148,6 +158,21 @@ def _check_can_fold(assigned: LayerPlan) -> None:
             f'batch_norm.fold: training is for QAT, but the plan of layer "{assigned.layer.name}" quantizes '
             "gradients (low-precision training): leave it out, and batch norms are folded at export"
         )
+
+
+def _find_edges(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: list[LayerPlan]) -> Edges:
+    """The tensors between quantized layers, once it is known that all of them can be quantized."""
+    if not inputs:
+        raise LowbitError(
+            "outputs: quantized needs to trace the model, to find the tensors between its layers: give "
+            "inputs that it takes, prepare(model, recipe, images) or lowbit.quantize(net, recipe, example=x)"
+        )
+    # The trace names a shared layer by its first name, as plans do.
+    edges = find_edges(model, inputs, {found.layer.name for found in quantized})
+    plans = {found.layer.name: found.plan for found in quantized}
+    for edge in edges.found:
+        edge_spec(plans[edge.spec_of], edge.spec_of)
+    return edges
 
 
 def _find_pairs(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: set[int]) -> Folded:
@@ -249,7 +274,8 @@ def quantized_layers(model: nn.Layer) -> dict[str, nn.Layer]:
 def quantizing_only(model: nn.Layer, names: Collection[str]) -> Iterator[None]:
     """Within it, and in evaluation mode, only the layers of these names quantize their operands.
 
-    Nothing of the model's state is touched.
+    Tensors between layers (`outputs: quantized`) are quantized with all of them only. Nothing of the model's
+    state is touched.
 
     with quantizing_only(model, {"conv1"}):
         logits = model(images)
@@ -259,6 +285,8 @@ def quantizing_only(model: nn.Layer, names: Collection[str]) -> Iterator[None]:
         if name not in layers:
             raise LowbitError(f'no quantized layer "{name}": {did_you_mean(name, list(layers))}')
     with eval_mode(model), ExitStack() as undo:
+        if set(names) != layers.keys():
+            undo.enter_context(without_edges(model))
         for name, layer in layers.items():
             if name not in names:
                 for quantizer in ("input_quantizer", "weight_quantizer"):

@@ -14,13 +14,15 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.convert import note_preparation, preparation_of
+from lowbit.nn.edge_quantizers import SharedQuantizer, edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import FROZEN, Frozen, per_output, runs_in_integers
 from lowbit.nn.quant_layers import is_quantized, replan_layer
 from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import quantize_to_integers
+from lowbit.numerics import parse_grid, quantize_to_integers
 from lowbit.numerics.exact import as_float32, multiply, negate
 from lowbit.numerics.fake_quant import usable_bound
+from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe import Forward, Plan, Recipe, TensorSpec, operands_of
 from lowbit.recipe.recipe import Calibration
 from lowbit.recipe.rules import Rule
@@ -65,12 +67,21 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
 
     bounds = deployed_input(model.conv1)
     """
-    quantizer = _quantizer(layer, "input")
+    return _activation(_quantizer(layer, "input"))
+
+
+def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
+    """What becomes of the tensors between layers that `outputs: quantized` puts on grids, by name."""
+    return {edge_name(*at): _activation(found) for at, found in edge_quantizers(model).items()}
+
+
+def _activation(quantizer: Quantizer) -> DeployedOperand:
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
+    what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
     if scale is None:
         raise LowbitError(
-            f'the scale of the input of layer "{quantizer.layer_name}" is chosen anew in every call '
+            f"the scale of {what} is chosen anew in every call "
             f"({quantizer.spec}), which int8 engines cannot do: use scaling moving_average, learned or fixed"
         )
     lowest, highest = grid.lowest, grid.highest
@@ -81,7 +92,7 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
             lowest = max(lowest, int(quantize_to_integers(negate(bound), scale, grid).max()))
     if scale.size != 1:
         raise LowbitError(
-            f'the input of layer "{quantizer.layer_name}" has a scale per channel ({quantizer.spec}), over '
+            f"{what} has a scale per channel ({quantizer.spec}), over "
             "which the layer sums: to deploy it, use granularity per-tensor"
         )
     return DeployedOperand(
@@ -102,6 +113,44 @@ def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
             "which has no integers"
         )
     return quantizer
+
+
+@contextmanager
+def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
+    """Within it, and in evaluation, signed weights of more bits are rounded to so many; how many layers.
+
+    Products of an 8-bit activation and a 7-bit weight do not saturate on processors without VNNI. Scales are
+    chosen as before, for the smaller grid; a learned step grows with it. The model's state stays.
+
+    with weights_in_bits(model, 7) as layers:
+        export_onnx(model, "inference.onnx", model_name="net", image_shape=(3, 32, 32))
+    """
+    if not FEWEST_BITS <= bits <= MOST_BITS:
+        raise LowbitError(f"weights have {FEWEST_BITS} to {MOST_BITS} bits, not {bits}")
+    with ExitStack() as undo:
+        count = 0
+        for layer in model.sublayers(include_self=True):
+            if is_quantized(layer) and (fewer := _in_bits(layer.weight_quantizer, bits)) is not None:
+                # An attribute of the object hides the sublayer of that name, which stays where it is.
+                object.__setattr__(layer, "weight_quantizer", fewer)
+                undo.callback(object.__delattr__, layer, "weight_quantizer")
+                count += 1
+        yield count
+
+
+def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
+    """A quantizer for the same weight with so many bits; None where it has no more than that."""
+    if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
+        return None
+    old = quantizer.grid()
+    if not old.signed or old.logarithmic or old.bits <= bits:
+        return None
+    new = parse_grid(f"int{bits}-narrow" if old.narrow else f"int{bits}")
+    fewer = copy.deepcopy(quantizer)
+    fewer.spec = replace(quantizer.spec, grid=new)
+    if fewer.step is not None:
+        fewer.step.value.set_value(fewer.step.value * (old.highest / new.highest))
+    return fewer
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -175,7 +224,10 @@ def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
         if is_quantized(layer):
             fix = assigned.layer.name in dynamic
             plan = _fixed_plan(plan, fix_input=fix)
+            shared = layer.input_quantizer
             replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact)
+            if isinstance(shared, SharedQuantizer):  # its scale is another module's, which stays
+                layer.input_quantizer = shared
         plans.append(replace(assigned, plan=plan))
     note_preparation(fixed, replace(prepared, recipe=recipe, layers=tuple(plans)))
     return fixed

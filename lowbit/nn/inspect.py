@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.qt_autograd import BackwardQuantizers
 from lowbit.nn.qtensor import QTensor
@@ -30,7 +31,7 @@ _LEFT_OUT: dict[str, tuple[str, ...]] = {
 def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
     """Within it, in evaluation mode, the model computes as `how` says; afterwards as before.
 
-    "quantized" is as it was trained, "weights" leaves inputs as they are, "full" leaves weights, too.
+    "quantized" is as it was trained, "weights" leaves activations as they are, "full" leaves weights, too.
     Nothing of the model's state is touched: parameters, ranges, steps and signs are what they were.
 
     with quantization_mode(model, "weights"):
@@ -39,6 +40,8 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
     if how not in _LEFT_OUT:
         raise LowbitError(f'a model is not tested as "{how}"; {did_you_mean(how, get_args(Way))}')
     with eval_mode(model), ExitStack() as undo:
+        if how != "quantized":
+            undo.enter_context(without_edges(model))
         for layer in filter(is_quantized, model.sublayers(include_self=True)):
             for name in _LEFT_OUT[how]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.

@@ -63,7 +63,7 @@ class Quantizer(nn.Layer):
         self,
         spec: TensorSpec,
         layout: str,
-        role: Literal["input", "weight", "gradient"],
+        role: Literal["input", "weight", "gradient", "output"],
         *,
         shape: Sequence[int],
         name: str = "",
@@ -225,7 +225,7 @@ class Quantizer(nn.Layer):
                 self.spec,
                 lambda x: self._axes(x, self._kept_granularity),
                 wants_alpha=self.alpha is not None and not self.alpha.is_known,
-                across_ranks=self.role == "input",
+                across_ranks=self._is_activation,
             )
 
     @property
@@ -265,10 +265,10 @@ class Quantizer(nn.Layer):
             return self.spec.observer.range(x, grid, axes, bound=bound, known=known)
         if not self.training:
             return self.kept.range
-        if self.spec.scaling.name == "fixed" and (self.role == "input" or self.kept.is_known):
+        if self.spec.scaling.name == "fixed" and (self._is_activation or self.kept.is_known):
             return self._known(self.kept).range
         range_ = self.spec.observer.range(x, grid, axes, bound=bound, known=known)
-        if self.role == "input":
+        if self._is_activation:
             range_ = largest_across_ranks(range_)
         self.kept.update(range_)
         # Without one finite batch there is nothing to fall back on: the loss shall show it.
@@ -279,7 +279,7 @@ class Quantizer(nn.Layer):
             return learned.value
         with paddle.no_grad():
             first = initial()
-            first = (mean_across_ranks(first) if self.role == "input" else first).reshape(learned.value.shape)
+            first = (mean_across_ranks(first) if self._is_activation else first).reshape(learned.value.shape)
         return learned.value if learned.start(first) else first
 
     def _known(self, part: LearnedScale | RunningRange) -> LearnedScale | RunningRange:
@@ -290,6 +290,10 @@ class Quantizer(nn.Layer):
                 "quantized checkpoint"
             )
         return part
+
+    @property
+    def _is_activation(self) -> bool:
+        return self.role in ("input", "output")
 
     def _unsigned(self) -> int:
         return int(self._buffers["unsigned"].item())

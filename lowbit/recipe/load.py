@@ -93,7 +93,9 @@ def _entry(name: str) -> RecipeEntry:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML in lowbit's dialect, complete: it is saved with every run and can be read again."""
-    values = recipe.model_dump(mode="json", exclude={"rules"})
+    # A recipe from before there was a key stays what it was, and a run that used it can be resumed.
+    absent = {"outputs"} if recipe.outputs == "full" else set()
+    values = recipe.model_dump(mode="json", exclude={"rules", *absent})
     rules = [rule.model_dump(mode="json", exclude_unset=True) for rule in recipe.rules]
     return yaml.safe_dump({"rules": rules, **values}, sort_keys=False, width=100)
 

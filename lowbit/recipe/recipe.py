@@ -84,6 +84,9 @@ class LayerPlan:
 class Recipe(FrozenSection):
     """Rules in their order, later ones over earlier ones, and settings for the model as a whole.
 
+    `outputs: quantized` puts every tensor between two quantized layers on a grid, those that sums, pools and
+    activations read included, so that engines compute all of it in integers.
+
     >>> recipe = Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])
     >>> str(recipe.plans(nn.Sequential(nn.Linear(4, 2)))["0"].forward.weight)
     'int8 per-tensor'
@@ -93,6 +96,7 @@ class Recipe(FrozenSection):
     calibration: Calibration = Calibration()
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
+    outputs: Literal["full", "quantized"] = "full"
 
     @property
     def quantizes_gradients(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import paddle
@@ -41,14 +41,16 @@ class ConfigCheck:
 
 
 def read_config(
-    path: str | Path, overrides: Iterable[str] = (), options: Mapping[str, tuple[str, Any]] | None = None
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
 ) -> Config:
     """`load_config`, and an error where no registry knows the model or an operation cannot be carried out.
 
     >>> read_config("digits").Arch.name
     'resnet20'
     """
-    config = load_config(path, overrides, options)
+    config = load_config(os.fspath(path), overrides, options)
     try:
         check_name(config.Arch.name)
         for split in (config.DataLoader.Train, config.DataLoader.Eval):
@@ -59,7 +61,9 @@ def read_config(
     return config
 
 
-def check_config(path: str | Path, overrides: Iterable[str] = (), *, build: bool = False) -> ConfigCheck:
+def check_config(
+    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, build: bool = False
+) -> ConfigCheck:
     """What `lowbit config check` says about one file; with `build` its model is built, too.
 
     >>> check_config("digits").ok

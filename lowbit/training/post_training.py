@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.config import Config, validate
@@ -22,13 +22,15 @@ from lowbit.training.session import open_session
 _BATCH_SIZE = 32
 
 
-def ptq_recipe(observer: str | None = None) -> dict[str, Any]:
+def ptq_recipe(observer: str | None = None, *, weight_bits: Literal[7, 8] = 8) -> dict[str, Any]:
     """The recipe of 8 bits without training, as plain values; an `observer` replaces that of its inputs.
+
+    Processors without VNNI want weights of 7 bits.
 
     >>> ptq_recipe("kl")["rules"][0]["forward"]["input"]["observer"]
     'kl'
     """
-    values = recipe_file_values("ptq_w8a8")
+    values = recipe_file_values(f"ptq_w{weight_bits}a8")
     for rule in values["rules"] if observer is not None else ():
         if "input" in rule.get("forward", {}):
             rule["forward"]["input"]["observer"] = observer

@@ -164,7 +164,7 @@ def test_a_batch_size_is_used_whatever_says_which_images(run, trained, lite, mon
         sizes.append(split.sampler.batch_size)
         return real(split, *arguments, **options)
 
-    monkeypatch.setattr(inputs, "build_loader", build)
+    monkeypatch.setattr("lowbit.api.evaluation.build_loader", build)
     for model in (trained, trained / "export"):
         run("lowbit", "eval", model, "--batch-size", 3)
         run("lowbit", "eval", model)

@@ -11,37 +11,16 @@ import pytest
 
 from lowbit.analysis import Analysis as Measured
 from lowbit.api.analysis import Analysis, _layer
-from lowbit.cli.options import check_amp, given, show
+from lowbit.cli.options import show
 from lowbit.cli.plan import plan_sections
 from lowbit.deploy.verify import EngineReport, Latency, Report, Size
 from lowbit.deploy.verify.agreement import Agreement
 from lowbit.deploy.verify.layer_differences import LayerDifference, Steps
 from lowbit.deploy.verify.tables import report_sections
-from lowbit.errors import LowbitError
 from lowbit.formatting import as_text
 from lowbit.models import build_model
 from lowbit.recipe import load_recipe, make_recipe
 from tests.support.fake_run import write_run
-
-
-def test_only_what_was_given():
-    assert given(epochs=("Global.epochs", 2), output_dir=("Global.output_dir", None)) == {
-        "--epochs": ("Global.epochs", 2)
-    }
-    assert given(output_dir=("Global.output_dir", "x")) == {"--output-dir": ("Global.output_dir", "x")}
-
-
-def test_false_and_zero_were_given():
-    assert set(given(a=("A", False), b=("B", 0))) == {"--a", "--b"}
-
-
-def test_a_number_format_needs_a_level():
-    check_amp(None, None)
-    check_amp("O1", "bf16")
-    check_amp("O1", None)
-    with pytest.raises(LowbitError, match="--amp_dtype bf16 has no effect without --amp_level"):
-        check_amp(None, "bf16")
-
 
 LONG = "backbone.stages.3.blocks.12.attention.output_projection.depthwise_convolution"
 """Longer than a table of 80 columns has for it."""

@@ -163,7 +163,7 @@ def test_no_validation_data(run, folder, monkeypatch):
         trained.config.DataLoader.Eval = None
         return trained
 
-    monkeypatch.setattr(trained_model, "open_checkpoint", without_images)
+    monkeypatch.setattr("lowbit.api.runs.open_checkpoint", without_images)
     assert "give validation images with --data-path" in run("lowbit", "verify", folder).error
 
 

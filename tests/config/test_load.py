@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowbit.config import Config, dump_config, list_configs, load_config, override_config, validate
-from lowbit.config.load import parse_override, set_value
+from lowbit.config.load import given_options, parse_override, set_value
 from lowbit.config.schema import GlobalSection
 from lowbit.config.transform_ops import OPS
 from lowbit.errors import LowbitError, readable
@@ -333,3 +333,15 @@ def test_the_original_calls_the_recipe_qconfigdir(tmp_path):
     assert load_config("digits", [f"qconfigdir={path}"]).Recipe == path
     with pytest.raises(LowbitError, match=r"^-o qconfigdir=a: qconfigdir and Recipe both say"):
         load_config("digits", ["Recipe=b", "qconfigdir=a"])
+
+
+def test_only_what_was_given():
+    assert given_options(epochs=2, output_dir=None) == {"--epochs": ("Global.epochs", 2)}
+    assert given_options(output_dir=Path("x")) == {"--output-dir": ("Global.output_dir", "x")}
+    assert set(given_options(epochs=0, ema=0.0)) == {"--epochs", "--ema"}
+
+
+def test_a_number_format_needs_a_level():
+    assert given_options(amp_level="O1", amp_dtype="bf16")["--use-amp"] == ("AMP.use_amp", True)
+    with pytest.raises(LowbitError, match="add --amp_level"):
+        given_options(amp_dtype="bf16")

@@ -134,14 +134,14 @@ def config_file(lite, tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def trained(lite, tmp_path_factory) -> Path:
     """The folder of a finished run, exported into its folder `export`; look, don't touch."""
-    from lowbit.cli.export import export
+    from lowbit.api.deploy import export_run
     from lowbit.training.loop import train
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     values = tiny_values(lite, folder)
     values["Global"]["epochs"] = 3
     train(validate(values, {}, "tiny"))
-    export(folder)
+    export_run(folder)
     return folder
 
 

@@ -59,7 +59,7 @@ def export_model(
     **Example**: `python tools/export_model.py --pretrained output/latest.pdparams --save-inference-dir infer`
     """
     from lowbit.api.deploy import export_classifier
-    from lowbit.cli.opening import to_export
+    from lowbit.api.runs import to_export
     from lowbit.cli.options import show
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.freeze_dynamic_scales import deployable
@@ -130,21 +130,21 @@ def infer(
 
     **Example**: `python deploy/inference_python/infer.py --model-dir output/infer --img-path images/demo.jpg`
     """
-    from lowbit.cli.infer import classify
-    from lowbit.machine import resolve_device
+    from lowbit.api.evaluation import infer as classify
 
     if batch_size > max_batch_size:
         raise LowbitError(f"--batch-size {batch_size} is above --max-batch-size {max_batch_size}")
-    classify(
+    found = classify(
         model_dir,
         [img_path],
         batch_size=batch_size,
-        device=resolve_device("gpu" if use_gpu else "cpu").name,
+        device="gpu" if use_gpu else "cpu",
         resize_size=resize_size,
         crop_size=crop_size,
         benchmark=benchmark,
         warmup=warmup,
     )
+    print(found.to_text(None))
 
 
 def onnx_infer(
@@ -168,8 +168,8 @@ def onnx_infer(
 
     **Example**: `python deploy/onnx_python/infer.py --onnx_file output/inference.onnx --img_path demo.jpg`
     """
-    from lowbit.cli.infer import classify
+    from lowbit.api.evaluation import infer as classify
 
     path = onnx_file / "inference.onnx" if (onnx_file / "inference.onnx").is_file() else onnx_file
     print("ONNXRuntime predict: ")
-    classify(path, [img_path], batch_size=batch_size, resize_size=crop_size)
+    print(classify(path, [img_path], batch_size=batch_size, resize_size=crop_size).to_text(None))

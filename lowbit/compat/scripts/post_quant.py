@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.options import TrustCode
+from lowbit.cli.options import TrustCode, show
 from lowbit.compat.scripts.export_infer import yes_no_option
 from lowbit.errors import LowbitError, did_you_mean
 
@@ -67,7 +67,7 @@ def post_quant(
 
     **Example**: `python deploy/ptq_python/post_quant.py --model_path output/latest.pdparams --data lite_data`
     """
-    from lowbit.cli.export import export
+    from lowbit.api.deploy import export_run
     from lowbit.config import validate
     from lowbit.training.post_training import calibrate_run, calibration_config, ptq_recipe
 
@@ -90,7 +90,7 @@ def post_quant(
         validate(values, {}, "post_quant.py"), data_path=data, steps=batch_num, batch_size=batch_size
     )
     run = calibrate_run(config, insist_on_device=use_gpu is not None)
-    export(run, output=output_dir, trust_code=True)  # what was calibrated was trusted
+    show(export_run(run, output_dir, trust_code=True))  # what was calibrated was trusted
 
 
 def _observer(algo: str, hist_percent: float) -> str:
@@ -190,7 +190,7 @@ def evaluate(
 
     **Example**: `python deploy/ptq_python/eval.py --model_path output --data_dir lite_data`
     """
-    from lowbit.cli.evaluate import auto_split
+    from lowbit.api.runs import images_at
     from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
     from lowbit.deploy import PaddleEngine, evaluate_engine
     from lowbit.machine import resolve_device
@@ -206,7 +206,7 @@ def evaluate(
         print(engine.note)
     imagenet = [ResizeImage(resize_short=img_size * 256 // 224), CropImage(size=img_size), NormalizeImage()]
     ops = engine.description.ops if engine.description else imagenet
-    split = auto_split(data_dir, ops, batch_size=batch_size)
+    split = images_at(data_dir, ops, batch_size=batch_size)
     dataset = open_section(split.dataset, classes=engine.description.classes if engine.description else None)
     start = time.perf_counter()
     found = evaluate_engine(engine, build_loader(split, dataset, training=False))

@@ -14,9 +14,9 @@ from lowbit.cli.options import (
     DeviceName,
     Overrides,
     TeacherName,
-    check_amp,
 )
 from lowbit.config import Config, validate, with_data_path
+from lowbit.config.load import given_options
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
 
@@ -86,7 +86,7 @@ def train(
     - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
     - `python train.py -c ResNet18.yaml -o Global.epochs=2 --data-path ./imagenet` by a config
     """
-    check_amp(amp_level, amp_dtype)
+    given_options(amp_level=amp_level, amp_dtype=amp_dtype)  # an error where one has no effect
     if config is not None:
         _train_by_config(config, override or [], _given_options(context))
         return
@@ -217,21 +217,14 @@ _SOURCES: dict[KeyPath, str] = {
 
 def _export_quantized(folder: Path, model: str) -> None:
     """Leaves `qat_inference.*` in the run's folder, as the ecosystem's tools expect after --pact_quant."""
+    from lowbit.api.runs import to_export
     from lowbit.deploy import export_model
     from lowbit.training.process import join_ranks
     from lowbit.training.trained_model import open_checkpoint
 
     if join_ranks().is_first:
-        trained = open_checkpoint(folder / "latest.lowbit", trust=model)
-        export_model(
-            trained.model,
-            folder,
-            model_name=trained.config.Arch.name,
-            image_shape=trained.config.Global.image_shape,
-            transform_ops=trained.preprocessing,
-            classes=trained.classes,
-            file_name="qat_inference",
-        )
+        files = to_export(open_checkpoint(folder / "latest.lowbit", trust=model))
+        export_model(files.model, folder, **files.description, file_name="qat_inference")
         print(f"Quantized model: {folder / 'qat_inference.json'}")
 
 
@@ -246,7 +239,8 @@ def _split(
 
 
 def _test(config: Config, device: str | None) -> None:
-    from lowbit.cli.evaluate import evaluate_trained
+    from lowbit.api.evaluation import evaluate_trained
+    from lowbit.api.runs import validation_images
     from lowbit.training.display import accuracy_line
     from lowbit.training.trained_model import open_checkpoint, open_weights
 
@@ -259,4 +253,4 @@ def _test(config: Config, device: str | None) -> None:
         trained = open_checkpoint(path, trust=config.Arch.name)
     else:
         raise LowbitError("--test-only needs --pretrained: without weights there is nothing to test")
-    print(accuracy_line(evaluate_trained(trained, config.DataLoader.Eval, device)))
+    print(accuracy_line(evaluate_trained(trained, validation_images(trained), device)))

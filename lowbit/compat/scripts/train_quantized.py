@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.evaluate import images_of, show_table
-from lowbit.cli.opening import open_model
 from lowbit.cli.options import (
     AmpDtypeName,
     AmpLevelName,
@@ -21,13 +21,12 @@ from lowbit.cli.options import (
     RunFolder,
     TeacherName,
     TrustCode,
-    check_amp,
     complete_model,
-    given,
     recipe_option,
+    show,
 )
 from lowbit.config import Config, load_config, with_data_path
-from lowbit.config.load import parse_override
+from lowbit.config.load import given_options, parse_override
 from lowbit.errors import LowbitError
 
 if TYPE_CHECKING:
@@ -75,27 +74,22 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
     ) -> None:
         from lowbit.training.config_check import read_config
 
-        check_amp(amp_level, amp_dtype)
-        settings = read_config(
-            config,
-            override or (),
-            given(
-                recipe=("Recipe", recipe),
-                model=("Arch.name", model),
-                batch_size=("DataLoader.Train.sampler.batch_size", batch_size),
-                epochs=("Global.epochs", epochs),
-                lr=("Optimizer.lr.learning_rate", lr),
-                output_dir=("Global.output_dir", str(output_dir) if output_dir else None),
-                pretrained=("Global.pretrained_model", pretrained),
-                resume=("Global.checkpoints", resume),
-                teacher=("Distillation.teacher", teacher),
-                finetune_epochs=("Global.finetune_epochs", finetune_epochs),
-                device=("Global.device", device),
-                amp_level=("AMP.level", amp_level),
-                use_amp=("AMP.use_amp", None if amp_level is None else True),
-                amp_dtype=("AMP.dtype", amp_dtype),
-            ),
+        options = given_options(
+            recipe=recipe,
+            model=model,
+            batch_size=batch_size,
+            epochs=epochs,
+            lr=lr,
+            output_dir=output_dir,
+            pretrained=pretrained,
+            resume=resume,
+            teacher=teacher,
+            finetune_epochs=finetune_epochs,
+            device=device,
+            amp_level=amp_level,
+            amp_dtype=amp_dtype,
         )
+        settings = read_config(config, override or (), options)
         if "checkpoint_dir" not in settings.Global.model_fields_set:
             settings.Global.checkpoint_dir = "."  # the ecosystem's tools look for latest.pdparams there
         if data_path is not None:
@@ -193,6 +187,21 @@ def eval_qt(
         checkpoint, pretrained = pretrained, None  # training left all that is needed beside the weights
     if checkpoint is None and pretrained is None:
         raise LowbitError("give a checkpoint (or run folder), or -c CONFIG with --pretrained WEIGHTS")
-    trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
-    images = images_of(trained, data_path)
-    show_table(trained, images, data_path, device, bn_batches=bn_batches, as_json=as_json)
+    from lowbit.api.evaluation import evaluate
+
+    found = evaluate(
+        checkpoint,
+        config,
+        override or (),
+        pretrained=pretrained,
+        data_path=data_path,
+        device=device,
+        table=True,
+        bn_batches=bn_batches,
+        trust_code=trust_code,
+        quiet=as_json,
+    )
+    if as_json:
+        print(json.dumps([asdict(row) for row in found.rows]))
+    else:
+        show(found)

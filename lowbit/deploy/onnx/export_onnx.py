@@ -21,7 +21,7 @@ from lowbit.deploy.onnx.trace import called_layers, read_program, trace
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
-from lowbit.nn import has_quantized_layers, quantization_mode
+from lowbit.nn import DeployedOperand, deployed_edges, has_quantized_layers, quantization_mode
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
@@ -80,10 +80,11 @@ def export_onnx(
     program = trace(model, inputs.specs(), model_name)
     called = called_layers(program)  # a layer that evaluation does not call has no scales, and needs none
     layers = deployed_layers(model, called, quantized=quantized)
-    written, notes = _build(program, layers, resolved, model_name, checkpoint)
+    edges = deployed_edges(model) if quantized else {}
+    written, notes = _build(program, layers, edges, resolved, model_name, checkpoint)
     fp32 = written
     if quantized:
-        fp32, _ = _build(program, deployed_layers(model, called, quantized=False), None, model_name)
+        fp32, _ = _build(program, deployed_layers(model, called, quantized=False), {}, None, model_name)
     with drafting(path.parent, str(path)) as draft:
         content = add_digest(written.SerializeToString(), ONNX)
         (draft / path.name).write_bytes(content)
@@ -96,6 +97,7 @@ def export_onnx(
 def _build(
     program: Any,
     layers: dict[str, DeployedLayer],
+    edges: dict[str, DeployedOperand],
     target: Target | None,
     model_name: str,
     checkpoint: str | None = None,
@@ -103,10 +105,11 @@ def _build(
     graph = read_program(program)
     attach_layers(graph, layers)
     notes = fold(graph)
-    done, form = quantize(graph, layers, target), "fp32"
+    done, form = quantize(graph, layers, edges, target), "fp32"
     if target is not None:
         weights = [layer.weight for layer in layers.values() if isinstance(layer.weight, QuantizedConstant)]
-        form = describe_form(target, weights, [layer.input for layer in layers.values() if layer.input])
+        inputs = [layer.input for layer in layers.values() if layer.input]
+        form = describe_form(target, weights, inputs, edges=bool(edges))
     _name_tensors(graph)
     description = _description(graph, layers, done, target, form) | {"checkpoint": checkpoint}
     return to_onnx(graph, model_name, description), [form, *notes, *done.notes]

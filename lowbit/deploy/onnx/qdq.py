@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import ml_dtypes
@@ -10,6 +10,7 @@ import numpy as np
 
 from lowbit.deploy.onnx.fold import DeployedLayer
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
+from lowbit.deploy.onnx.moved import quantize_moved
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.machine import CpuInfo, cpu_info
 from lowbit.nn import DeployedOperand
@@ -44,6 +45,8 @@ def _never_negative(graph: Graph, producers: dict[str, Node], tensor: str) -> bo
         return _never_negative(graph, producers, node.inputs[0]) or (
             graph.constants[node.inputs[2]].dtype == np.uint8 and not graph.constants[node.inputs[2]].any()
         )
+    if node.kind == "Clip" and _is_of_integers(producers, node):
+        return _never_negative(graph, producers, node.inputs[0])  # its bounds have the zero point in them
     if node.kind == "Clip":
         lowest = graph.constants.get(node.inputs[1])
         clipped = lowest is not None and bool(lowest >= 0)
@@ -54,6 +57,11 @@ def _never_negative(graph: Graph, producers: dict[str, Node], tensor: str) -> bo
             filled or bool(graph.constants[node.inputs[2]] >= 0)
         )
     return node.kind in _OF_ALL and all(_never_negative(graph, producers, name) for name in node.inputs)
+
+
+def _is_of_integers(producers: dict[str, Node], clip: Node) -> bool:
+    before = producers.get(clip.inputs[0])
+    return before is not None and before.kind == "QuantizeLinear"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -95,7 +103,12 @@ def resolve_target(word: str | None, cpu: CpuInfo | None = None) -> Target:
     return "vnni" if cpu.has_vnni else "avx2"
 
 
-def describe_form(target: Target, weights: list[QuantizedConstant], inputs: list[DeployedOperand]) -> str:
+_WITH_EDGES = "inputs and all tensors between layers as {}"
+
+
+def describe_form(
+    target: Target, weights: list[QuantizedConstant], inputs: list[DeployedOperand], *, edges: bool = False
+) -> str:
     """One line that says how integers are stored, and why."""
     kinds = []
     for bits in sorted({weight.bits for weight in weights}, reverse=True):
@@ -106,7 +119,9 @@ def describe_form(target: Target, weights: list[QuantizedConstant], inputs: list
                 " with zero point 128 (exact: 8-bit products of u8 and s8 saturate there; OpenVINO is slow "
                 "with them, 7-bit weights are fast)"
             )
-    if inputs:
+    if edges:
+        kinds.append(_WITH_EDGES.format("int8" if target == "gpu" else "uint8"))
+    elif inputs:
         kinds.append(_INPUTS[target])
     return f"for {_MEANING[target]} ({target}): {', '.join(kinds)}"
 
@@ -126,18 +141,30 @@ def weight_type(weight: QuantizedConstant, target: Target) -> tuple[str, int]:
 
 
 def activation_type(
-    operand: DeployedOperand, target: Target, *, positive: bool, direct: bool, layer: str
+    operand: DeployedOperand,
+    target: Target,
+    *,
+    positive: bool,
+    direct: bool,
+    layer: str,
+    edges: bool = False,
+    bent: bool = False,
 ) -> tuple[str, int]:
     """The ONNX type of an input's integers and the zero point that is added to them.
 
     Behind a ReLU (`positive`) also a signed grid is stored unsigned: ONNX Runtime then merges the ReLU into
     the product. On x86 it turns int8 into uint8 by itself, but makes an invalid graph of opset 21 where the
     product is not the next operator (not `direct`): there it is stored so from the beginning. For products
-    with int8 inputs OpenVINO halves and rounds the weights without VNNI: on `avx2` no input is int8.
+    with int8 inputs OpenVINO halves and rounds the weights without VNNI: on `avx2` no input is int8. With
+    `edges` all tensors have one type, since ONNX Runtime adds two of the same type in integers only; but one
+    that only activations read (`bent`) has no zero point, since OpenVINO merges the activation into the
+    product then.
     """
+    if bent and operand.signed and not positive:
+        return "int8", 0
     if target != "gpu" and (positive or not operand.signed):
         return "uint8", 0
-    if target == "avx2" or (target == "vnni" and not direct):
+    if target == "avx2" or (edges and target != "gpu") or (target == "vnni" and not direct):
         return "uint8", 128
     if target != "gpu":
         return "int8", 0
@@ -156,6 +183,7 @@ def activation_type(
 _FLOAT_OPERATORS = {
     "Add", "Sub", "Mul", "Div", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "Erf", "BatchNormalization",
 }  # fmt: skip
+_BENDING = {"HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Mish", "Softplus"}
 _MERGED_ACTIVATIONS = {"Relu", "Clip"}
 _TYPES = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8, "uint8": np.uint8
@@ -170,28 +198,41 @@ class Quantized:
     notes: list[str] = field(default_factory=list)
 
 
-def quantize(graph: Graph, layers: dict[str, DeployedLayer], target: Target | None) -> Quantized:
-    """Write, in place, every operand of a quantized layer as the integers of its grid.
+def quantize(
+    graph: Graph,
+    layers: dict[str, DeployedLayer],
+    edges: dict[str, DeployedOperand],
+    target: Target | None,
+) -> Quantized:
+    """Write, in place, every operand of a quantized layer, and every edge, as the integers of its grid.
 
     Layers in fp32 only lose their marks; a target of None is enough for these.
     """
     done = Quantized()
-    _quantize_inputs(graph, layers, target, done)
+    _quantize_activations(graph, layers, edges, target, done)
+    if edges:
+        quantize_moved(graph)
     for node in [node for node in graph.nodes if node.kind in PRODUCTS]:
         weight = graph.constants.get(node.inputs[1])
         if not isinstance(weight, QuantizedConstant):
             continue
         input_ = layers[node.layer].input
         if len(node.inputs) > 2 and input_ is not None and target != "gpu":
-            _quantize_bias(node, weight, input_, graph, done)
+            _quantize_bias(node, weight, input_, graph, done, fused=bool(edges))
         node.inputs[1] = _weight(node, weight, target, graph)
     return done
 
 
-def _quantize_inputs(
-    graph: Graph, layers: dict[str, DeployedLayer], target: Target | None, done: Quantized
+def _quantize_activations(
+    graph: Graph,
+    layers: dict[str, DeployedLayer],
+    edges: dict[str, DeployedOperand],
+    target: Target | None,
+    done: Quantized,
 ) -> None:
     made: dict[Any, tuple[str, str]] = {}  # the same integers of the same tensor are made once
+    # ONNX Runtime makes an invalid graph of int8 between two other operators in the version that has 4 bits.
+    in_4_bits = any(isinstance(c, QuantizedConstant) and c.bits <= 4 for c in graph.constants.values())
     nodes, graph.nodes = graph.nodes, []
     replaced: dict[str, str] = {}
     for node in nodes:
@@ -200,15 +241,22 @@ def _quantize_inputs(
             graph.nodes.append(node)
             continue
         source, layer = node.inputs[0], node.attributes["layer"]
-        operand = layers[layer].input
+        is_edge = node.attributes["role"] == "edge"
+        operand = edges.get(layer) if is_edge else layers[layer].input
         if operand is None:
             replaced[node.outputs[0]] = source
             continue
-        key = (source, operand.lowest, operand.highest, operand.signed, operand.scale.tobytes())
-        if key not in made:
-            readers = [other.kind in PRODUCTS for other in nodes if node.outputs[0] in other.inputs]
-            made[key] = _quantize_input(source, layer, operand, target, graph, direct=all(readers))
-        integers, replaced[node.outputs[0]] = made[key]
+        grid = (operand.lowest, operand.highest, operand.signed, operand.scale.tobytes())
+        if (source, grid) not in made:
+            readers = {other.kind for other in nodes if node.outputs[0] in other.inputs}
+            how = {"direct": readers <= set(PRODUCTS), "edges": bool(edges)}
+            how["bent"] = is_edge and not in_4_bits and readers <= _BENDING
+            name = f"{layer}.output" if is_edge else f"{layer}.input"
+            pair = _quantize_one(source, name, operand, target, graph, **how)
+            made[source, grid] = made[pair[1], grid] = pair  # what is on the grid stays there
+        integers, replaced[node.outputs[0]] = made[source, grid]
+        if is_edge:
+            continue
         name, count = layer, 1
         while name in done.inputs:
             count += 1
@@ -217,28 +265,54 @@ def _quantize_inputs(
     graph.outputs = [replaced.get(name, name) for name in graph.outputs]
 
 
-def _quantize_input(
-    source: str, layer: str, operand: DeployedOperand, target: Target, graph: Graph, *, direct: bool
+def _quantize_one(
+    source: str,
+    name: str,
+    operand: DeployedOperand,
+    target: Target,
+    graph: Graph,
+    *,
+    direct: bool,
+    edges: bool,
+    bent: bool,
 ) -> tuple[str, str]:
     """QuantizeLinear, Clip, DequantizeLinear; the names of the integers and of their values.
 
     The type holds 8 bits. Bounds inside of it are clipped to behind the rounding, where engines still merge
     the rounding into the product before it; TensorRT wants nothing between the two, so there it is before.
     """
-    positive = never_negative(graph, source)
-    name, zero = activation_type(operand, target, positive=positive, direct=direct, layer=layer)
-    kind, scale, shape = _TYPES[name], np.float32(operand.scale), graph.shapes[source]
+    if edges:
+        source, operand = _without_clip(source, operand, graph)
+    positive = never_negative(graph, source) or operand.lowest >= 0
+    kind_name, zero = activation_type(
+        operand, target, positive=positive, direct=direct, layer=name, edges=edges, bent=bent
+    )
+    kind, scale, shape = _TYPES[kind_name], np.float32(operand.scale), graph.shapes[source]
     lowest, highest = operand.lowest + zero, operand.highest + zero
     lowest = lowest if lowest > np.iinfo(kind).min and not positive else None
     highest = highest if highest < np.iinfo(kind).max else None
-    parts = [graph.constant(scale, f"{layer}.input.scale"), graph.constant(kind(zero), f"{layer}.input.zero")]
+    parts = [graph.constant(scale, f"{name}.scale"), graph.constant(kind(zero), f"{name}.zero")]
     if target == "gpu":
         source = _clip(source, lowest, highest, scale, graph)
     integers = graph.add("QuantizeLinear", [source, *parts], shape=shape)
     if target != "gpu":
         integers = _clip(integers, lowest, highest, kind(1), graph)
-    integers = graph.rename(integers, f"{layer}.input")
+    integers = graph.rename(integers, name)
     return integers, graph.add("DequantizeLinear", [integers, *parts], shape=shape)
+
+
+def _without_clip(source: str, operand: DeployedOperand, graph: Graph) -> tuple[str, DeployedOperand]:
+    """A Clip (ReLU6) that is rounded next becomes bounds of the integers: the same, and no operator more."""
+    node = graph.producer(source)
+    if node is None or node.kind != "Clip" or len(graph.consumers(source)) or source in graph.outputs:
+        return source, operand
+    bounds = [graph.constants.get(name) for name in node.inputs[1:]]
+    if len(bounds) != 2 or not all(isinstance(bound, np.ndarray) for bound in bounds):
+        return source, operand
+    lowest, highest = (int(np.rint(np.float32(bound) / np.float32(operand.scale))) for bound in bounds)
+    lowest, highest = max(lowest, operand.lowest), min(highest, operand.highest)
+    graph.nodes = [other for other in graph.nodes if other is not node]
+    return node.inputs[0], replace(operand, lowest=lowest, highest=highest)
 
 
 def _clip(x: str, lowest: int | None, highest: int | None, unit: np.generic, graph: Graph) -> str:
@@ -265,18 +339,26 @@ def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph)
 
 
 def _quantize_bias(
-    node: Node, weight: QuantizedConstant, input_: DeployedOperand, graph: Graph, done: Quantized
+    node: Node,
+    weight: QuantizedConstant,
+    input_: DeployedOperand,
+    graph: Graph,
+    done: Quantized,
+    *,
+    fused: bool,
 ) -> None:
     """The bias as int32, exactly, or else on the grid of the product's sums.
 
     Engines add a bias to sums of integers, so it has to be on their grid, whatever scale the file gives:
     ONNX Runtime in every 8-bit Gemm, and before 1.23 or so in every convolution whose output is rounded
     next. A convolution's bias is therefore exact, and added behind it there: half a step of the sums, the
-    same in a whole channel, would move integers in the layers that follow. A Gemm has the sums' grid.
+    same in a whole channel, would move integers in the layers that follow. A Gemm has the sums' grid, and so
+    has everything where products and the rounding of their outputs are one operator (`fused`).
     """
     bias = graph.constants[node.inputs[2]].astype(np.float64)
     step = _own_steps(bias)
-    if weight.bits > 4 and node.kind == "MatMul":
+    fused = fused and weight.bits > 4 and not _is_used_in_floats(node, graph)
+    if fused or (weight.bits > 4 and node.kind == "MatMul"):
         step = np.float32(input_.scale) * _per_output(weight.scale, node, len(bias))
     integers = np.rint(bias / step)
     if (np.abs(integers) > np.iinfo(np.int32).max).any():
@@ -288,7 +370,7 @@ def _quantize_bias(
         graph.constant(np.zeros(len(bias), np.int32), f"{node.layer}.bias.zero"),
     ]
     node.inputs[2] = _insert(node, parts, 0, [len(bias)], graph)
-    if weight.bits > 4 and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
+    if weight.bits > 4 and not fused and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
         _add_behind(node, graph)
 
 

@@ -15,10 +15,11 @@ from lowbit.deploy.export import untranslatable
 from lowbit.deploy.onnx.converters import Op, Result, find_converter
 from lowbit.deploy.onnx.graph import MARK, Graph
 from lowbit.errors import LowbitError
-from lowbit.nn import eval_mode, is_quantized
+from lowbit.nn import edge_name, edge_quantizers, eval_mode, is_quantized
 
 PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
+_ROLES = ("input", "weight", "output", "edge")
 
 
 def trace(model: nn.Layer, specs: Sequence[InputSpec], model_name: str) -> Any:
@@ -41,14 +42,16 @@ def trace(model: nn.Layer, specs: Sequence[InputSpec], model_name: str) -> Any:
 
 
 def read_mark(message: str) -> tuple[str, str] | None:
-    """The layer and the role ("input", "weight" or "output") of a mark; None for a print of the user's own.
+    """The layer and the role of a mark; None for a print of the user's own.
+
+    Roles are a layer's "input", "weight" and "output", and "edge": a tensor between layers on a grid.
 
     >>> read_mark("lowbit|input|layer1.0.conv1")
     ('layer1.0.conv1', 'input')
     """
     prefix, _, rest = message.partition("|")
     role, _, layer = rest.partition("|")
-    return (layer, role) if prefix == _PREFIX and role in ("input", "weight", "output") else None
+    return (layer, role) if prefix == _PREFIX and role in _ROLES else None
 
 
 def called_layers(program: Any) -> set[str]:
@@ -89,7 +92,18 @@ def _marked(model: nn.Layer) -> Iterator[None]:
                 lambda _layer, _inputs, output, name=name: _mark(output, name, "output")
             )
             undo.callback(hook.remove)
+        for at, quantizer in edge_quantizers(model).items():
+            object.__setattr__(quantizer, "forward", _marked_edge(edge_name(*at)))
+            undo.callback(object.__delattr__, quantizer, "forward")
         yield
+
+
+def _marked_edge(name: str) -> Callable[[Tensor], Tensor]:
+    @paddle.jit.not_to_static
+    def forward(x: Tensor) -> Tensor:
+        return _mark(x, name, "edge")
+
+    return forward
 
 
 def _marked_forward(layer: nn.Layer, name: str) -> Callable[..., Tensor]:

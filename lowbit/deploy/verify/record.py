@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ class ToExport:
     def is_quantized(self) -> bool:
         return has_quantized_layers(self.model)
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is written beside the model: the arguments of `export_model` and of `describe_inference`."""
+        return {
+            "model_name": self.model_name,
+            "image_shape": self.image_shape,
+            "transform_ops": self.transform_ops,
+            "classes": self.classes,
+            "checkpoint": self.digest,
+        }
+
 
 def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], target: str | None) -> list[str]:
     """Export into the folder what the engines need and what is not there as it should be; what was done."""
@@ -48,11 +59,11 @@ def export_missing(trained: ToExport, folder: Path, engines: Iterable[str], targ
     formats = {FORMATS[key] for key in engines}
     digest = trained.digest
     if "Paddle" in formats and (why := _stale(folder / "inference.json", trained.source, digest)):
-        _export_paddle(export_model, trained, folder)
+        export_model(trained.model, folder, **trained.description)
         notes.append(f"exported to {folder} for Paddle Inference: {why}")
     int8 = folder / INT8_FOLDER
     if "Paddle int8" in formats and (why := _stale(int8 / "inference.pdmodel", trained.source, digest)):
-        _export_paddle(export_paddle_int8, trained, int8)
+        export_paddle_int8(trained.model, int8, **trained.description)
         notes.append(f"exported to {int8} for Paddle Inference in int8: {why}")
     if "ONNX" in formats:
         file = folder / ONNX_FILE
@@ -69,7 +80,7 @@ def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path
     formats = {FORMATS[key] for key in engines}
     if formats & {"Paddle", "Paddle int8"}:
         with quantization_mode(trained.model, "full"):
-            _export_paddle(export_model, trained, folder)
+            export_model(trained.model, folder, **trained.description)
     if "ONNX" in formats:
         _export_onnx(trained, folder / ONNX_FILE, None, quantized=False)
     return folder
@@ -94,18 +105,6 @@ def _for_another_target(file: Path, target: str | None) -> str | None:
         return None
     found = OnnxGraph(file).target
     return None if found in (target, None) else f"it was for {found}, not {target}"
-
-
-def _export_paddle(export: Callable[..., object], trained: ToExport, folder: Path) -> None:
-    export(
-        trained.model,
-        folder,
-        model_name=trained.model_name,
-        image_shape=trained.image_shape,
-        transform_ops=trained.transform_ops,
-        classes=trained.classes,
-        checkpoint=trained.digest,
-    )
 
 
 def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized: bool):

@@ -1,0 +1,132 @@
+"""Integers through operators that only move values: the same grid before and behind them.
+
+Rounding to a grid commutes with a reshape or a maximum: both orders give the same values. Engines run such an
+operator in integers if it stands between DequantizeLinear and QuantizeLinear, so these are put on both sides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowbit.deploy.onnx.graph import Graph, Node
+
+_MOVES = (
+    "MaxPool",
+    "GlobalMaxPool",
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "Pad",
+)
+
+
+def quantize_moved(graph: Graph) -> None:
+    """Put QuantizeLinear and DequantizeLinear, in place, on the other side of what moves integers."""
+    for node in [node for node in graph.nodes if node.kind == "QuantizeLinear"]:
+        _before(node, graph)
+    for node in list(graph.nodes):
+        if node.kind == "DequantizeLinear":
+            _behind(node, graph)
+    unread = [node for node in graph.nodes if node.kind == "DequantizeLinear" and _is_unread(node, graph)]
+    graph.nodes = [node for node in graph.nodes if not any(node is other for other in unread)]
+
+
+def _is_unread(node: Node, graph: Graph) -> bool:
+    return node.outputs[0] not in graph.outputs and not graph.consumers(node.outputs[0])
+
+
+def _before(quantize: Node, graph: Graph) -> None:
+    """As far up as nothing but moves stands above a rounding, round there, too."""
+    node = graph.producer(quantize.inputs[0])
+    while node is not None and _moves(node, graph) and len(graph.consumers(node.outputs[0])) == 1:
+        source = node.inputs[0]
+        above = graph.producer(source)
+        if above is None or above.kind == "DequantizeLinear" or len(graph.consumers(source)) != 1:
+            return
+        _insert(node, source, _chain(quantize, graph), graph)
+        node = above
+
+
+def _behind(dequantize: Node, graph: Graph) -> None:
+    """As long as values on a grid are moved only, they are on the same grid behind it."""
+    value = dequantize.outputs[0]
+    for node in graph.consumers(value):
+        if node.kind == "Shape":  # integers have the same
+            node.inputs[0] = dequantize.inputs[0]
+        if node.kind == "Concat":
+            if not _zeros_as_integers(node, dequantize, graph):
+                continue
+        elif not _moves(node, graph) or node.inputs[0] != value or len(node.outputs) != 1:
+            continue
+        moved = node.outputs[0]
+        readers = graph.consumers(moved)
+        if not readers or any(reader.kind == "QuantizeLinear" for reader in readers):
+            continue
+        chain = [Node("QuantizeLinear", ["", *dequantize.inputs[1:]], [""])]
+        chain.append(Node("DequantizeLinear", ["", *dequantize.inputs[1:]], [""]))
+        _behind(_insert(readers[0], moved, chain, graph), graph)
+
+
+def _zeros_as_integers(concat: Node, dequantize: Node, graph: Graph) -> bool:
+    """If a tensor on a grid is joined with zeros alone, put these on the same grid; whether that is so."""
+    others = [name for name in dict.fromkeys(concat.inputs) if name != dequantize.outputs[0]]
+    makers = {name: graph.producer(name) for name in others}
+    expanded = {name: node for name, node in makers.items() if node is not None and node.kind == "Expand"}
+    sources = [node.inputs[0] if (node := expanded.get(name)) else name for name in others]
+    zeros = [graph.constants.get(name) for name in sources]
+    if not all(isinstance(value, np.ndarray) and not value.any() for value in zeros):
+        return False
+    zero_point = graph.constants[dequantize.inputs[2]]
+    for name, value in zip(others, zeros, strict=True):
+        integers = graph.constant(np.full(value.shape, zero_point))
+        place = next(i for i, other in enumerate(graph.nodes) if other is concat)
+        if name in expanded:
+            wide = graph.new_name("/expand")
+            graph.shapes[wide] = graph.shapes[name]
+            graph.nodes.insert(place, Node("Expand", [integers, expanded[name].inputs[1]], [wide]))
+            integers, place = wide, place + 1
+        made = graph.new_name("/dequantizelinear")
+        graph.shapes[made] = graph.shapes[name]
+        graph.nodes.insert(place, Node("DequantizeLinear", [integers, *dequantize.inputs[1:]], [made]))
+        concat.inputs = [made if one == name else one for one in concat.inputs]
+        if name in expanded and not graph.consumers(name):
+            graph.nodes = [node for node in graph.nodes if node is not expanded[name]]
+    return True
+
+
+def _chain(quantize: Node, graph: Graph) -> list[Node]:
+    """QuantizeLinear, a Clip of its integers if there is one, DequantizeLinear."""
+    chain = [quantize]
+    while chain[-1].kind != "DequantizeLinear":
+        chain.append(graph.consumers(chain[-1].outputs[0])[0])
+    return chain
+
+
+def _insert(before: Node, tensor: str, chain: list[Node], graph: Graph) -> Node:
+    """A copy of the chain in front of a node; everyone who read the tensor reads what it gives."""
+    readers = graph.consumers(tensor)
+    place = next(i for i, other in enumerate(graph.nodes) if other is before)
+    value, made = tensor, []
+    for node in chain:
+        output = graph.new_name(f"/{node.kind.lower()}")
+        graph.shapes[output] = graph.shapes[tensor]
+        made.append(Node(node.kind, [value, *node.inputs[1:]], [output], dict(node.attributes)))
+        value = output
+    for reader in readers:
+        reader.inputs = [value if name == tensor else name for name in reader.inputs]
+    graph.nodes[place:place] = made
+    return made[-1]
+
+
+def _moves(node: Node, graph: Graph) -> bool:
+    if node.kind == "Pad":  # zeros are on every grid
+        filling = (
+            graph.constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else np.zeros(1)
+        )
+        return node.attributes.get("mode", "constant") != "constant" or (
+            isinstance(filling, np.ndarray) and not filling.any()
+        )
+    return node.kind in _MOVES

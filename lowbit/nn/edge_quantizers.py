@@ -1,0 +1,231 @@
+"""Quantizers at the input or the output of modules, shared by the layers that read the same tensor.
+
+`attach` puts them where `find_edges` says, as sublayers `output_quantizer` and `input_quantizer` with a hook:
+what is quantized is defined by modules, in training as in evaluation, and saved with them. Names of other
+parameters stay. A layer that reads such a tensor has a `SharedQuantizer` as its input quantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
+from lowbit.nn.calibration import FOLDED_NORM, FoldedNorm
+from lowbit.nn.edges import Edges, Place
+from lowbit.nn.quant_layers import is_quantized
+from lowbit.nn.quantizer import Quantizer
+from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
+from lowbit.recipe.plan import Plan
+from lowbit.recipe.recipe import Pact
+from lowbit.recipe.spec import TensorSpec
+
+_ON_GRID = "_lowbit_on_grid_of"  # on a tensor: its quantizer, and its version when that made it
+_EIGHT_BITS = {"grid": "int8", "sign": "auto"}
+
+
+@dataclass(eq=False)
+class _Owner:
+    """A quantizer that belongs to another module: no sublayer of who holds this."""
+
+    quantizer: Quantizer
+
+
+class SharedQuantizer(Quantizer):
+    """The input quantizer of a layer whose input is on a grid already, that of a module's quantizer.
+
+    It has no state. A tensor that comes from that quantizer is taken as it is; one that was moved in between
+    (reshaped, sliced), or that comes another way, is rounded with the same scale, which changes nothing
+    that is on the grid.
+    """
+
+    def __init__(self, owner: Quantizer, *, name: str = "") -> None:
+        nn.Layer.__init__(self)
+        self._owner = _Owner(owner)
+        self.spec, self.layout, self.role, self.layer_name = owner.spec, owner.layout, "input", name
+
+    @property
+    def source(self) -> Quantizer:
+        """The quantizer whose scale this layer reads."""
+        return self._owner.quantizer
+
+    @paddle.jit.not_to_static
+    def forward(self, x: Tensor) -> Tensor:
+        if self.source.sightings is not None or self.source.only_shows_shapes:
+            return x
+        if paddle.in_dynamic_mode():
+            return self.values_and_scale(x)[0]
+        with paddle.no_grad():  # a served program has no gradients, and PyLayers do not survive in it
+            return self.values_and_scale(x)[0]
+
+    def values_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_ready()
+        scale, alpha = self.source.scale().detach(), self.source.alpha
+        if _is_on_grid_of(x, self.source):
+            return x, scale
+        if alpha is None:
+            return fake_quantize(x, scale, self.grid()), scale
+        return pact_fake_quantize(x, alpha.value.detach(), scale, self.grid()), scale
+
+    @paddle.jit.not_to_static
+    def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.source.integers(x)
+
+    def grid(self) -> Grid:
+        return self.source.grid()
+
+    def scale(self) -> Tensor | None:
+        return self.source.scale()
+
+    def check_ready(self) -> None:
+        self.source.check_ready()
+
+    def start_calibration(self) -> None:
+        """Its owner is calibrated."""
+
+    def end_calibration(self) -> None:
+        """As start_calibration."""
+
+    @property
+    def knows_sign(self) -> bool:
+        return self.source.knows_sign
+
+    @property
+    def gives_integers(self) -> bool:
+        return self.source.gives_integers
+
+    @property
+    def only_shows_shapes(self) -> bool:
+        return self.source.only_shows_shapes
+
+    @property
+    def sightings(self) -> None:
+        return None
+
+    @property
+    def alpha(self) -> Any:
+        return self.source.alpha
+
+    @property
+    def step(self) -> Any:
+        return self.source.step
+
+    @property
+    def kept(self) -> Any:
+        return self.source.kept
+
+
+def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
+    made_by, version = getattr(x, _ON_GRID, (None, None))
+    return made_by is quantizer and version == x.inplace_version
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Modules with quantizers. The hooks are functions of this file that look the quantizer up in the module, so
+# that a copy of the module uses its own.
+
+
+def attach(model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pact | None = None) -> None:
+    """Give the owners of the edges their quantizers, and the layers that read them shared ones.
+
+    Call it after the layers have been quantized.
+    """
+    layers = dict(model.named_sublayers())
+    norms = dict(edges.batch_norms)
+    for name in plans:
+        setattr(layers[name], FOLDED_NORM, FoldedNorm(layers[norms[name]] if name in norms else None))
+    for edge in edges.found:
+        owner, spec = layers[edge.owner], edge_spec(plans[edge.spec_of], edge.spec_of)
+        quantizer = Quantizer(spec, "NC", edge.place, shape=[1, 1], name=edge.owner, pact=pact)
+        quantizer.training = owner.training
+        setattr(owner, f"{edge.place}_quantizer", quantizer)
+        if edge.place == "output":
+            owner.register_forward_post_hook(_quantize_output)
+        else:
+            owner.register_forward_pre_hook(_quantize_input)
+        for reader in edge.readers:
+            if layers[reader].input_quantizer.spec == spec:
+                layers[reader].input_quantizer = SharedQuantizer(quantizer, name=reader)
+
+
+def edge_name(owner: str, place: Place) -> str:
+    """What messages and files call an edge.
+
+    >>> edge_name("layer1.0", "input")
+    'layer1.0 (input)'
+    """
+    return owner if place == "output" else f"{owner} (input)"
+
+
+def edge_spec(plan: Plan, layer: str) -> TensorSpec:
+    """The spec of an edge: that of a layer's input, in 8 bits where the layer has fewer.
+
+    Sums of many layers in fewer bits would lose too much; a layer with fewer rounds its input once more.
+    """
+    spec = plan.forward.input
+    if not plan.is_straight_through:
+        raise LowbitError(
+            f'outputs: quantized is for QAT and post-training quantization, but the plan of layer "{layer}" '
+            "quantizes gradients: leave it out"
+        )
+    if not spec.grid.is_integer or not spec.keeps_scales or spec.granularity.letters:
+        raise LowbitError(
+            f'outputs: quantized follows the input of layer "{layer}", which is {spec}: engines need one '
+            "scale per tensor that is known beforehand. Use an integer grid, granularity per-tensor and "
+            "scaling fixed, moving_average or learned"
+        )
+    if spec.grid.bits == 8:
+        return spec
+    return TensorSpec(**spec.as_words() | _EIGHT_BITS)
+
+
+def edge_quantizers(model: nn.Layer) -> dict[tuple[str, Place], Quantizer]:
+    """The quantizers of a model's edges by their owner's name and place."""
+    found: dict[tuple[str, Place], Quantizer] = {}
+    for name, layer in model.named_sublayers():
+        if "output_quantizer" in layer._sub_layers:
+            found[name, "output"] = layer.output_quantizer
+        if "input_quantizer" in layer._sub_layers and not is_quantized(layer):
+            found[name, "input"] = layer.input_quantizer
+    return found
+
+
+@contextmanager
+def without_edges(model: nn.Layer) -> Iterator[None]:
+    """Within it the edges are not quantized; layers that share a quantizer round their input themselves."""
+    with ExitStack() as undo:
+        for quantizer in edge_quantizers(model).values():
+            # An attribute of the object hides the class's method.
+            object.__setattr__(quantizer, "forward", _unchanged)
+            undo.callback(object.__delattr__, quantizer, "forward")
+        yield
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
+    if not isinstance(output, Tensor | paddle.pir.Value):
+        raise LowbitError(
+            f'outputs: quantized: the module "{layer.output_quantizer.layer_name}" gave one tensor when it '
+            f"was traced and gives a {type(output).__name__} now: let it always return one tensor, or write "
+            "outputs: full"
+        )
+    return _on_grid(layer.output_quantizer, output)
+
+
+def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_on_grid(layer.input_quantizer, given[0]), *given[1:])
+
+
+def _on_grid(quantizer: Quantizer, x: Any) -> Any:
+    y = quantizer(x)
+    if isinstance(y, Tensor) and y is not x and quantizer.gives_integers:
+        setattr(y, _ON_GRID, (quantizer, y.inplace_version))
+    return y
