@@ -96,14 +96,16 @@ def on_lite_data(path: Path, folder: Path) -> Config:
         lines = (lite / f"{split}_list.txt").read_text("utf-8").splitlines(keepends=True)
         (lite / f"{split}_list.txt").write_text("".join(lines[::4]), "utf-8")
     overrides = ["Global.epochs=2", "Global.device=cpu", f"Global.output_dir={folder / 'run'}"]
+    config = load_config(path)
+    batch_size = 1 if config.Global.update_freq > 1 else 2
     for part, split in (("Train", "train"), ("Eval", "val")):
         overrides += [
             f"DataLoader.{part}.dataset.image_root={lite}",
             f"DataLoader.{part}.dataset.cls_label_path={lite / f'{split}_list.txt'}",
-            f"DataLoader.{part}.sampler.batch_size=2",
+            f"DataLoader.{part}.sampler.batch_size={batch_size}",
             f"DataLoader.{part}.loader.num_workers=1",
         ]
-    if load_config(path).DataLoader.Train.sampler.first_bs:
+    if config.DataLoader.Train.sampler.first_bs:
         overrides.append("DataLoader.Train.sampler.first_bs=2")
     return read_config(path, overrides)
 
