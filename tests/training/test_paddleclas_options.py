@@ -25,8 +25,9 @@ from lowbit.training.losses import batch_loss, cross_entropy, mixed_cross_entrop
 from lowbit.training.optimizers import _groups, build_optimizer, learning_rate
 from lowbit.training.session import open_session
 from tests.support.paddleclas import RESNET18
-from tests.support.runs import records, tiny_values, weights_hash
+from tests.support.runs import finish, records, start_run, tiny_values, weights_hash
 from tests.support.tiny_net import TinyNet
+from tests.support.two_ranks import LAUNCH_TWO
 
 MIXED = [{"OpSampler": {"MixupOperator": {"alpha": 0.8, "prob": 0.5}, "CutmixOperator": {"prob": 0.4}}}]
 
@@ -287,3 +288,15 @@ def test_options_of_the_network_stand_beside_its_name(tmp_path):
     config = validate(values, {}, "kwargs")
     assert config.Arch.kwargs == {"dropout": 0.5, "scale": 1e-6}
     assert validate(config.model_dump(mode="json"), {}, "again") == config
+
+
+def test_two_processes_add_up_gradients_as_one_does(tmp_path):
+    """1437 images in global batches of 100: the last one leaves pieces of different sizes."""
+    found = []
+    for name, launcher, batch_size in (("one", (), 50), ("two", LAUNCH_TWO, 25)):
+        values = values_of(tmp_path / name, {"sampler": {"batch_size": batch_size}}, epochs=1, update_freq=2)
+        values["Arch"]["name"] = f"{__name__}:Flat"
+        log_dir = ("--log_dir", str(tmp_path / "log")) if launcher else ()
+        finish(start_run(tmp_path / name, values, launcher=(*launcher, *log_dir)))
+        found.append(weights(tmp_path / name)["head.weight"])
+    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
