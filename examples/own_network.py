@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import paddle
+from digits_task import accuracy, digits, train
 from paddle import nn
 from paddle.nn import functional as F
 from paddle.static import InputSpec
 
 from lowbit import QAT
-from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, PaddleEngine, compare_outputs, export_onnx
 
 
@@ -35,45 +34,20 @@ class Net(nn.Layer):
         return self.head(self.pool(x).flatten(1))
 
 
-def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Handwritten digits that come with lowbit's packages, [N, 3, 16, 16] from -1 to 1, and their labels."""
-    data = open_digits(split)
-    images = np.stack([data.image(i)[::2, ::2] for i in range(len(data))]).transpose(0, 3, 1, 2)
-    labels = np.array([data.label(i) for i in range(len(data))])
-    return images.astype("float32") / 127.5 - 1, labels
-
-
-def train(net: nn.Layer, images: np.ndarray, labels: np.ndarray, *, epochs: int, rate: float) -> None:
-    optimizer = paddle.optimizer.Momentum(rate, parameters=net.parameters())
-    net.train()
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(len(images))
-        for some in np.array_split(order, len(images) // 32):
-            logits = net(paddle.to_tensor(images[some]))
-            loss = F.cross_entropy(logits, paddle.to_tensor(labels[some]))
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-
-
-def accuracy(net: nn.Layer, images: np.ndarray, labels: np.ndarray) -> float:
-    net.eval()
-    with paddle.no_grad():
-        return float((net(paddle.to_tensor(images)).numpy().argmax(1) == labels).mean())
-
-
 def main(folder: Path) -> None:
     paddle.seed(0)
     images, labels = digits("train")
     test_images, test_labels = digits("val")
 
     net = Net()
-    train(net, images, labels, epochs=3, rate=0.02)
+    optimizer = paddle.optimizer.Momentum(0.02, parameters=net.parameters())
+    train(net, images, labels, epochs=3, optimizer=optimizer)
     print(f"fp32       {accuracy(net, test_images, test_labels):.2%}")
 
     quanter = QAT(config={"activation_preprocess_type": "PACT", "weight_bits": 8, "activation_bits": 8})
     quanter.quantize(net)  # before the optimizer is made, since PACT's bounds are new parameters
-    train(net, images, labels, epochs=1, rate=0.001)
+    optimizer = paddle.optimizer.Momentum(0.001, parameters=net.parameters())
+    train(net, images, labels, epochs=1, optimizer=optimizer)
     print(f"quantized  {accuracy(net, test_images, test_labels):.2%}")
 
     quanter.save_quantized_model(net, f"{folder}/model", input_spec=[InputSpec([None, 3, 16, 16])])

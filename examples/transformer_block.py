@@ -8,12 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import paddle
+from digits_task import accuracy, digits, train
 from paddle import nn
-from paddle.nn import functional as F
 
-from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
 from lowbit.nn import fix_inputs, fixed_copy, preparation_of, prepare, quantization_mode
 from lowbit.recipe import load_recipe
@@ -37,33 +35,6 @@ class Net(nn.Layer):
         return self.head(self.block(self.embed(x) + self.place).mean(1))
 
 
-def digits(split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Handwritten digits that come with lowbit's packages, [N, 3, 16, 16] from -1 to 1, and their labels."""
-    data = open_digits(split)
-    images = np.stack([data.image(i)[::2, ::2] for i in range(len(data))]).transpose(0, 3, 1, 2)
-    labels = np.array([data.label(i) for i in range(len(data))])
-    return images.astype("float32") / 127.5 - 1, labels
-
-
-def train(net: nn.Layer, images: np.ndarray, labels: np.ndarray, *, epochs: int, rate: float) -> None:
-    optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
-    net.train()
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(len(images))
-        for some in np.array_split(order, len(images) // 32):
-            logits = net(paddle.to_tensor(images[some]))
-            loss = F.cross_entropy(logits, paddle.to_tensor(labels[some]))
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-
-
-def accuracy(net: nn.Layer, images: np.ndarray, labels: np.ndarray) -> float:
-    net.eval()
-    with paddle.no_grad():
-        return float((net(paddle.to_tensor(images)).numpy().argmax(1) == labels).mean())
-
-
 def main(folder: Path) -> None:
     paddle.seed(0)
     images, labels = digits("train")
@@ -71,7 +42,8 @@ def main(folder: Path) -> None:
 
     net = prepare(Net(), load_recipe(RECIPE))  # from scratch: weights, activations and gradients in 4 bits
     print(preparation_of(net))
-    train(net, images, labels, epochs=6, rate=0.003)
+    optimizer = paddle.optimizer.Adam(0.003, parameters=net.parameters())
+    train(net, images, labels, epochs=6, optimizer=optimizer)
     print(f"trained as W4A4G4, tested as W4A4  {accuracy(net, test_images, test_labels):.2%}")
     with quantization_mode(net, "full"):
         print(f"the same weights in full precision {accuracy(net, test_images, test_labels):.2%}")

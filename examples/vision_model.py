@@ -8,13 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import paddle
-from paddle import nn
-from paddle.nn import functional as F
+from digits_task import accuracy, digits, train
 from paddle.vision.models import resnet18
 
-from lowbit.data import open_digits
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, compare_outputs, export_onnx
 from lowbit.nn import calibrate, preparation_of, prepare, refresh_batch_norm
 from lowbit.recipe import make_recipe
@@ -36,33 +33,6 @@ RECIPE = {
 }
 
 
-def digits(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Handwritten digits that come with lowbit's packages, [N, 3, 16, 16] from -1 to 1, and their labels."""
-    data = open_digits(split)
-    images = np.stack([data.image(i)[::2, ::2] for i in range(count)]).transpose(0, 3, 1, 2)
-    labels = np.array([data.label(i) for i in range(count)])
-    return images.astype("float32") / 127.5 - 1, labels
-
-
-def train(net: nn.Layer, images: np.ndarray, labels: np.ndarray, *, epochs: int, rate: float) -> None:
-    optimizer = paddle.optimizer.Adam(rate, parameters=net.parameters())
-    net.train()
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(len(images))
-        for some in np.array_split(order, len(images) // 48):
-            logits = net(paddle.to_tensor(images[some]))
-            loss = F.cross_entropy(logits, paddle.to_tensor(labels[some]))
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-
-
-def accuracy(net: nn.Layer, images: np.ndarray, labels: np.ndarray) -> float:
-    net.eval()
-    with paddle.no_grad():
-        return float((net(paddle.to_tensor(images)).numpy().argmax(1) == labels).mean())
-
-
 def main(folder: Path) -> None:
     paddle.seed(0)
     images, labels = digits("train", 576)
@@ -73,7 +43,9 @@ def main(folder: Path) -> None:
     print(preparation_of(net))
     some = [paddle.to_tensor(images[start : start + 48]) for start in range(0, 192, 48)]
     calibrate(net, some)
-    train(net, images, labels, epochs=2, rate=0.001)  # short: to see that it works, not to be good
+    optimizer = paddle.optimizer.Adam(0.001, parameters=net.parameters())
+    # Short: to see that it works, not to be good.
+    train(net, images, labels, epochs=2, optimizer=optimizer, batch_size=48)
     refresh_batch_norm(net, some)  # in 24 steps its running averages have not caught up with the weights
     print(f"quantized  {accuracy(net, test_images, test_labels):.2%}")
 

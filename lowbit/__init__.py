@@ -17,6 +17,7 @@ from lowbit.version import __version__
 
 if TYPE_CHECKING:
     from lowbit.api.accelerate import accelerate
+    from lowbit.api.advise import advise
     from lowbit.api.analysis import analyze
     from lowbit.api.deploy import export
     from lowbit.api.quantize import calibrate, quantize
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
     from lowbit.compat.paddleslim import PACT, QAT
     from lowbit.nn.fused_blocks import fuse
     from lowbit.recipe import Recipe
+    from lowbit.runtime import Engine
 
 __all__ = [
     "PACT",
     "QAT",
+    "Engine",
     "LowbitError",
     "Recipe",
     "__version__",
     "accelerate",
+    "advise",
     "analyze",
     "calibrate",
     "export",
@@ -42,10 +46,12 @@ __all__ = [
 
 # Imported on first use: importing lowbit stays fast, Paddle comes with the first name that needs it.
 _LAZY = {
+    "Engine": "lowbit.runtime",
     "PACT": "lowbit.compat.paddleslim",
     "QAT": "lowbit.compat.paddleslim",
     "Recipe": "lowbit.recipe",
     "accelerate": "lowbit.api.accelerate",
+    "advise": "lowbit.api.advise",
     "analyze": "lowbit.api.analysis",
     "calibrate": "lowbit.api.quantize",
     "export": "lowbit.api.deploy",

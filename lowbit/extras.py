@@ -9,7 +9,14 @@ from types import ModuleType
 from lowbit.errors import LowbitError
 
 # Module to the extra in pyproject.toml that installs it.
-EXTRAS = {"openvino": "openvino", "sklearn": "demo", "visualdl": "curves"}
+EXTRAS = {
+    "openvino": "openvino",
+    "sklearn": "demo",
+    "visualdl": "curves",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
 
 
 def install_command(module: str) -> str:
@@ -20,7 +27,8 @@ def install_command(module: str) -> str:
     >>> install_command("onnxruntime")
     'pip install onnxruntime'
     """
-    return f"pip install 'lowbit[{EXTRAS[module]}]'" if module in EXTRAS else f"pip install {module}"
+    package = module.partition(".")[0]
+    return f"pip install 'lowbit[{EXTRAS[package]}]'" if package in EXTRAS else f"pip install {package}"
 
 
 def is_installed(module: str) -> bool:

@@ -49,8 +49,7 @@ def _kind(mode: int) -> str:
     return next((words for test, words in kinds.items() if test(mode)), "something else")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Files that are either wholly there or not there at all.
+# Atomic writes.
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

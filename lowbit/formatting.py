@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -252,3 +253,18 @@ def _rows(columns: list[list[str]], widths: list[int], left: int) -> list[str]:
 def _align(text: str, size: int, to_left: bool) -> str:
     blanks = " " * max(0, size - cell_len(text))
     return text + blanks if to_left else blanks + text
+
+
+def boxed(lines: Sequence[str], width: int = WIDTH) -> str:
+    """Lines in a frame, wrapped to fit: for warnings that must not be overlooked.
+
+    >>> print(boxed(["Careful", "It is hot."]))
+    ╔════════════╗
+    ║ Careful    ║
+    ║ It is hot. ║
+    ╚════════════╝
+    """
+    wrapped = [part for line in lines for part in textwrap.wrap(line, width - 4)]
+    longest = max(map(len, wrapped))
+    middle = [f"║ {line.ljust(longest)} ║" for line in wrapped]
+    return "\n".join([f"╔{'═' * (longest + 2)}╗", *middle, f"╚{'═' * (longest + 2)}╝"])

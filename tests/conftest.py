@@ -55,6 +55,20 @@ def _amd_fix_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def export_times(monkeypatch) -> dict[str, float]:
+    """Exports are not timed in tests, but take these seconds: no file may depend on the clock."""
+    seconds = {"fp32": 0.002, "quantized": 0.001}
+
+    def instead(sides, **_options):
+        for run in sides.values():
+            run()
+        return {name: [seconds[name]] * 3 for name in sides}
+
+    monkeypatch.setattr("lowbit.deploy.gains.time_in_turns", instead)
+    return seconds
+
+
+@pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     """A command takes over lowbit's logger for its whole process; here many share one."""
     log = logging.getLogger("lowbit")

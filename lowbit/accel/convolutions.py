@@ -50,7 +50,20 @@ def convolution_library(*, wanted: bool) -> str:
 
 def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor | None:
     """Paddle's operator in oneDNN, or None; its arguments `dilation` and `groups` stand at these places."""
-    if len(arguments) < 8 or named:
+    geometry = None if named else conv2d_geometry(arguments, dilation=dilation, groups=groups)
+    if geometry is None or not _is_worth_it(geometry):
+        return None
+    x, weight = arguments[:2]
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _Convolution.apply(x, weight, geometry, learning)
+
+
+def conv2d_geometry(arguments: Sequence[Any], *, dilation: int, groups: int) -> Geometry | None:
+    """That of Paddle's conv2d with these arguments; None unless it is one of fp32 in NCHW on the CPU.
+
+    `dilation` and `groups` are their places among the arguments.
+    """
+    if len(arguments) < 8:
         return None
     x, weight, stride, padding, algorithm = arguments[:5]
     if not (
@@ -60,14 +73,9 @@ def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor
         and x.dtype == weight.dtype == paddle.float32
         and x.place.is_cpu_place()
         and x.ndim == 4
-        and _is_worth_it(weight.shape, stride)
     ):
         return None
-    geometry = _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
-    if geometry is None:
-        return None
-    learning = (not x.stop_gradient, not weight.stop_gradient)
-    return _Convolution.apply(x, weight, geometry, learning)
+    return _geometry(x, weight, stride, padding, arguments[dilation], arguments[groups])
 
 
 _OVERRIDES = OpOverrides(
@@ -78,8 +86,8 @@ _OVERRIDES = OpOverrides(
 )
 
 
-def _is_worth_it(weight: Sequence[int], stride: Sequence[int]) -> bool:
-    return tuple(weight[2:]) != (1, 1) or max(stride) > 1
+def _is_worth_it(geometry: Geometry) -> bool:
+    return geometry.kernel != (1, 1) or max(geometry.stride) > 1
 
 
 def _geometry(

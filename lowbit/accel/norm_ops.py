@@ -74,8 +74,7 @@ def _scattered(dy: Tensor, places: Tensor, pool: Pool) -> Tensor:
     return paddle.put_along_axis(nothing, pixels, dy.reshape([pool.planes, -1]), 1, reduce="add")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Batch norm, ReLU and max-pool on a CPU by lowbit's own kernels instead of Paddle's, in training.
+# Batch norm, ReLU and max-pool by lowbit's kernels, in training on a CPU.
 
 
 SCALE_ATTRIBUTE = "lowbit_scale"  # on a product of small integers: what it may be whole multiples of

@@ -1,9 +1,12 @@
-"""oneDNN's convolutions, all three products, in the library that Paddle's own wheel carries.
+"""oneDNN's convolutions and matrix products, forward and backward, in the library of Paddle's own wheel.
 
 Paddle serves models with oneDNN but trains without it: its CPU convolution copies every window of the image
 and multiplies matrices, and its depthwise one is slower still. Here the library is called directly by its C
 interface (no compiler is needed), with tensors as raw pointers in the layout NCHW, which oneDNN changes to
 its own blocked ones and back. `direct` algorithms only, so that sums of integers stay exact.
+
+In bf16, operands are rounded while their layout is changed, products are added in fp32, and the results,
+all of them, are rounded to bf16 and written as fp32.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import ctypes
 import threading
 from ctypes import byref, c_void_p
 from functools import lru_cache
+from typing import NamedTuple
 
 from lowbit.accel import onednn_objects as dnnl
 from lowbit.kernels.gemm import Geometry
@@ -20,19 +24,19 @@ from lowbit.kernels.library import advise_large_pages
 # Of dnnl_types.h, version 3.
 _FORWARD_TRAINING, _DIRECT = 64, 1
 _SRC_MD, _DIFF_SRC_MD, _WEIGHTS_MD, _DIFF_WEIGHTS_MD, _DST_MD, _DIFF_DST_MD = 129, 130, 131, 132, 133, 134
-_WEIGHTS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 129, 145, 161
+_WEIGHTS, _BIAS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 41, 129, 145, 161
 _HELD = 16 << 20  # bytes of scratch memory per operand
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
 class Convolution:
-    """The three products of one geometry; arguments are addresses of contiguous fp32 tensors.
+    """The three products of one geometry, in fp32 or bf16; arguments are addresses of contiguous fp32.
 
     convolution = prepared(geometry)
     convolution.forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
     """
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, bf16: bool = False) -> None:
         engine = dnnl.engine()
         x, weight, y = geometry.input, geometry.weight, geometry.output
         top, bottom, left, right = geometry.padding
@@ -42,16 +46,21 @@ class Convolution:
             dnnl.Dims(top, left),
             dnnl.Dims(bottom, right),
         )
-        x_any, weight_any, y_any = (dnnl.description(shape, plain=False) for shape in (x, weight, y))
-        forward, grad_input, grad_weight = (dnnl.PrimitiveDescription() for _ in range(3))
+        x_any, weight_any, y_any = (dnnl.free_description(shape, bf16=bf16) for shape in (x, weight, y))
+        forward, grad_weight = dnnl.PrimitiveDescription(), dnnl.PrimitiveDescription()
         dnnl.call(
             "convolution_forward_primitive_desc_create", byref(forward), engine, _FORWARD_TRAINING, _DIRECT,
             x_any, weight_any, None, y_any, *space, None,
         )  # fmt: skip
-        dnnl.call(
-            "convolution_backward_data_primitive_desc_create", byref(grad_input), engine, _DIRECT,
-            x_any, weight_any, y_any, *space, forward, None,
-        )  # fmt: skip
+        for wanted in ("jit_dw", None) if geometry.groups == geometry.input[1] > 1 else (None,):
+            grad_input = dnnl.PrimitiveDescription()
+            dnnl.call(
+                "convolution_backward_data_primitive_desc_create", byref(grad_input), engine, _DIRECT,
+                x_any, weight_any, y_any, *space, forward, None,
+            )  # fmt: skip
+            # For a depthwise convolution with a stride in bf16, its first choice takes ten times as long.
+            if wanted is None or dnnl.take_implementation(grad_input, wanted):
+                break
         dnnl.call(
             "convolution_backward_weights_primitive_desc_create", byref(grad_weight), engine, _DIRECT,
             x_any, weight_any, None, y_any, *space, forward, None,
@@ -84,9 +93,87 @@ class Convolution:
 
 
 @lru_cache(maxsize=_KEPT)
-def prepared(geometry: Geometry) -> Convolution:
+def prepared(geometry: Geometry, *, bf16: bool = False) -> Convolution:
     """The convolution for a geometry; preparing takes milliseconds, so the last ones are kept."""
-    return Convolution(geometry)
+    return Convolution(geometry, bf16=bf16)
+
+
+class Factors(NamedTuple):
+    """The shapes of C = A B for each of a batch of matrices: A is [m, k], B is [k, n].
+
+    A transposed factor is the transpose of what is in memory.
+    """
+
+    batch: int
+    m: int
+    k: int
+    n: int
+    transposed_a: bool = False
+    transposed_b: bool = False
+
+
+class MatrixProduct:
+    """C = A B + bias and its gradients in bf16; arguments are addresses of contiguous fp32 tensors.
+
+    product = prepared_matrices(Factors(1, 8, 16, 4))
+    product.forward(a.data_ptr(), b.data_ptr(), None, c.data_ptr())
+    """
+
+    def __init__(self, factors: Factors, *, has_bias: bool = False) -> None:
+        batch, m, k, n, *transposed = factors
+        a, b = (
+            _Matrices(batch, *shape, is_transposed=is_transposed)
+            for shape, is_transposed in zip(((m, k), (k, n)), transposed, strict=True)
+        )
+        c = _Matrices(batch, m, n)
+        self._forward = _matrix_product(a, b, c, has_bias=has_bias)
+        self._grad_a = _matrix_product(c, b.transpose(), a)
+        self._grad_b = _matrix_product(a.transpose(), c, b)
+
+    def forward(self, a: int, b: int, bias: int | None, c: int) -> None:
+        """C, from A, B and the bias, one number per column."""
+        self._forward.run([a, b] if bias is None else [a, b, bias], c)
+
+    def grad_a(self, dc: int, b: int, da: int) -> None:
+        """dA, from dC and B."""
+        self._grad_a.run([dc, b], da)
+
+    def grad_b(self, a: int, dc: int, db: int) -> None:
+        """dB, from A and dC."""
+        self._grad_b.run([a, dc], db)
+
+
+class _Matrices:
+    """Matrices [rows, columns] in memory, or the transposes of those that are."""
+
+    def __init__(self, batch: int, rows: int, columns: int, *, is_transposed: bool = False) -> None:
+        self._sizes = batch, rows, columns, is_transposed
+        self.shape = batch, rows, columns
+        strides = (1, rows) if is_transposed else (columns, 1)
+        self.plain = dnnl.description(self.shape, (rows * columns, *strides))
+        self.free = dnnl.free_description(self.shape, bf16=True)
+
+    def transpose(self) -> _Matrices:
+        batch, rows, columns, is_transposed = self._sizes
+        return _Matrices(batch, columns, rows, is_transposed=not is_transposed)
+
+
+def _matrix_product(a: _Matrices, b: _Matrices, c: _Matrices, *, has_bias: bool = False) -> _Product:
+    made, bias = dnnl.PrimitiveDescription(), dnnl.description((1, 1, c.shape[2]))
+    dnnl.call(
+        "matmul_primitive_desc_create", byref(made), dnnl.engine(),
+        a.free, b.free, bias if has_bias else None, c.free, None,
+    )  # fmt: skip
+    operands = {dnnl.SRC: (_SRC_MD, a.plain), _WEIGHTS: (_WEIGHTS_MD, b.plain)}
+    if has_bias:
+        operands[_BIAS] = (None, bias)
+    return _Product(made, operands, (dnnl.DST, _DST_MD, c.plain))
+
+
+@lru_cache(maxsize=_KEPT)
+def prepared_matrices(factors: Factors, *, has_bias: bool = False) -> MatrixProduct:
+    """The matrix product of these shapes; the last ones are kept."""
+    return MatrixProduct(factors, has_bias=has_bias)
 
 
 class _Product:
@@ -95,7 +182,7 @@ class _Product:
     def __init__(
         self,
         description: c_void_p,
-        operands: dict[int, tuple[int, c_void_p]],
+        operands: dict[int, tuple[int | None, c_void_p]],
         result: tuple[int, int, c_void_p],
     ) -> None:
         self._lock = threading.Lock()  # its memories are set anew in every run
@@ -121,10 +208,15 @@ class _Product:
 
 
 class _Layout:
-    """One tensor of a primitive: where it lies as NCHW, and where in the layout that oneDNN prefers."""
+    """One tensor of a primitive: where it is in memory, and where in the layout that oneDNN prefers.
 
-    def __init__(self, of: c_void_p, query: int, plain: c_void_p, *, incoming: bool) -> None:
-        blocked = c_void_p(dnnl.library().dnnl_primitive_desc_query_md(of, query, 0))
+    That is asked by `query`; without one, the primitive takes the tensor as it is.
+    """
+
+    def __init__(self, of: c_void_p, query: int | None, plain: c_void_p, *, incoming: bool) -> None:
+        blocked = plain
+        if query is not None:
+            blocked = c_void_p(dnnl.library().dnnl_primitive_desc_query_md(of, query, 0))
         self._plain = dnnl.memory(plain)
         self._blocked = self._change = None
         if not dnnl.library().dnnl_memory_desc_equal(blocked, plain):

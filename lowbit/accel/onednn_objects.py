@@ -14,7 +14,9 @@ from pathlib import Path
 
 from lowbit.errors import LowbitError
 
-_CPU, _F32, _ANY_LAYOUT, _IN_ORDER = 1, 3, 1, 1
+_CPU, _BF16, _F32, _ANY_LAYOUT, _IN_ORDER = 1, 2, 3, 1, 1
+_IMPLEMENTATION = 8  # a query: the name of an implementation
+_AVX512_BF16 = 0xE7  # of the instruction sets, each of which has the bits of those that it includes
 SRC, DST = 1, 17  # what a change of layout reads and writes
 Dims = c_int64 * 12
 
@@ -72,6 +74,11 @@ def version() -> str:
     return f"{found.major}.{found.minor}.{found.patch}"
 
 
+def multiplies_bf16() -> bool:
+    """Whether the library has instructions here that multiply bf16 and add in fp32."""
+    return library().dnnl_get_effective_cpu_isa() & _AVX512_BF16 == _AVX512_BF16
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The one in Paddle's wheel, which Paddle has loaded, too."""
@@ -112,20 +119,39 @@ def _stream() -> c_void_p:
     return made
 
 
-def description(shape: tuple[int, ...], *, plain: bool = True) -> MemoryDescription:
-    """A tensor of this shape, one axis after the other in memory, or in whichever layout is fastest."""
+def description(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> MemoryDescription:
+    """An fp32 tensor of this shape, by default one axis after the other in memory."""
     made = MemoryDescription()
-    if not plain:
-        call("memory_desc_create_with_tag", byref(made), len(shape), Dims(*shape), _F32, _ANY_LAYOUT)
-        return made
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
+    if strides is None:
+        strides = (1,)
+        for size in reversed(shape[1:]):
+            strides = (strides[0] * size, *strides)
     call(
         "memory_desc_create_with_strides",
         byref(made), len(shape), Dims(*shape), _F32, Dims(*strides),
     )  # fmt: skip
     return made
+
+
+def free_description(shape: tuple[int, ...], *, bf16: bool = False) -> MemoryDescription:
+    """A tensor of this shape in whichever layout is fastest, in fp32 or bf16."""
+    made, kind = MemoryDescription(), _BF16 if bf16 else _F32
+    call("memory_desc_create_with_tag", byref(made), len(shape), Dims(*shape), kind, _ANY_LAYOUT)
+    return made
+
+
+def take_implementation(description: PrimitiveDescription, prefix: str) -> bool:
+    """Move a description on to the first implementation whose name begins so; False when there is none.
+
+    The library orders them by what it takes for fastest. After False, the description is at its last one.
+    """
+    name = c_char_p()
+    while True:
+        call("primitive_desc_query", description, _IMPLEMENTATION, 0, byref(name))
+        if name.value is not None and name.value.decode().startswith(prefix):
+            return True
+        if library().dnnl_primitive_desc_next_impl(description):
+            return False
 
 
 def memory(description: c_void_p) -> Memory:

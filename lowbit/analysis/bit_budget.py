@@ -98,8 +98,7 @@ def _saved(layer: LayerCost, bits: int, smallest: float) -> float:
     return 0.75 * at / layer.count
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A recipe with the bits that were proposed, one rule for all layers that get the same.
+# The proposed bits as a recipe.
 
 
 def proposed_recipe(preparation: Preparation, bits: Mapping[str, int]) -> Recipe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
     """By layer, the input that the model in full precision gives it, as the layer would quantize it."""
     found: dict[str, OperandView] = {}
 
-    def look(name: str):
+    def look(name: str) -> Callable[[nn.Layer, Sequence[Tensor]], None]:
         def hook(layer: nn.Layer, inputs: Sequence[Tensor]) -> None:
             # Its own attribute is hidden while the layer runs in full precision.
             quantizer = layer._sub_layers["input_quantizer"]

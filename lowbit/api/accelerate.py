@@ -16,6 +16,7 @@ from lowbit.accel.allocator import keep_freed_memory, return_freed_memory
 from lowbit.accel.convolutions import convolution_library, fast_convolutions
 from lowbit.accel.matrix_library import SETTING, FixStatus, apply_amd_fix
 from lowbit.accel.norm_ops import fast_norm_ops, norm_library
+from lowbit.accel.optimizer_step import fast_updates, update_library
 from lowbit.api.result import Result
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
@@ -36,6 +37,7 @@ class Acceleration(Result):
 
     convolutions: str  # the library that convolves, such as "oneDNN 3.6.2"; "Paddle": nothing was changed
     batch_norm: str  # of batch norm, ReLU and max-pool: "lowbit" or "Paddle"
+    updates: str  # of Momentum, Adam and AdamW: "lowbit" or "Paddle"
     memory: bool  # whether freed memory is kept for the next step
     matrix_products: str  # what was done about the matrix library on AMD processors
     threads: int
@@ -58,13 +60,14 @@ class Acceleration(Result):
 
     def to_dict(self) -> dict[str, object]:
         """All fields as plain values that JSON can hold."""
-        names = ("convolutions", "batch_norm", "memory", "matrix_products", "threads")
+        names = ("convolutions", "batch_norm", "updates", "memory", "matrix_products", "threads")
         return {name: getattr(self, name) for name in names}
 
     def _sections(self) -> list[Section]:
         rows = (
             ("convolutions", self.convolutions),
             ("batch norm, ReLU, max-pool", self.batch_norm),
+            ("Momentum, Adam, AdamW", self.updates),
             ("freed memory", "kept for the next step" if self.memory else "as usual"),
             ("matrix products", self.matrix_products),
             ("threads", str(self.threads)),
@@ -76,17 +79,18 @@ class Acceleration(Result):
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return (
             f"accelerate: convolutions in {self.convolutions}, batch norm, ReLU and max-pool in "
-            f"{self.batch_norm}{memory}, {threads}"
+            f"{self.batch_norm}, optimizer steps in {self.updates}{memory}, {threads}"
         )
 
 
 def accelerate(threads: int | None = None) -> Acceleration:
     """Train on lowbit's fast CPU path from now on, with a loop of one's own, in fp32 or quantized.
 
-    fp32 convolutions run in oneDNN; batch norm, ReLU and max-pool in lowbit's kernels; freed memory is kept
-    for the next step; and on AMD processors Paddle's matrix library is told to take its fast path, which it
-    heeds if no matrix product has been computed in the process before. Results are the same but for the
-    order of sums. Nothing changes on a GPU, nor where the compiled libraries are missing.
+    fp32 convolutions run in oneDNN; batch norm, ReLU and max-pool in lowbit's kernels, and so do the updates
+    of Momentum, Adam and AdamW, to Paddle's bits; freed memory is kept for the next step; and on AMD
+    processors Paddle's matrix library is told to take its fast path, which it heeds if no matrix product has
+    been computed in the process before. Results are the same but for the order of sums. Nothing changes on a
+    GPU, nor where the compiled libraries are missing.
 
     `threads` sets the threads of Paddle and of lowbit's kernels; by default they stay as they are
     (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). Operators
@@ -113,9 +117,11 @@ def accelerate(threads: int | None = None) -> Acceleration:
             undo.callback(return_freed_memory)
         undo.enter_context(fast_convolutions(wanted=on_cpu))
         undo.enter_context(fast_norm_ops(wanted=on_cpu))
+        undo.enter_context(fast_updates(wanted=on_cpu))
         done = Acceleration(
             convolutions=convolution_library(wanted=on_cpu),
             batch_norm=norm_library(wanted=on_cpu),
+            updates=update_library(wanted=on_cpu),
             memory=kept,
             matrix_products=fix,
             threads=math_threads(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,47 +17,23 @@ from safetensors.numpy import load_file, save_file
 from lowbit.api.data import Batches, Data, Example, StrPath, example_inputs, input_names
 from lowbit.api.result import Result
 from lowbit.api.runs import open_model, to_export
+from lowbit.api.writer import ExportedFormat, Writer
 from lowbit.config.yaml_file import check_section
-from lowbit.deploy.engines import OnnxRuntimeEngine, PaddleEngine
-from lowbit.deploy.export import export_model
-from lowbit.deploy.model_files import (
-    PreProcessSection,
-    describe_inference,
-    find_model_files,
-    read_inference_yml,
-    write_inference_yml,
-)
-from lowbit.deploy.onnx import export_onnx, resolve_target
-from lowbit.deploy.paddle_int8.export_int8 import export_paddle_int8
-from lowbit.deploy.save_program import ModelInputs, answers_of, save_program
-from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE
+from lowbit.deploy.gains import FP32_FOLDER, check_form, slower_lines
+from lowbit.deploy.model_files import PreProcessSection
+from lowbit.deploy.onnx import resolve_target
+from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
-from lowbit.nn import eval_mode, fix_inputs, fixed_copy
+from lowbit.nn import eval_mode, fix_inputs, fixed_copy, weights_in_bits
 from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
 from lowbit.training.freeze_dynamic_scales import deployable
 
 FORMATS = ("paddle", "onnx", "paddle-int8")
 SCALES_FILE = "input_scales.safetensors"
-_NAME = "inference"
 _BATCHES = 50  # to fix scales on
 _EXAMPLES = 4  # random images to compare an exported classifier on
-
-
-@dataclass(frozen=True)
-class ExportedFormat:
-    """An exported network in one format, and how close its answers to the example are to the network's."""
-
-    format: str  # "paddle", "onnx" or "paddle-int8"
-    engine: str  # the program that it was compared in
-    files: tuple[Path, ...]
-    size: int  # bytes of all files
-    fp32_size: int  # bytes of the same network in fp32
-    same_class: float | None  # fraction of the example's samples; None where the answers are no logits [N, C]
-    max_difference: float  # of any output
-    relative_difference: float  # the same, divided by the largest output
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,24 +52,39 @@ class Export(Result):
         return tuple(path for one in self.formats for path in one.files)
 
     def _sections(self) -> list[Section]:
-        rows = tuple(
-            (
-                one.format,
-                bytes_text(one.size),
-                times(one.fp32_size / one.size),
-                percent(one.same_class),
-                number(one.relative_difference),
-            )
-            for one in self.formats
-        )
-        columns = ("format", "size", "smaller", "same class", "difference")
-        lines = [f"compared in {one.engine}: {one.format}" for one in self.formats]
+        rows = []
+        for one in self.formats:
+            for gain in one.engines:
+                rows.append(
+                    (
+                        one.format,
+                        gain.engine,
+                        bytes_text(one.size),
+                        times(one.fp32_size / one.size),
+                        percent(gain.same_class),
+                        number(gain.ms),
+                        times(gain.faster),
+                        one.form,
+                        number(gain.relative_difference),
+                        number(gain.fp32_ms),
+                    )
+                )
+        wide = ("form", "difference", "fp32 ms")
+        columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
+        pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
+        names = dict.fromkeys(gain.name for _, gain in pairs)
+        lines = [
+            "Same class and difference: of its outputs and the network's on a few inputs, compared in "
+            f"{', '.join(names)}."
+        ]
+        if any(gain.faster is not None for _, gain in pairs):
+            lines.append("Faster: than fp32 in the same engine, one sample, measured in turns.")
+        lines += slower_lines(pairs)
         if self.fixed_layers:
             lines.append(f"The input scales of {self.fixed_layers} layers, chosen in every call, were fixed.")
         lines += [line for one in self.formats for line in one.notes]
         title = f"Exported {'' if self.source is None else f'{self.source} '}to {self.directory}"
-        lines.insert(0, "Same class and difference: of its outputs and the network's, on a few inputs.")
-        return [Section(title, columns, rows, (*lines, *self.notes))]
+        return [Section(title, columns, tuple(rows), (*lines, *self.notes), left=2, wide=wide)]
 
 
 def export(
@@ -102,9 +94,12 @@ def export(
     example: Example | None = None,
     data: Data | StrPath | None = None,
     formats: str | Sequence[str] | None = None,
+    form: str | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     classes: Sequence[str] = (),
     transforms: Sequence[Mapping[str, Any]] = (),
+    latency: bool = True,
 ) -> Export:
     """Export a network for Paddle Inference and as ONNX, and compare both with it.
 
@@ -114,8 +109,13 @@ def export(
     (training data, prepared as in evaluation; 50 batches are enough). The network itself stays as it is.
 
     `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with
-    VNNI); by default the first two. `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`;
-    by default this machine). `classes` and `transforms` (PaddleClas' transform_ops) are kept in
+    VNNI); by default the first two. `latency` measures a quantized network against fp32 in every installed
+    engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
+    (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
+    quantized, in the folder `fp32` of `directory`); by default the fastest that is exact. `target` says where
+    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `weight_bits=7` rounds
+    8-bit weights to 7 bits in the files, which processors without VNNI multiply exactly and fast; the result
+    says how often the class stays. `classes` and `transforms` (PaddleClas' transform_ops) are kept in
     `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
@@ -126,7 +126,7 @@ def export(
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
     >>> net = lowbit.quantize(net, {"weight_bits": 8}, data=[x])
-    >>> made = lowbit.export(net, folder, example=x)
+    >>> made = lowbit.export(net, folder, example=x, latency=False)
     >>> [one.format for one in made.formats]
     ['paddle', 'onnx']
     """
@@ -138,13 +138,15 @@ def export(
             or not (data is None or isinstance(data, str | os.PathLike))
         ):
             raise LowbitError("a run knows its example, classes and transforms: give data as a folder only")
-        return export_run(net, directory, formats=formats, target=target, data_path=data)
+        return export_run(
+            net, directory, formats=formats, form=form, target=target, data_path=data, latency=latency
+        )
     if directory is None or example is None:
         raise LowbitError("lowbit.export(net, directory, example=x): give the folder and a batch of inputs")
     if data is not None and isinstance(data, str | os.PathLike):
         raise LowbitError("data of a network are batches, such as a paddle.io.DataLoader; got a path")
     directory = Path(directory)
-    wanted = _formats(formats) or ["paddle", "onnx"]
+    wanted = _formats_of_form(form, formats) or ["paddle", "onnx"]
     _check_target(target, wanted)
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     tensors = example_inputs(net, example)
@@ -161,14 +163,26 @@ def export(
         transform_ops=_ops(transforms),
         classes=list(classes),
     )
-    writer = _Writer(files, directory, inputs, own, is_classifier(inputs, own))
-    made, notes = writer.write_all(wanted, target, strict=formats is not None)
+    writer = Writer(files, directory, inputs, own, is_classifier(inputs, own))
+    strict = formats is not None or form is not None
+    if form == "fp32":
+        writer = writer.in_fp32(directory / FP32_FOLDER)
+    with _weights_in_bits(files, weight_bits) as rounded:
+        made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    notes = (*notes, *rounded)
     _keep_scales(net, model, directory / SCALES_FILE)
-    return Export(directory=directory, formats=made, fixed_layers=fixed, notes=notes)
+    return Export(directory=writer.directory, formats=made, fixed_layers=fixed, notes=notes)
 
 
 def export_classifier(
-    files: ToExport, directory: Path, *, formats: str | Sequence[str] | None = None, target: str | None = None
+    files: ToExport,
+    directory: Path,
+    *,
+    formats: str | Sequence[str] | None = None,
+    form: str | None = None,
+    target: str | None = None,
+    weight_bits: int | None = None,
+    latency: bool = False,
 ) -> Export:
     """Export a trained classifier of images with what its checkpoint says about it.
 
@@ -176,15 +190,20 @@ def export_classifier(
 
     export_classifier(to_export(open_checkpoint("runs/w8a8")), Path("runs/w8a8/export"))
     """
-    wanted = _formats(formats) or (["paddle", "onnx"] if files.is_quantized else ["paddle"])
+    wanted = _formats_of_form(form, formats) or (["paddle", "onnx"] if files.is_quantized else ["paddle"])
     _check_target(target, wanted)
     images = np.random.default_rng(0).standard_normal((_EXAMPLES, *files.image_shape), dtype=np.float32)
     inputs = ModelInputs(input_names(files.model, 1), (images,))
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
-    writer = _Writer(files, directory, inputs, own, classifier=True)
-    made, notes = writer.write_all(wanted, target, strict=formats is not None)
-    return Export(directory=directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
+    writer = Writer(files, directory, inputs, own, classifier=True)
+    strict = formats is not None or form is not None
+    if form == "fp32":
+        writer = writer.in_fp32(directory / FP32_FOLDER)
+    with _weights_in_bits(files, weight_bits) as rounded:
+        made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    notes = (*notes, *rounded)
+    return Export(directory=writer.directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
 
 
 def export_run(
@@ -192,7 +211,10 @@ def export_run(
     output: StrPath | None = None,
     *,
     formats: str | Sequence[str] | None = None,
+    form: str | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
+    latency: bool = True,
     config: StrPath | None = None,
     override: Sequence[str] = (),
     pretrained: StrPath | None = None,
@@ -207,14 +229,37 @@ def export_run(
 
     export_run("runs/w8a8", formats="onnx", target="avx2")
     """
-    check_formats(formats, target)
+    check_formats(formats, target, form)
     trained = open_model(checkpoint, config, override, pretrained, trust_code=trust_code)
     images = None if data_path is None else Path(data_path)
     trained = deployable(trained, data_path=images, tell=(lambda _: None) if quiet else print)
     if output is None:
         run = None if checkpoint is None else Path(checkpoint)
         output = run / "export" if run and run.is_dir() else trained.config.Global.save_inference_dir
-    return export_classifier(to_export(trained), Path(output), formats=formats, target=target)
+    return export_classifier(
+        to_export(trained),
+        Path(output),
+        formats=formats,
+        form=form,
+        target=target,
+        weight_bits=weight_bits,
+        latency=latency,
+    )
+
+
+@contextmanager
+def _weights_in_bits(files: ToExport, bits: int | None) -> Iterator[tuple[str, ...]]:
+    """Within it, weights have so many bits; gives notes. Comparisons are with the original."""
+    if bits is None:
+        yield ()
+        return
+    with weights_in_bits(files.model, bits) as layers:
+        if not layers:
+            raise LowbitError(
+                f"{files.model_name} has no weights of more than {bits} bits: leave weight_bits out"
+            )
+        what = f"The weights of {layers} layers were rounded to {bits} bits; it was trained with more: "
+        yield (what + "compare its accuracy (lowbit verify).",)
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -243,108 +288,6 @@ def exported_form(net: nn.Layer, directory: Path) -> nn.Layer:
     return fixed
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """Writes one network in one format after the other."""
-
-    files: ToExport
-    directory: Path
-    inputs: ModelInputs
-    own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
-    classifier: bool
-
-    def write_all(
-        self, formats: Sequence[str], target: str | None, *, strict: bool
-    ) -> tuple[tuple[ExportedFormat, ...], tuple[str, ...]]:
-        """All formats, and notes; unless `strict`, ONNX is left out where it cannot hold the network."""
-        made, notes = [], []
-        for word in formats:
-            try:
-                made.append(self._onnx(target) if word == "onnx" else self._paddle(word))
-            except LowbitError as error:
-                if strict or word == "paddle":
-                    raise
-                (self.directory / ONNX_FILE).unlink(missing_ok=True)  # an earlier network's
-                notes.append(f"No ONNX file: {error}")
-        if self.classifier and "onnx" in formats and "paddle" not in formats:
-            self._describe_images()  # else the yml is that of the Paddle model beside it
-        return tuple(made), tuple(notes)
-
-    def _paddle(self, word: str) -> ExportedFormat:
-        model = self.files.model
-        folder = self.directory / INT8_FOLDER if word == "paddle-int8" else self.directory
-        notes: tuple[str, ...] = ()
-        if self.classifier and word == "paddle-int8":
-            made = export_paddle_int8(model, folder, **self.files.description)
-            notes = (f"{len(made.layers)} layers in int8",)
-        elif self.classifier:
-            export_model(model, folder, **self.files.description)
-        elif word == "paddle-int8":
-            raise LowbitError(
-                f"paddle-int8 is for networks from images [N, C, H, W] to logits [N, classes], which "
-                f"{self.files.model_name} is not: export it as paddle or onnx"
-            )
-        else:
-            (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
-            tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
-            save_program(model, str(folder / _NAME), self.inputs.specs(), tensors)
-        engine = PaddleEngine(folder)
-        program = find_model_files(folder).model.stat().st_size
-        weights = program + sum(4 * int(np.prod(one.shape)) for one in model.parameters())
-        files = sorted(path for path in folder.glob(f"{_NAME}.*") if path.suffix != ".onnx")
-        return self._described(word, engine, files, weights, notes)
-
-    def _onnx(self, target: str | None) -> ExportedFormat:
-        path = self.directory / ONNX_FILE
-        made = export_onnx(
-            self.files.model,
-            path,
-            model_name=self.files.model_name,
-            image_shape=self.files.image_shape if self.classifier else None,
-            inputs=None if self.classifier else self.inputs,
-            target=target,
-            quantized=self.files.is_quantized,
-            checkpoint=self.files.digest,
-        )
-        return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
-
-    def _describe_images(self) -> None:
-        """Write how images are prepared for the ONNX file, unless the yml of a Paddle model there says it."""
-        new, path = describe_inference(**self.files.description, sha256={}), self.directory / f"{_NAME}.yml"
-        if not path.exists():
-            write_inference_yml(path, new)
-            return
-        old = read_inference_yml(path)
-        if (old.ops, old.classes, old.Global.image_shape) != (new.ops, new.classes, new.Global.image_shape):
-            (self.directory / ONNX_FILE).unlink(missing_ok=True)
-            raise LowbitError(
-                f"{path} is of another model, whose images are prepared otherwise: export to another folder, "
-                "or both formats, paddle and onnx"
-            )
-
-    def _described(
-        self, word: str, engine: Any, files: list[Path], fp32_size: int, notes: tuple[str, ...] = ()
-    ) -> ExportedFormat:
-        answers = engine.run_all(list(self.inputs.examples))
-        pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(answers, self.own, strict=True)]
-        differences = [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
-        largest = [max(float(np.abs(b).max(initial=0)), 1e-30) for _, b in pairs]
-        same = None
-        if self.classifier:
-            same = float((answers[0].argmax(axis=1) == self.own[0].argmax(axis=1)).mean())
-        return ExportedFormat(
-            format=word,
-            engine=engine.name,
-            files=tuple(files),
-            size=sum(path.stat().st_size for path in files),
-            fp32_size=fp32_size,
-            same_class=same,
-            max_difference=max(differences),
-            relative_difference=max(one / most for one, most in zip(differences, largest, strict=True)),
-            notes=tuple(notes) + ((engine.note,) if getattr(engine, "note", None) else ()),
-        )
-
-
 def _deployable(net: nn.Layer, data: Data | None) -> tuple[nn.Layer, int]:
     """The network itself, or a copy whose input scales are fixed; and of how many layers."""
     layers = dynamic_inputs(net)
@@ -368,9 +311,23 @@ def _keep_scales(net: nn.Layer, model: nn.Layer, file: Path) -> None:
         save_file(input_scales(net, model), file)
 
 
-def check_formats(formats: str | Sequence[str] | None, target: str | None) -> None:
-    """An error for a misspelt format or target, before the work begins."""
-    _check_target(target, _formats(formats) or ["onnx"])
+def check_formats(formats: str | Sequence[str] | None, target: str | None, form: str | None = None) -> None:
+    """An error for a misspelt format, form or target, before the work begins."""
+    _check_target(target, _formats_of_form(form, formats) or ["onnx"])
+
+
+def _formats_of_form(form: str | None, formats: str | Sequence[str] | None) -> list[str]:
+    """The formats that a form is written in, of those asked for; none where nothing was said."""
+    words = _formats(formats)
+    if check_form(form) == "int8":
+        words = ["paddle-int8" if word == "paddle" else word for word in words or ["paddle", "onnx"]]
+    elif form == "simulated":
+        if words not in ([], ["paddle"]):
+            raise LowbitError("the form simulated is a Paddle program: leave out other formats")
+        words = ["paddle"]
+    elif form == "fp32" and "paddle-int8" in words:
+        raise LowbitError("paddle-int8 is a form in int8: leave it out with the form fp32")
+    return words
 
 
 def _check_target(target: str | None, formats: Sequence[str]) -> None:

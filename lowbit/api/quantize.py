@@ -15,17 +15,19 @@ from paddle import nn
 from lowbit.api.data import Batches, Data, Example, example_inputs
 from lowbit.api.result import Result
 from lowbit.errors import LowbitError
-from lowbit.formatting import Section
+from lowbit.formatting import Section, boxed
 from lowbit.kernels import why_missing
 from lowbit.nn import calibrate as calibrate_layers
 from lowbit.nn import find_quantizers, preparation_of, prepare
 from lowbit.nn.calibration import correct_biases
 from lowbit.nn.convert import set_executor
+from lowbit.nn.fidelity import measure_fidelity
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.nn.quantizer import Quantizer
 from lowbit.recipe import Recipe, load_recipe
 
 _log = logging.getLogger("lowbit")
+_WHAT_TO_DO = ("Train it before you export it; or, without training, use 8 bits (ptq_w8a8).",)
 _STEPS = 20  # batches to calibrate on, where the recipe does not say
 
 
@@ -77,6 +79,9 @@ def quantize(
         _log.warning("quantizing with Paddle's operators, which is slower: %s", reason)
     if batches is not None:
         _calibrate(net, batches)
+        fidelity = measure_fidelity(net, batches.inputs())
+        if fidelity.destroyed:
+            _log.warning("\n%s", boxed(fidelity.warning(_WHAT_TO_DO)))
     return net
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lowbit.api.data import StrPath
 from lowbit.config import load_config, override_config, with_data_path
 from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
-from lowbit.config.load import given_options, parse_override
+from lowbit.config.load import OPTIONS, given_options, parse_override
 from lowbit.config.transform_ops import TransformOp
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
@@ -65,21 +65,8 @@ def train(
 
     runs.train("digits", ["Global.seed=1"], recipe="qt_w4a4g4", epochs=5)
     """
-    options = given_options(
-        output_dir=output_dir,
-        epochs=epochs,
-        device=device,
-        pretrained=pretrained,
-        resume=resume,
-        recipe=recipe,
-        teacher=teacher,
-        executor=executor,
-        finetune_epochs=finetune_epochs,
-        amp_level=amp_level,
-        amp_dtype=amp_dtype,
-        ema=ema,
-        early_stop=early_stop,
-    )
+    arguments = locals()
+    options = given_options(**{name: value for name, value in arguments.items() if name in OPTIONS})
     settings = read_config(config, override, options)
     if data_path is not None:
         settings = with_data_path(settings, Path(data_path))
@@ -131,7 +118,9 @@ def quantize(
     algo: str | None = None,
     recipe: StrPath | None = None,
     formats: str | Sequence[str] | None = None,
+    form: str | None = None,
     target: str | None = None,
+    latency: bool = True,
     quiet: bool = False,
     silent: bool = False,
     **calibration: Any,
@@ -148,13 +137,21 @@ def quantize(
 
     if algo is not None and recipe is not None:
         raise LowbitError("--algo chooses the observer of the 8-bit recipe: leave it out with --recipe")
-    check_formats(formats, target)  # before the work begins
+    check_formats(formats, target, form)  # before the work begins
     # Products of 8-bit weights saturate without VNNI, or are slow where they do not.
     default = ptq_recipe(algo, weight_bits=7 if resolve_target(target) == "avx2" else 8)
     chosen = default if recipe is None else recipe
     folder = calibrate(config, override, recipe=chosen, quiet=quiet, silent=silent, **calibration)
     # The config has named the model.
-    return export_run(folder, formats=formats, target=target, trust_code=True, quiet=quiet or silent)
+    return export_run(
+        folder,
+        formats=formats,
+        form=form,
+        target=target,
+        latency=latency,
+        trust_code=True,
+        quiet=quiet or silent,
+    )
 
 
 def open_model(

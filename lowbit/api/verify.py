@@ -21,6 +21,7 @@ from lowbit.api.result import Result
 from lowbit.api.runs import open_model, open_progress, to_export, validation_images
 from lowbit.data.dataset import SpreadDataset
 from lowbit.data.loader import Batch as ImageBatch
+from lowbit.data.loader import Loader
 from lowbit.deploy.model_files import MODEL_SUFFIXES
 from lowbit.deploy.onnx import resolve_target
 from lowbit.deploy.save_program import ModelInputs, answers_of
@@ -139,11 +140,12 @@ def verify(
 ) -> Verification:
     """Compare what `export` wrote with the network, in every engine, on the same data.
 
-    `engines` are of `paddle`, `paddle-int8`, `onnxruntime` and `openvino`; by default all that are installed
-    and have files in `directory`. `limit` is the fraction of samples on which an engine must agree with the
-    network. Of networks from images to logits, `layers` compares every layer and not only those of an engine
-    that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
-    accuracy. With labels in `data`, accuracies are measured. `threads` are those of every engine.
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that
+    are installed and have files in `directory`. `limit` is the fraction of samples on which an engine must
+    agree with the network. Of networks from images to logits, `layers` compares every layer and not only
+    those of an engine that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32
+    network, for its accuracy. With labels in `data`, accuracies are measured. `threads` are those of every
+    engine.
 
     Instead of a network, the folder of a run of `lowbit train` is verified as `lowbit verify` does:
     `lowbit.verify("runs/w4a4")` exports what is missing and compares it on the run's validation images, or on
@@ -153,7 +155,7 @@ def verify(
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
     >>> x = np.random.default_rng(0).standard_normal([8, 3, 8, 8])
     >>> net = lowbit.quantize(net, {"weight_bits": 8}, data=[x])
-    >>> made = lowbit.export(net, folder, example=x)
+    >>> made = lowbit.export(net, folder, example=x, latency=False)
     >>> lowbit.verify(net, folder, [x], engines="onnxruntime", latency=False).passed
     True
     """
@@ -203,7 +205,7 @@ def verify(
         files,
         directory,
         keys,
-        _Images(batches),
+        LoaderOfBatches(batches),
         limit=limit,
         layers=layers,
         latency=latency,
@@ -241,10 +243,7 @@ def verify_run(
     if not run.is_dir():
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, trust_code=trust_code)
-    split = validation_images(trained, data_path)
-    dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
-    check_class_count(dataset, len(trained.classes), "validation")
-    loader = build_loader(split, SpreadDataset(dataset, images), training=False)
+    loader = spread_images(trained, data_path, images)
     with open_progress(quiet=quiet) as display:
         trained = deployable(trained, tell=display.message)
         files, fp32 = to_export(trained), find_fp32(trained.source)
@@ -272,6 +271,14 @@ def verify_run(
     if found.fp32_top1 is None and files.is_quantized:
         closing.insert(0, "There is no fp32 model beside the run to compare with (checkpoints/fp32.lowbit).")
     return replace(found, notes=(*found.notes, *closing))
+
+
+def spread_images(trained: TrainedModel, data_path: StrPath | None, count: int) -> Loader:
+    """So many validation images, spread evenly over those of a path or of the model's config."""
+    split = validation_images(trained, data_path)
+    dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
+    check_class_count(dataset, len(trained.classes), "validation")
+    return build_loader(split, SpreadDataset(dataset, count), training=False)
 
 
 def _about(run: Path, trained: TrainedModel) -> dict[str, Any]:
@@ -392,7 +399,7 @@ def _verify_outputs(
     return Verification(directory, samples, limit, found, top1=None, notes=tuple(notes))
 
 
-class _Images:
+class LoaderOfBatches:
     """Batches of any data as those of a loader of lowbit's own."""
 
     def __init__(self, batches: Batches) -> None:
@@ -418,7 +425,7 @@ def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list
     if (directory / INT8_FOLDER).is_dir():
         keys.append("paddle-int8")
     if (directory / ONNX_FILE).is_file():
-        found, notes = installed_engines(["onnxruntime", "openvino"])
+        found, notes = installed_engines(["onnxruntime", "openvino", "lowbit"])
         keys += found
     if not keys:
         raise LowbitError(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import paddle
 from paddle import Tensor, nn
@@ -34,7 +35,7 @@ def ceilings() -> dict[str, float]:
     return {name: speed for name, speed in speeds.items() if speed}
 
 
-def _speed(function: ctypes._CFuncPtr, bits: int) -> float:
+def _speed(function: Any, bits: int) -> float:
     best = 0.0
     for _ in range(_TRIES):
         start = time.perf_counter()
@@ -43,8 +44,7 @@ def _speed(function: ctypes._CFuncPtr, bits: int) -> float:
     return best
 
 
-# ----------------------------------------------------------------------------------------------------------
-# One convolution's training step, quantizing included: oneDNN in fp32 against 8-bit and 4-bit integers.
+# The training step of one convolution: oneDNN in fp32 against integers.
 
 
 FP32 = "oneDNN fp32"  # what the others are compared with

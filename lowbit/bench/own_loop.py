@@ -12,6 +12,7 @@ from paddle.nn import functional as F
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.accel.optimizer_step import fast_updates
 from lowbit.api.accelerate import accelerate
 from lowbit.api.quantize import quantize
 from lowbit.bench.sides import CLASSES, Case
@@ -75,7 +76,7 @@ def _train_step(case: Case, recipe: Recipe | None, batch: Batch) -> Callable[[],
     session.network.train()
 
     def step() -> None:
-        with fast_convolutions(), fast_norm_ops():
+        with fast_convolutions(), fast_norm_ops(), fast_updates():
             take_step(batch, _RATE)
         session.progress.step += 1
 

@@ -69,8 +69,7 @@ def ratio(times: Times, name: str, base: str) -> Ratio:
     return Ratio(statistics.median(ratios), min(ratios), max(ratios), len(ratios))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Measures layers and steps and shows each as a table as soon as it is known.
+# Measuring and printing.
 
 
 LAYERS_WORD = "layers"

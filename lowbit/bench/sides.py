@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
+from lowbit.accel import bf16_products
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.accel.optimizer_step import fast_updates
 from lowbit.models import build_model
 from lowbit.nn import calibrate, prepare
 from lowbit.nn.convert import set_executor
 from lowbit.nn.fused_blocks import fuse
 from lowbit.recipe import load_recipe
+from lowbit.training.mixed_precision import MixedPrecision
 
 PADDLE = "Paddle fp32"  # what the others are compared with
 CLASSES = 10
@@ -62,6 +66,9 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
         PADDLE: _step(build_model(case.model, CLASSES), images, labels, fast=False),
         "lowbit fp32": _step(_fused(case.model), images, labels),
     }
+    if bf16_products.why_not() is None:
+        precision = MixedPrecision("O1", "bf16", "cpu", native=True)
+        sides["lowbit bf16"] = _step(_fused(case.model), images, labels, precision=precision)
     for name, recipe in RECIPES.items():
         sides[name] = _step(_prepared(case.model, recipe, images), images, labels)
     if importlib.util.find_spec("torch"):
@@ -87,14 +94,24 @@ def _fused(model: str) -> nn.Layer:
     return built
 
 
-def _step(model: nn.Layer, images: Tensor, labels: Tensor, *, fast: bool = True) -> Callable[[], None]:
+def _step(
+    model: nn.Layer,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    fast: bool = True,
+    precision: MixedPrecision | None = None,
+) -> Callable[[], None]:
     optimizer = paddle.optimizer.Momentum(0.001, 0.9, parameters=model.parameters(), weight_decay=1e-4)
 
     def step() -> None:
         model.train()
         with fast_convolutions(wanted=fast), fast_norm_ops(wanted=fast):
-            F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+            with nullcontext() if precision is None else precision.autocast():
+                logits = model(images)
+            F.cross_entropy(logits, labels).backward()
+        with fast_updates(wanted=fast):
+            optimizer.step()
         optimizer.clear_grad()
 
     return step

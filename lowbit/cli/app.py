@@ -13,6 +13,7 @@ from collections.abc import Callable
 import typer
 
 from lowbit.cli import (
+    advise,
     analyze,
     bench,
     catalog,
@@ -25,6 +26,7 @@ from lowbit.cli import (
     plan,
     quantize,
     report,
+    serve,
     tipc,
     train,
     verify,
@@ -47,7 +49,9 @@ app.command("quantize")(quantize.quantize)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("verify")(verify.verify)
+app.command("advise")(advise.advise)
 app.command("infer")(infer.infer)
+app.command("serve")(serve.serve)
 app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("compare")(report.compare)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,11 +61,12 @@ def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson 
     networks = list_ppcls_models() if source == "ppcls" else list_models()
     configs = [] if source == "ppcls" else list_configs()
     if as_json:
-        _print_json([*({"type": "model"} | model.to_dict() for model in networks),
-                     *({"type": "config"} | config.to_dict() for config in configs)])  # fmt: skip
+        entries: list[Mapping[str, object]] = [{"type": "model"} | model.to_dict() for model in networks]
+        _print_json([*entries, *({"type": "config"} | config.to_dict() for config in configs)])
         return
     if quiet:
-        print(*(entry.name for entry in (*networks, *configs)), sep="\n")
+        names = [model.name for model in networks] + [config.name for config in configs]
+        print(*names, sep="\n")
         return
     console = Console(highlight=False)
     console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))
@@ -79,7 +80,7 @@ def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson 
         _print_entry(console, config.name, config.description, f"Model: {config.model}")
 
 
-def _print_json(entries: Iterable[dict[str, object]]) -> None:
+def _print_json(entries: Iterable[Mapping[str, object]]) -> None:
     typer.echo(json.dumps(list(entries), indent=2, ensure_ascii=False))
 
 

@@ -116,10 +116,11 @@ def _kernels() -> Finding:
     if reason := why_missing():
         return Finding("C++ kernels", "none", "missing", f"{cost}; {reason}")
     try:
-        kernels()
+        found = kernels()
     except LowbitError as error:
         return Finding("C++ kernels", "not usable", "broken", str(error))
-    value = f"built, using {kernels().variant} (of {', '.join(kernels().variants)})"
+    assert found is not None  # else why_missing has said why
+    value = f"built, using {found.variant} (of {', '.join(found.variants)})"
     if platform.machine() in _TESTED_ON:
         return Finding("C++ kernels", value)
     advice = f"nobody has tested them on {platform.machine()} yet: run the tests in tests/kernels"

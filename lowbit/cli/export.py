@@ -20,10 +20,32 @@ ExportFormats = Annotated[
         show_default=False,
     ),
 ]
+ExportForm = Annotated[
+    str | None,
+    typer.Option(
+        "--form",
+        metavar="FORM",
+        help="`int8`: integers as trained. `simulated`: floats on the trained grids, a Paddle program, slow. "
+        "`fp32`: nothing quantized, in the folder `fp32` inside. Default: the fastest that is exact.",
+        show_default=False,
+    ),
+]
+NoLatency = Annotated[
+    bool, typer.Option("--no-latency", help="Do not measure the speed against fp32 in each engine.")
+]
 ExportTarget = Annotated[
     str | None,
     typer.Option(
         help="Where the ONNX file will run: `avx2`, `vnni`, `arm` or `gpu`. Default: this machine.",
+        show_default=False,
+    ),
+]
+WeightBits = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        max=8,
+        help="Round weights to so many bits in the files: 7 for 8-bit models on processors without VNNI.",
         show_default=False,
     ),
 ]
@@ -37,7 +59,10 @@ def export(
         Path | None, typer.Option("--output", help="Where to; a run's default is its folder `export`.")
     ] = None,
     format_: ExportFormats = None,
+    form: ExportForm = None,
     target: ExportTarget = None,
+    weight_bits: WeightBits = None,
+    no_latency: NoLatency = False,
     config: ConfigFile = None,
     override: Overrides = None,
     pretrained: Weights = None,
@@ -54,15 +79,17 @@ def export(
     """Export a trained model to Paddle Inference and to ONNX (for ONNX Runtime, OpenVINO, TensorRT).
 
     Paddle: inference.json, inference.pdiparams and inference.yml. ONNX: inference.onnx, with the integers
-    of a quantized model, and the same inference.yml. Scales that the model chooses anew in every call are
-    fixed first, on training images.
+    of a quantized model, and the same inference.yml. A quantized model is measured against fp32 in every
+    installed engine, and Paddle's int8 form is added where it is faster. Scales that the model chooses anew
+    in every call are fixed first, on training images.
 
     **Examples**
 
     - `lowbit export runs/digits` writes runs/digits/export
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
-    - `lowbit export runs/w8a8 --format onnx --target avx2`
+    - `lowbit export runs/w8a8 --format onnx --target avx2 --weight-bits 7`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
+    - `lowbit export runs/w8a8 --form fp32` writes runs/w8a8/export/fp32
     """
     from lowbit.api.deploy import export_run
 
@@ -70,7 +97,10 @@ def export(
         checkpoint,
         output,
         formats=format_,
+        form=form,
         target=target,
+        weight_bits=weight_bits,
+        latency=not no_latency,
         config=config,
         override=override or (),
         pretrained=pretrained,

@@ -80,6 +80,13 @@ BatchNormBatches = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]
+OnnxEngine = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: a folder in "
+        "Paddle Inference, a file in ONNX Runtime."
+    ),
+]
 TrustCode = Annotated[
     bool,
     typer.Option(
@@ -120,5 +127,7 @@ def terminal_width() -> int | None:
 def show(result: Result | Sequence[Section], *, wide: bool = False) -> None:
     """Print a result's tables; `wide` shows all columns, each row on one line."""
     width = None if wide else terminal_width()
-    is_plain = isinstance(result, Sequence)
-    print(as_text(result, width, wide=wide) if is_plain else result.to_text(width, wide=wide))
+    if isinstance(result, Sequence):
+        print(as_text(result, width, wide=wide))
+    else:
+        print(result.to_text(width, wide=wide))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.export import ExportFormats, ExportTarget
+from lowbit.cli.export import ExportForm, ExportFormats, ExportTarget, NoLatency
 from lowbit.cli.options import (
     AsJson,
     CalibrationBatch,
@@ -85,7 +85,9 @@ def quantize(
     batch_size: CalibrationBatch = None,
     output_dir: RunFolder = None,
     format_: ExportFormats = None,
+    form: ExportForm = None,
     target: ExportTarget = None,
+    no_latency: NoLatency = False,
     device: DeviceName = None,
     override: Overrides = None,
     quiet: Quiet = False,
@@ -112,7 +114,9 @@ def quantize(
         batch_size=batch_size,
         output_dir=output_dir,
         formats=format_,
+        form=form,
         target=target,
+        latency=not no_latency,
         device=device,
         quiet=quiet,
         silent=as_json,

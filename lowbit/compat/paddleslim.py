@@ -134,10 +134,10 @@ class _Called(nn.Layer):
 
 def _preprocess(config: dict[str, Any], key: str, given: Custom | None) -> Custom | None:
     """The user's own class, from the argument or the config; lowbit's PACT becomes its word in the config."""
-    own = config.get(key) if isinstance(config.get(key), type) else None
+    own: Any = config.get(key) if isinstance(config.get(key), type) else None
     if given is not None and config.get(key) is not None:
         raise LowbitError(f"{key} is given in the config and as an argument of QAT as well: leave one out")
-    chosen = given if given is not None else own
+    chosen: Any = given if given is not None else own
     if chosen is None:
         return None
     if isinstance(chosen, type) and (issubclass(chosen, PACT) or chosen.__module__.startswith("paddleslim.")):

@@ -191,7 +191,7 @@ def dump_config(config: Config) -> str:
 
 
 # Settings that have an option, or an argument of a Python function, of their own.
-_OPTIONS = {
+OPTIONS = {
     "output_dir": "Global.output_dir",
     "epochs": "Global.epochs",
     "device": "Global.device",
@@ -222,7 +222,7 @@ def given_options(**options: Any) -> dict[str, tuple[str, Any]]:
         raise LowbitError(f"--amp_dtype {dtype} has no effect without --amp_level; add --amp_level O1 or O2")
     found = {
         f"--{name.replace('_', '-')}": (
-            _OPTIONS[name],
+            OPTIONS[name],
             os.fspath(value) if isinstance(value, os.PathLike) else value,
         )
         for name, value in options.items()

@@ -25,7 +25,7 @@ def bundled_names(folder: Path) -> list[str]:
     return sorted(file.stem for file in folder.glob("*.yaml"))
 
 
-def find_file(source: str | Path, bundled: Path, kind: str, folders: tuple[str, ...]) -> Path:
+def find_file(source: str | os.PathLike[str], bundled: Path, kind: str, folders: tuple[str, ...]) -> Path:
     """The file that is meant: a path, or the name of a bundled one.
 
     With a separator or a YAML suffix it is a path, and an existing file is taken. Paths into `folders`, where

@@ -96,7 +96,7 @@ class GlobalSection(Section):
 
 
 class AmpSection(Section):
-    """Mixed precision. On a CPU the numerics are real and the speed is not."""
+    """Mixed precision. On a CPU, only bf16 by its own instructions is fast; else it is emulated."""
 
     use_amp: bool = True
     use_fp16_test: bool = False  # evaluation in mixed precision, too
@@ -210,7 +210,9 @@ class LossItem(OneOf):
     @property
     def cross_entropy(self) -> CrossEntropy:
         """The loss of the network's answer."""
-        return self.CELoss or CrossEntropy(weight=self.GoogLeNetLoss.weight)
+        if self.CELoss is not None:
+            return self.CELoss
+        return CrossEntropy(weight=self.GoogLeNetLoss.weight if self.GoogLeNetLoss else 1.0)
 
 
 class LossSection(Section):
@@ -277,7 +279,7 @@ class MetricItem(OneOf):
     @property
     def topk(self) -> tuple[int, ...]:
         """The numbers of best classes among which the right one counts."""
-        return tuple((self.TopkAcc or self.GoogLeNetTopkAcc).topk)
+        return tuple((self.TopkAcc or self.GoogLeNetTopkAcc or TopkAccuracy()).topk)
 
 
 class MetricSection(Section):

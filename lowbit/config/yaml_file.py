@@ -62,7 +62,9 @@ def check_section(
         raise LowbitError("\n".join(dict.fromkeys(messages))) from None
 
 
-def describe_mistake(detail: dict[str, Any], values: Any, sources: Mapping[KeyPath, str], origin: str) -> str:
+def describe_mistake(
+    detail: Mapping[str, Any], values: Any, sources: Mapping[KeyPath, str], origin: str
+) -> str:
     """One line for one mistake: where it stands, which key, what is wrong, what was probably meant."""
     kind, context = detail["type"], detail.get("ctx", {})
     at = _written_path(detail["loc"], values)
@@ -76,7 +78,7 @@ def describe_mistake(detail: dict[str, Any], values: Any, sources: Mapping[KeyPa
     return f"{place}: {'.'.join(map(str, at)) or 'config'}: {_message(kind, context, detail)}"
 
 
-def _message(kind: str, context: dict[str, Any], detail: dict[str, Any]) -> str:
+def _message(kind: str, context: dict[str, Any], detail: Mapping[str, Any]) -> str:
     given, expected = detail.get("input"), context.get("expected_tags") or context.get("expected") or ""
     if kind == "value_error":  # our own words
         return detail["msg"].removeprefix("Value error, ")
@@ -98,14 +100,15 @@ def _written_path(loc: KeyPath, values: Any) -> KeyPath:
     Pydantic adds the chosen member of a union to a path and leaves out the name of a transform operation.
     """
     kept: list[str | int] = []
-    here = values
+    here: Any = values
     for key in loc:
         if isinstance(here, dict) and key not in here and len(here) == 1 and next(iter(here)) in _NAMED:
             kept.append(next(iter(here)))
             here = here[kept[-1]]
-        if (isinstance(here, dict) and key in here) or (
-            isinstance(here, list) and isinstance(key, int) and key < len(here)
-        ):
+        if isinstance(here, list) and isinstance(key, int) and key < len(here):  # noqa: SIM114
+            kept.append(key)
+            here = here[key]
+        elif isinstance(here, dict) and key in here:
             kept.append(key)
             here = here[key]
     if isinstance(here, dict) and len(here) == 1 and next(iter(here)) in _NAMED:
@@ -113,8 +116,7 @@ def _written_path(loc: KeyPath, values: Any) -> KeyPath:
     return tuple(kept)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# YAML with line numbers, so that an error can say where; a key given twice is an error.
+# YAML with line numbers, for error messages.
 
 
 KeyPath = tuple[str | int, ...]

@@ -41,11 +41,10 @@ _OPERATIONS: dict[str, Callable[[np.ndarray, float, int], np.ndarray]] = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------
-# AutoAugment (Cubuk et al., 2019): the policies found for ImageNet, CIFAR-10 and SVHN.
+# AutoAugment (Cubuk et al., 2019): the policies for ImageNet, CIFAR-10 and SVHN.
 #
-# A policy is 25 pairs of operations. Each image gets one random pair; each operation of it happens with its
-# probability, at its magnitude (0..9 on the operation's range), with a random sign where that makes sense.
+# A policy has 25 pairs of operations. Each image gets one random pair; each operation is applied with its
+# probability, at its magnitude (0..9 on the operation's range), with a random sign where it has one.
 
 
 def auto_augment(op: AutoAugment) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:

@@ -78,8 +78,7 @@ def warn_if_one_class(title: str, distinct: int) -> None:
         warnings.warn(f"{title}: all images have one class; there is nothing to tell apart", stacklevel=3)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A part of a data set that stands for the whole: images at even distances.
+# An evenly spaced subset of a data set.
 
 
 class SpreadDataset:
@@ -110,8 +109,7 @@ class SpreadDataset:
         return self._dataset.image(int(self._indices[index]), at_least)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Whether an answer is right: one definition for training, evaluation and every engine.
+# Top-k accuracy, defined once for training, evaluation and every engine.
 
 
 def topk_hits(logits: np.ndarray, labels: np.ndarray, topk: tuple[int, ...]) -> np.ndarray:

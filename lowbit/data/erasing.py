@@ -82,9 +82,8 @@ def grid_mask(op: GridMask) -> Erase:
         degrees = int(rng.integers(op.rotate))
         if degrees:
             center = ((side - 1) / 2, (side - 1) / 2)
-            mask = cv2.warpAffine(
-                mask, cv2.getRotationMatrix2D(center, degrees, 1), (side, side), flags=cv2.INTER_NEAREST
-            )
+            turn = cv2.getRotationMatrix2D(center, degrees, 1)
+            mask = np.asarray(cv2.warpAffine(mask, turn, (side, side), flags=cv2.INTER_NEAREST), np.uint8)
         top, left = (side - height) // 2, (side - width) // 2
         image *= mask[top : top + height, left : left + width] != op.mode
 

@@ -74,7 +74,6 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-# ----------------------------------------------------------------------------------------------------------
 # CIFAR-10 from the official archives, python or binary, packed or extracted.
 
 
@@ -140,7 +139,9 @@ def _batch_files(source: Path, batches: list[str]) -> Iterator[tuple[str, Binary
                 if member.isfile() and name.removesuffix(".bin") in batches:
                     if member.size > _MOST_BYTES:
                         raise LowbitError(f"{source}: {name} is of {member.size} bytes, which cannot be")
-                    contents[name] = archive.extractfile(member).read()
+                    packed = archive.extractfile(member)
+                    assert packed is not None  # it is a file
+                    contents[name] = packed.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise LowbitError(f"{source}: damaged archive ({error}); download it again") from error
     for batch in batches:
@@ -183,8 +184,7 @@ def _read_binary(file: BinaryIO, name: str) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, 1:], rows[:, 0].astype(np.int64)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The 1,797 handwritten digits inside the scikit-learn package: real data that needs no network.
+# The 1,797 handwritten digits of scikit-learn.
 
 
 SIDE = 32

@@ -112,8 +112,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Images named by a text file with one `path label` per line, as PaddleClas's `train_list.txt`.
+# List files: one `path label` per line, as PaddleClas's `train_list.txt`.
 
 
 _MOST_CLASSES = 1_000_000  # ImageNet-21k has 21,841; a larger label is a slip, and a model of it fits nowhere
@@ -207,8 +206,7 @@ def _parse_line(line: str, where: str) -> tuple[str, int]:
     return path, int(label)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Opens a data set of any layout that lowbit knows, by looking at what is there.
+# Opening a data set of any known layout.
 
 
 Split = Literal["train", "val"]

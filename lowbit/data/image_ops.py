@@ -100,7 +100,8 @@ def greyscale(image: np.ndarray) -> np.ndarray:
 def hue(image: np.ndarray, turn: float) -> np.ndarray:
     """Colours turned by a part of their circle: 0 and 1 change nothing."""
     values = cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL)
-    values[..., 0] += np.uint8(round(turn * 256) % 256)  # overflow is what turns
+    # Overflow is what turns.
+    values[..., 0] = values[..., 0].astype(np.uint8) + np.uint8(round(turn * 256) % 256)
     return cv2.cvtColor(values, cv2.COLOR_HSV2RGB_FULL)
 
 

@@ -44,13 +44,12 @@ class Batch:
             yield self
             return
         for piece in np.array_split(np.arange(len(self.labels)), self.parts):
-            mixed = self.other_labels is not None
             yield Batch(
                 self.images[piece[0] : piece[-1] + 1],
                 self.labels[piece],
                 self.weight * len(piece) / len(self.labels),
-                other_labels=self.other_labels[piece] if mixed else None,
-                shares=self.shares[piece] if mixed else None,
+                other_labels=None if self.other_labels is None else self.other_labels[piece],
+                shares=None if self.shares is None else self.shares[piece],
             )
 
 

@@ -161,11 +161,13 @@ class _Operations:
     def __init__(self, op: specs.TimmAutoAugment, policy: specs.TimmPolicy) -> None:
         self.policy = policy
         drawn = ("bilinear", "bicubic") if op.interpolation == "random" else (op.interpolation,)
-        fill = tuple(min(255, round(255 * value)) for value in op.mean)
+        red, green, blue = (min(255, round(255 * value)) for value in op.mean)
         # A shift is a part of the image's side; AugMix's is smaller.
         shift = 0.3 if policy.kind == "augmix" else 0.45
         increasing = policy.increasing or policy.kind == "augmix"
-        self._tables = [_timm_table(Moves(fill, _INTERPOLATIONS[word]), shift, increasing) for word in drawn]
+        self._tables = [
+            _timm_table(Moves((red, green, blue), _INTERPOLATIONS[word]), shift, increasing) for word in drawn
+        ]
         self.names = [name for name in _WEIGHTS if policy.kind == "rand" or name not in _NOT_IN_AUGMIX]
 
     def apply(self, name: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

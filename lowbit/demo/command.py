@@ -18,7 +18,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from lowbit.demo.steps import Training
 
-_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO"}
+_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO", "lowbit": "lowbit"}
 # The table and these lines fit a terminal of 80 columns.
 NOTES = (
     "deployed: in the least accurate engine",
@@ -100,7 +100,7 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
     table.add_column("\ntraining")
     titles = ["top-1\ntrained", "top-1\ndeployed"]
     runs = [open_run(folder / training.name) for training in trainings]
-    verified = {engine["engine"] for engine in runs[0].verify["engines"]}
+    verified = {engine["engine"] for engine in (runs[0].verify or {})["engines"]}
     engines = [key for key in _ENGINES if key in verified]  # OpenVINO may not be installed
     titles += [f"agrees\n{_ENGINES[key]}" for key in engines]
     for title in (*titles, "ONNX\nfile", "times\nsmaller", "step\nspeed"):
@@ -112,7 +112,7 @@ def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
         table.add_row(
             training.title,
             f"{trained:.1%}",
-            *_verified(run.verify, engines),
+            *_verified(run.verify or {}, engines),
             f"{faster[training.side]:.2f}x",
         )
     return table

@@ -51,11 +51,9 @@ class StageTimer:
         return sum(times) / len(times) if times else 0.0
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The AutoLog benchmark report that the chain test's tools parse, measured and written by us.
+# The report, in the format of the AutoLog package, its misspelt `drivier_version` included.
 #
-# The format is that of the Paddle ecosystem's AutoLog package, its misspelt `drivier_version` included. Times
-# are means per batch. What was not measured stands as None, as it does there.
+# Times are means per batch. What was not measured is None.
 
 
 _LOG_API_VERSION = "1.0"

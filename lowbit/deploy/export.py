@@ -100,8 +100,7 @@ def check_finite(model: nn.Layer, model_name: str) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What an exported model has to answer, and what stands in the way of exporting it in any format.
+# Checks before an export in any format.
 
 
 def check_image_shape(shape: tuple[int, ...]) -> None:
@@ -149,8 +148,7 @@ def untranslatable(error: Exception, model: nn.Layer, model_name: str) -> Lowbit
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From a trained model to the files that are served: program, parameters, and how to use them.
+# Export for Paddle Inference.
 
 
 # The exported program runs the same kernels as the model when nothing is merged; only sums over another

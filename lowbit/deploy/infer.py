@@ -167,8 +167,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Accuracy of an exported model over a validation set, counted as training counts it.
+# Accuracy of an exported model.
 
 
 def evaluate_engine(engine: Engine, loader: Loader, topk: tuple[int, ...] = (1, 5)) -> dict[str, float]:

@@ -121,13 +121,11 @@ def read_inference_yml(path: str | Path) -> InferenceYml:
     return check_section(InferenceYml, values, sources, str(path))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The tensors of a `.pdiparams` file, and whether they are complete: Paddle's reader runs a file cut short
-# with whatever is in memory.
+# Tensors of a `.pdiparams` file, to check that it is complete: Paddle's reader accepts truncated files and
+# computes with uninitialized memory.
 #
-# The file is a row of tensors. Each has a version (u32), levels of detail (u64, unused: 0), a version again
-# (u32), the length of a description (i32), the description (protobuf: element type, dimensions), the
-# elements.
+# Each tensor has a version (u32), a level of detail (u64, unused: 0), a version again (u32), the length of
+# a description (i32), the description (protobuf: element type, dimensions), and the elements.
 
 
 # Paddle's numbers of element types, and their sizes in bytes.
@@ -200,8 +198,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     return value | data[position] << shift, position + 1
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The files of an exported model: which they are, where they are, and whether they are what was written.
+# Finding the files of an exported model, and checking their digests.
 
 
 # Paddle 3's format first; .pdmodel is what Paddle 2 wrote and Paddle 3 still runs.

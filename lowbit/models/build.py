@@ -120,9 +120,10 @@ def _build_ppcls(name: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
                 f'model "{name}": lowbit downloads no weights ({word}); give a file by --pretrained or '
                 "Arch.pretrained"
             )
+    given = {"class_num": num_classes, **kwargs}
     if "pretrained" in inspect.signature(constructor).parameters:
-        kwargs = {"pretrained": False} | kwargs  # some of them download weights unless told not to
-    model = _construct(name, constructor, {"class_num": num_classes, **kwargs})
+        given["pretrained"] = False  # some download weights by default
+    model = _construct(name, constructor, given)
     _check_swallowed(name, constructor, model, kwargs)
     return logits_in_evaluation(model) if name.removeprefix(PREFIX) in _WITH_AUXILIARY else model
 

@@ -20,7 +20,9 @@ from lowbit.safe_pickle import load_arrays
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
 # What lowbit.nn gives layers and modules beside their own parameters.
-_QUANTIZERS = frozenset(("input_quantizer", "weight_quantizer", "output_quantizer", "backward_quantizers"))
+_QUANTIZERS = frozenset(
+    f"{role}_quantizer" for role in ("input", "weight", "output", "left", "right", "gradient")
+) | {"backward_quantizers"}
 
 # paddle.save adds this table of internal names to a state dict; it holds no weights.
 _NAME_TABLE = "StructuredToParameterName@@"
@@ -234,7 +236,7 @@ def _classifier_of_other_size(model: Layer, weights: dict[str, np.ndarray]) -> l
     """The classifier's names when the file has it with another number of classes, else none."""
     name, layer = _classifier(model)
     found = weights.get(f"{name}.weight")
-    if found is None or found.ndim != 2:
+    if layer is None or found is None or found.ndim != 2:
         return []
     inputs, classes = layer.weight.shape
     if found.shape[0] != inputs or found.shape[1] == classes:

@@ -100,11 +100,10 @@ def _prepared_class(kind: type[nn.Layer]) -> type[nn.Layer]:
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Batch norm over the batch of all processes, on CPUs too, where Paddle's own has no kernel.
+# Synchronized batch norm, also on CPUs, where Paddle has no kernel.
 #
-# Training on several processes then gives what one process gives with the whole batch, also when the
-# processes hold different numbers of images.
+# Training on several processes gives the results of one process with the whole batch, also if the processes
+# hold different numbers of images.
 
 
 def convert_sync_batch_norm(model: nn.Layer) -> nn.Layer:
@@ -238,8 +237,7 @@ class _Normalize(PyLayer):
         return *(g if wanted else None for g, wanted in zip(gradients, ctx.wanted, strict=True)), None, None
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Batch norm's statistics taken anew from batches, as for a model that is tested otherwise than trained.
+# Refreshing batch norm's statistics from batches.
 
 
 def refresh_batch_norm(model: nn.Layer, batches: Iterable[Tensor]) -> int:

@@ -175,8 +175,7 @@ def _nobody_else_reads(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Fold batch norm into the layer before it for good, where that provably changes no answer.
+# Permanent folding, where it provably changes no output.
 
 
 def fold_batch_norm(model: nn.Layer, *inputs: Tensor) -> Folded:
@@ -210,25 +209,21 @@ def _replace(model: nn.Layer, old: nn.Layer, new: nn.Layer) -> None:
                 setattr(parent, key, new)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A quantized layer with the batch norm behind it folded into its weight, while both go on training.
+# Folding while both layers train.
 #
-# With the gain g = weight / sqrt(running variance + epsilon) of the batch norm, what is quantized is W·g:
+# With the gain g = weight / sqrt(running variance + epsilon) of the batch norm, W·g is quantized:
 #
-# - evaluation: x · Q(W·g) + (batch norm's bias + (bias - running mean)·g), and the batch norm lets it
-# through:
-#   one product, which is what is exported;
-# - training: x · (Q(W·g) / g) + bias, and the batch norm normalizes that as it always does.
+# - evaluation: x · Q(W·g) + (batch norm's bias + (bias - running mean)·g), and the batch norm is the
+#   identity: one product, which is exported;
+# - training: x · (Q(W·g) / g) + bias, which the batch norm normalizes as usual.
 #
-# In training this is Krishnamoorthi's correction (the running gain is taken out again, the batch's own put
-# in,
-# so that the grid does not jump from batch to batch), carried out on the weight instead of the output, and
-# with the statistics of the quantized product, which are those that evaluation needs: one convolution, not
-# two.
-# When the statistics stand still, both are the same but for the rounding of floats.
+# In training this is Krishnamoorthi's correction (the running gain is divided out, the batch's own is
+# applied, so that the grid does not jump from batch to batch), applied to the weight instead of the output,
+# and with the statistics of the quantized product: one convolution, not two. With constant statistics both
+# are equal up to floating-point rounding.
 #
-# g only places the grid, as an observed range does, and gets no gradient there: those of the batch norm's
-# weight, of its bias and of the statistics are the batch norm's own.
+# g only places the grid, as an observed range does, and gets no gradient there; the gradients of the batch
+# norm's weight, bias and statistics are the batch norm's own.
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,12 +92,11 @@ def find_quantizers(model: nn.Layer) -> list[Quantizer]:
     return [layer for layer in model.sublayers(include_self=True) if isinstance(layer, Quantizer)]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Bias correction: what the rounded weights add to a layer's outputs on average is taken out of its bias.
+# Bias correction: the mean error that rounded weights add to a layer's outputs is subtracted from its bias.
 #
-# A weight's rounding errors are the same for every image. Where inputs are not zero on average, as behind a
-# ReLU, they shift whole channels, most of all in depthwise convolutions, which add up few products. What
-# quantizing the *input* shifts stays: that is the mean of rare, large, clipped values, and to spread it
+# A weight's rounding errors are the same for every image. Where inputs have a nonzero mean, as after a
+# ReLU, they shift whole channels, most in depthwise convolutions, which sum few products. The shift from
+# quantizing the *input* is not corrected: it is the mean of rare, large, clipped values, and spreading it
 # over all other outputs makes them worse.
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -67,15 +67,16 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
 
     bounds = deployed_input(model.conv1)
     """
-    return _activation(_quantizer(layer, "input"))
+    return deployed_operand(_quantizer(layer, "input"))
 
 
 def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
     """What becomes of the tensors between layers that `outputs: quantized` puts on grids, by name."""
-    return {edge_name(*at): _activation(found) for at, found in edge_quantizers(model).items()}
+    return {edge_name(*at): deployed_operand(found) for at, found in edge_quantizers(model).items()}
 
 
-def _activation(quantizer: Quantizer) -> DeployedOperand:
+def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
+    """What becomes of an activation; a LowbitError where that is only known in every call."""
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
@@ -153,8 +154,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     return fewer
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Input scales that evaluation chooses in every call become fixed ones: what int8 engines can compute.
+# Fixing dynamic input scales, which integer engines cannot compute.
 
 
 _FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
@@ -295,15 +295,14 @@ def _share_state(model: nn.Layer, fixed: nn.Layer) -> None:
     fixed.set_state_dict(state)
 
 
-def _shows(quantizer: Quantizer):
+def _shows(quantizer: Quantizer) -> Callable[[nn.Layer, tuple[Tensor, ...]], None]:
     def look(_layer: nn.Layer, inputs: tuple[Tensor, ...]) -> None:
         quantizer(inputs[0])
 
     return look
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A quantized model as it is served: what does not depend on the images is computed once, before export.
+# Frozen models: what does not depend on the input is computed once, before export.
 
 
 @contextmanager

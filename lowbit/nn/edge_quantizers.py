@@ -125,7 +125,6 @@ def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
     return made_by is quantizer and version == x.inplace_version
 
 
-# ----------------------------------------------------------------------------------------------------------
 # Modules with quantizers. The hooks are functions of this file that look the quantizer up in the module, so
 # that a copy of the module uses its own.
 
@@ -210,6 +209,7 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+@paddle.jit.not_to_static  # decided in Python, before a program is made of it
 def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     if not isinstance(output, Tensor | paddle.pir.Value):
         raise LowbitError(
@@ -220,6 +220,7 @@ def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     return _on_grid(layer.output_quantizer, output)
 
 
+@paddle.jit.not_to_static
 def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_on_grid(layer.input_quantizer, given[0]), *given[1:])
 

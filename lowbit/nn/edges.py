@@ -88,7 +88,6 @@ def _can_own(layer: nn.Layer) -> bool:
     return not isinstance(layer, nn.Sequential | nn.LayerList | nn.LayerDict | nn.ParameterList)
 
 
-# ----------------------------------------------------------------------------------------------------------
 # The model as a program, with the input and the output of every module marked.
 
 
@@ -139,8 +138,7 @@ def _mark(x: Any, message: str) -> Any:
     return paddle.static.Print(x, message=f"edge|{message}") if isinstance(x, paddle.pir.Value) else x
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The program as a graph: layers are nodes, and a tensor is followed from who makes it to who reads it.
+# The program as a graph of layers, with the producer and the readers of every tensor.
 
 
 @dataclass(eq=False)

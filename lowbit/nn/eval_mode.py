@@ -28,8 +28,7 @@ def eval_mode(model: nn.Layer) -> Iterator[None]:
         paddle.set_rng_state(random_state)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The one line of Paddle's long error messages that says what is wrong.
+# The relevant line of Paddle's long error messages.
 
 
 _RAISED = re.compile(r"\s*(\w*(?:Error|Exception): .*)")

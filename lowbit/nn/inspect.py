@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.qt_autograd import BackwardQuantizers
@@ -47,6 +48,11 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.
                 object.__setattr__(layer, name, _unchanged)
                 undo.callback(object.__delattr__, layer, name)
+        for layer in model.sublayers(include_self=True) if _LEFT_OUT[how] else ():
+            if isinstance(layer, QuantizedMatmul):  # both operands are activations
+                for side in SIDES:
+                    object.__setattr__(layer, f"{side}_quantizer", _unchanged)
+                    undo.callback(object.__delattr__, layer, f"{side}_quantizer")
         yield
 
 
@@ -54,8 +60,7 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Watching low-precision training: what quantizing does to every operand, while it is wanted.
+# Statistics of operands during low-precision training.
 
 
 _ENOUGH_VALUES = 1 << 16  # values to measure the health of an operand by
@@ -106,8 +111,7 @@ def _into(
     return keep
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a model's weights are on their grids, looked at between two steps: health, scale, histogram.
+# Statistics of weights between steps: health, scale, histogram.
 
 
 _ENOUGH = 1 << 20  # values that stand for a weight in its health

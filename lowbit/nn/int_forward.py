@@ -138,14 +138,11 @@ def per_output(layer: nn.Layer, scale: Tensor) -> Tensor:
     return paddle.tile(scale.reshape([-1]), [groups]).reshape(along_outputs(layer))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Quantization-aware training with its forward products in real integers; gradients stay those of floats.
+# QAT with integer forward products and float gradients.
 #
-# The same numbers as the float product of the fake-quantized operands, but for the rounding of its sums,
-# which
-# integers do not have. What is kept for the backward pass is the operands' integers, a quarter of the memory
-# or
-# an eighth; the gradients are made of their values, which are the fake-quantized ones to the last bit.
+# The results equal the float product of the fake-quantized operands up to the rounding of sums, which
+# integers do not have. The operands' integers are saved for the backward pass, a quarter or an eighth of
+# the memory; the gradients are computed from their values, which equal the fake-quantized ones bit for bit.
 
 
 @paddle.jit.not_to_static  # decided in Python, before a program is made of it

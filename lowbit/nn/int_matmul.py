@@ -178,8 +178,7 @@ def _owners(scale_shape: Sequence[int]) -> frozenset[int]:
     return frozenset(axis for axis, size in enumerate(scale_shape) if size != 1)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A product of two operands, by either executor: real integers, or their simulation on Paddle's operators.
+# A product of two operands by either executor.
 
 
 ProductName = Literal["forward", "grad_input", "grad_weight"]

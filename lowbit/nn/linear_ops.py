@@ -117,8 +117,7 @@ def _sides(layer: nn.Conv2D | nn.Conv2DTranspose) -> tuple[int, int, int, int]:
     return (padding[0], padding[0], padding[1], padding[1])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a layer multiplies: its three products on fp32 tensors, and how scales come out of the sums.
+# The three products of a layer on fp32 tensors, and which scales factor out of the sums.
 
 
 class LinearOp(ABC):
@@ -316,8 +315,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape([-1, x.shape[-1]])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Products of tensors whose channels come last (NHWC), by kernels for those whose channels come first.
+# Channels-last tensors (NHWC) through channels-first kernels.
 
 
 @dataclass(frozen=True)

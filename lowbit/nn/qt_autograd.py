@@ -67,8 +67,7 @@ def seed_rounding(model: nn.Layer, seed: int) -> None:
             layer.seed = seed
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The operands of a layer's three products in low-precision training: which quantizer makes which.
+# The quantizers of a layer's three products.
 
 
 GRADIENTS = ("grad_input.grad_output", "grad_weight.grad_output")
@@ -180,11 +179,11 @@ def _key(operand: str) -> str:
     return operand.replace(".", "_")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What a product of small integers is whole multiples of: a batch norm can keep those, in two bytes each.
+# The common factor of an integer product's values, which lets a batch norm save them in two bytes each.
 #
-# The scale is an attribute of the product, which user code may change in place. So it is a proposal only: the
-# batch norm's kernel divides every value by it, and keeps multiples only if all of them give back the value.
+# The scale is an attribute of the product, which user code may change in place. So it is only a proposal:
+# the batch norm's kernel divides every value by it, and saves multiples only if all of them reproduce the
+# value.
 
 
 _SMALL = 15  # sums of larger operands' products do not stay within 16 bits
@@ -203,14 +202,12 @@ def _is_small(operand: QTensor) -> bool:
     return operand.is_integer and operand.lowest >= -_SMALL and operand.highest <= _SMALL
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A layer's three products in training, each with operands quantized for it: low-precision training.
+# The autograd node: forward, grad_input and grad_weight, each with its own quantized operands.
 #
-# What is kept for the backward pass is small: the input as integers, half a byte or a byte each (or as it is,
-# where `grad_weight` wants it in full), never a float copy of a quantized one. Gradients go straight through
-# the quantizers: dX is what the product dY·W gives, dW what dY·X gives. What learns with an operand (LSQ,
-# PACT)
-# stands before this.
+# The input is saved for the backward pass as integers, half a byte or a byte each (or as it is, where
+# `grad_weight` takes it in full precision), never as a float copy. Gradients pass straight through the
+# quantizers: dX is the product dY·W, dW is dY·X. Learned clipping and steps (LSQ, PACT) come before this
+# node.
 
 
 def three_products(x: Tensor, weight: Tensor, contraction: LinearOp, operands: Operands) -> Tensor:

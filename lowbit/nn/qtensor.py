@@ -97,8 +97,7 @@ def _type_for(lowest: int, highest: int) -> str:
     return "int8" if lowest >= -128 and highest <= 127 else "int16"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# An operand between forward and backward, in as little memory as it needs: half a byte for up to 4 bits.
+# Operands saved for the backward pass; up to 4 bits are packed in half a byte.
 
 
 class SavedQTensor:

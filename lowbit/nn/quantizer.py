@@ -331,8 +331,7 @@ def _without_leading_ones(shape: Sequence[int]) -> list[int]:
     return list(shape[first:])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The quantizer of low-precision training: one operand of a product as integers, in training as they are.
+# The quantizer of low-precision training: one operand of a product as integers.
 
 
 class TrainingQuantizer(Quantizer):

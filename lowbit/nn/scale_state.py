@@ -48,8 +48,7 @@ def _several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What calibration sees of one operand, batch by batch, and what a quantizer starts from after it.
+# Calibration statistics of one operand, and the initial values made from them.
 
 
 _ENOUGH = 1 << 17  # values: the search for the best bound reads them up to 50 times
@@ -174,8 +173,7 @@ def initial_step(spec: TensorSpec, x: Tensor, grid: Grid, axes: Sequence[int]) -
     return spec.observer(x.detach(), grid, axes)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The range of a tensor after many batches, as buffers that a checkpoint saves and an export carries.
+# Running ranges, as buffers in checkpoints and exports.
 
 
 _COUNTS = ("entered", "left_out")
@@ -238,8 +236,7 @@ class RunningRange(nn.Layer):
         return arrays
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A parameter of a quantizer, PACT's bound or LSQ's step: it starts once from data, and that is saved.
+# Learned parameters of a quantizer (PACT's bound, LSQ's step), initialized once from data.
 
 
 class LearnedScale(nn.Layer):

@@ -86,7 +86,7 @@ class QuantConfig:
         # Observers find their scales while the network is run; how often is the caller's to decide.
         operands_of = [operand for rule in rules for operand in rule["forward"].values()]
         observed = any(operand.get("scaling") == "fixed" for operand in operands_of)
-        return Recipe(rules=rules, calibration={"steps": 1} if observed else {})
+        return Recipe.model_validate({"rules": rules, "calibration": {"steps": 1} if observed else {}})
 
 
 def _operands(activation: Factory | None, weight: Factory | None) -> dict[str, Any]:

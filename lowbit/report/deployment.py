@@ -255,6 +255,34 @@ def verified(runs: list[Run]) -> str:
     return section("verify", "Engines", speeds, *content)
 
 
+def advice(runs: list[Run]) -> str:
+    """What `lowbit advise` recommends for each run, and what it measured."""
+    content = []
+    for run in runs:
+        if run.advice is None:
+            continue
+        rows = [
+            [
+                *(one["name"], one["format"], one["bits"]),
+                *(number(one["ms"], 3), ratio(one["faster"]), size(one["size"])),
+                *(percent(one["top1"]), percent(one["agreement"])),
+            ]
+            for one in run.advice["options"]
+        ]
+        head = ["engine", "format", "bits", "ms", "faster", "size", "top-1", "agrees"]
+        caption = (
+            f"{run.name}: one sample, {run.advice['threads']} threads; faster: than the fastest fp32; top-1 "
+            f"and agreement with the trained model on {run.advice['samples']} samples"
+        )
+        content += [heading(run.name), paragraph(_capitalized(run.advice["recommendation"]))]
+        content.append(table(caption, head, rows, left=3))
+    return section("advice", "Advice", *content) if content else ""
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
 def sizes(runs: list[Run]) -> str:
     """Bars of what the weights and the exported files take."""
     found: list[tuple[int, str, int | None]] = []

@@ -125,7 +125,9 @@ def scatter(key: str, title: str, unit: str, points: Sequence[Point], x_unit: st
 
     drawn = [f'<span class="tick y" style="bottom:{at(0, y)[1]:.2f}%">{number(y)}</span>' for y in y_ticks]
     drawn += [f'<span class="tick x" style="left:{at(x, 0)[0]:.2f}%">{number(x)}</span>' for x in x_ticks]
-    lines, marks, taken = [], [], []
+    lines: list[str] = []
+    marks: list[str] = []
+    taken: list[Any] = []
     for point in points:
         left, bottom = at(point.x, point.y)
         if point.start:

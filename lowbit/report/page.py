@@ -53,6 +53,7 @@ def make_page(runs: list[Run], histograms: list[dict[str, Any]]) -> str:
     }
     parts = [
         deployment.verdict(runs),
+        deployment.advice(runs),
         _curves(data["curves"], sections.throughput_note(runs)),
         deployment.predictions(runs),
         _layer_section(runs, data["layers"]),

@@ -29,6 +29,7 @@ class Run:
     plan: list[dict[str, Any]] | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
     verify: dict[str, Any] | None = None
+    advice: dict[str, Any] | None = None
     analysis: dict[str, Any] | None = None
 
     def points(self, kind: str, key: str) -> Points:
@@ -111,6 +112,7 @@ def open_run(path: Path) -> Run:
         plan=schema.read_json(path / "plan.json", schema.PLAN),
         metrics=_records(path / "metrics.jsonl"),
         verify=schema.read_json(path / "verify.json", schema.VERIFIED),
+        advice=schema.read_json(path / "advice.json", schema.ADVISED),
         analysis=schema.read_json(path / "analysis.json", schema.ANALYSES),
     )
 

@@ -126,6 +126,33 @@ class EngineAnswers(Answers):
 
 
 @with_config(_STRICT)
+class Option(TypedDict):
+    """A form in an engine, of advice.json."""
+
+    engine: str
+    name: str
+    format: str
+    form: str
+    bits: str
+    size: Count
+    ms: Number
+    faster: Ratio
+    agreement: Fraction | None
+    top1: Fraction | None
+    exact: bool
+
+
+@with_config(_STRICT)
+class Advised(TypedDict):
+    """advice.json."""
+
+    options: list[Option]
+    recommendation: str
+    samples: Count
+    threads: Count
+
+
+@with_config(_STRICT)
 class Size(TypedDict):
     """The size of one exported format."""
 
@@ -263,6 +290,7 @@ class RunConfig(TypedDict, total=False):
 
 PLAN, VERIFIED, ANALYSES = TypeAdapter(list[Layer]), TypeAdapter(Verified), TypeAdapter(Analyses)
 RECORD, HEALTH, RUN_RECORD = TypeAdapter(Record), TypeAdapter(Health), TypeAdapter(RunRecord)
+ADVISED = TypeAdapter(Advised)
 CONFIG, JSON = TypeAdapter(RunConfig), TypeAdapter(dict[str, JsonValue])
 
 

@@ -197,6 +197,8 @@ def reproduce(run: Run) -> list[str]:
         lines.append(f"lowbit export {folder}")
     if run.verify is not None:
         lines.append(f"lowbit verify {folder} --images {run.verify['images']}")
+    if run.advice is not None:
+        lines.append(f"lowbit advise {folder} --images {run.advice['samples']}")
     return lines
 
 

@@ -86,7 +86,8 @@ def _broken(value: Any, name: str = "") -> tuple[list[str], int]:
             fine = value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
         return ([] if fine else [name or "the array"]), 1
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, _ROWS) else ()
-    broken, count = [], 0
+    broken: list[str] = []
+    count = 0
     for key, inner in items:
         more, arrays = _broken(inner, f"{name}.{key}" if name else str(key))
         broken, count = broken + more, count + arrays

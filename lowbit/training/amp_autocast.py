@@ -17,6 +17,7 @@ from typing import Any
 import paddle
 from paddle import Tensor, _C_ops
 
+from lowbit.accel import bf16_products
 from lowbit.errors import LowbitError
 from lowbit.numerics.grid import Grid, round_to_grid
 
@@ -92,96 +93,106 @@ STAYS_FP32 = frozenset((*_STEEP, *_REDUCTIONS, *_PROBABILITIES, *_LOSSES, *_LOOK
 OPAQUE = ("rnn", "lstm", "gru", "cudnn_lstm")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The numerics of mixed precision on any device: inside a `with`, Paddle's operators compute on a grid.
+# Emulated mixed precision: inside a `with`, Paddle's operators compute on a grid.
 #
-# Paddle's own autocast needs kernels for the narrow type, and its CPU build has none. Here operands are
-# rounded to the grid and held in fp32, so that fp32 kernels multiply exactly the values that narrow
-# hardware would and accumulate in fp32 as it does; the result is rounded again. Rounding is a pair of
-# casts, which rounds gradients on their way back as well: all three products of a layer are covered.
+# Paddle's autocast needs kernels for the narrow type, and its CPU build has none. Here operands are rounded
+# to the grid and stored in fp32, so that fp32 kernels multiply the values that narrow hardware would, and
+# accumulate in fp32 as it does; the result is rounded again. Rounding is a pair of casts, which also rounds
+# gradients: all three products of a layer are covered.
 #
-# Python reaches operators as attributes of `paddle._C_ops`, and `a @ b` by methods of the tensor type; both
-# are wrapped while a `with` is open, in every thread, and wrappers act only in threads that opened one.
-# In-place operators (`add_`) are left as they are: the next product rounds what they leave behind.
+# Python calls operators as attributes of `paddle._C_ops`, and `a @ b` by methods of the tensor type; both
+# are wrapped while a `with` is open, in every thread, and wrappers act only in threads that opened one. In-
+# place operators (`add_`) are not wrapped: the next product rounds their results.
 
 
 class _Open(threading.local):
-    """The grids of the open `with`s of one thread, innermost last, each with its level."""
+    """The grids of the open `with`s of one thread, innermost last, each with its level, and if native."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[Grid, str]] = []
+        self.stack: list[tuple[Grid, str, bool]] = []
 
 
 _open = _Open()
 _lock = threading.Lock()
-_users = 0
-_originals: list[tuple[Any, str, Any]] = []
+_users = {"O1": 0, "O2": 0}  # O2 counts for both
+_originals: dict[str, list[tuple[Any, str, Any]]] = {"O1": [], "O2": []}
 
 
 @contextmanager
-def rounding(grid: Grid, level: str) -> Iterator[None]:
+def rounding(grid: Grid, level: str, *, native: bool = False) -> Iterator[None]:
     """Inside the `with`, products (O1) or nearly everything (O2) is computed on the grid; O0 rounds nothing.
 
-    May be nested, and then the innermost counts. Nothing stays wrapped after the last one is left.
+    `native`: convolutions and matrix products of bf16 by the processor's instructions, which must have them
+    (`accel.bf16_products.why_not`); what is not covered is emulated. May be nested, and then the innermost
+    counts. Nothing stays wrapped after the last one is left.
 
     >>> with rounding(BF16, "O1"):
     ...     loss = criterion(model(images), labels)
     """
-    _open.stack.append((grid, level))
-    _acquire()
+    _open.stack.append((grid, level, native))
+    levels = ("O1", "O2") if level == "O2" else ("O1",)
+    for needed in levels:
+        _acquire(needed)
     try:
         yield
     finally:
         _open.stack.pop()
-        _release()
+        for needed in levels:
+            _release(needed)
 
 
-def _acquire() -> None:
-    global _users
+def _acquire(level: str) -> None:
+    """Wrap the operators that a level adds. At O1, those between the products stay as they are."""
     with _lock:
-        _users += 1
-        if _users == 1:
-            for name, spared in PRODUCTS.items():
-                _replace(_C_ops, name, functools.partial(_wrap_product, spared=spared))
+        _users[level] += 1
+        if _users[level] > 1:
+            return
+        if level == "O2":
             for name in O2_ROUNDED:
-                _replace(_C_ops, name, _wrap_o2)
-            for name in OPAQUE:
-                _replace(_C_ops, name, _wrap_opaque)
-            for name in PRODUCT_METHODS:
-                _replace(Tensor, name, functools.partial(_wrap_product, spared={}))
+                _replace(_C_ops, name, _wrap_o2, level)
             for name in O2_METHODS:
-                _replace(Tensor, name, _wrap_o2)
+                _replace(Tensor, name, _wrap_o2, level)
+            return
+        for name, spared in PRODUCTS.items():
+            _replace(_C_ops, name, functools.partial(_wrap_product, name=name, spared=spared), level)
+        for name in OPAQUE:
+            _replace(_C_ops, name, _wrap_opaque, level)
+        for name in PRODUCT_METHODS:
+            _replace(Tensor, name, functools.partial(_wrap_product, name=name, spared={}), level)
 
 
-def _release() -> None:
-    global _users
+def _release(level: str) -> None:
     with _lock:
-        _users -= 1
-        if _users == 0:
-            while _originals:
-                owner, name, original = _originals.pop()
+        _users[level] -= 1
+        if _users[level] == 0:
+            while _originals[level]:
+                owner, name, original = _originals[level].pop()
                 setattr(owner, name, original)
 
 
-def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _replace(
+    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], level: str
+) -> None:
     original = getattr(owner, name)
-    _originals.append((owner, name, original))
+    _originals[level].append((owner, name, original))
     setattr(owner, name, wrap(original))
 
 
-def _active() -> tuple[Grid | None, str]:
-    grid, level = _open.stack[-1] if _open.stack else (None, "O0")
-    return (grid, level) if level != "O0" else (None, level)
+def _active() -> tuple[Grid | None, str, bool]:
+    grid, level, native = _open.stack[-1] if _open.stack else (None, "O0", False)
+    return (grid, level, native) if level != "O0" else (None, level, False)
 
 
-def _wrap_product(original: Callable[..., Any], spared: dict[int, str]) -> Callable[..., Any]:
+def _wrap_product(original: Callable[..., Any], name: str, spared: dict[int, str]) -> Callable[..., Any]:
     names = frozenset(spared.values())
 
     @functools.wraps(original)
     def product(*args: Any, **kwargs: Any) -> Any:
-        grid, _ = _active()
+        grid, _, native = _active()
         if grid is None:
             return original(*args, **kwargs)
+        if native and (computed := bf16_products.compute(name, args, kwargs)) is not None:
+            return computed
         args = tuple(a if place in spared else _rounded(a, grid) for place, a in enumerate(args))
         kwargs = {name: a if name in names else _rounded(a, grid) for name, a in kwargs.items()}
         return _result_rounded(original(*args, **kwargs), grid)
@@ -192,7 +203,7 @@ def _wrap_product(original: Callable[..., Any], spared: dict[int, str]) -> Calla
 def _wrap_o2(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def rounded(*args: Any, **kwargs: Any) -> Any:
-        grid, level = _active()
+        grid, level, _ = _active()
         result = original(*args, **kwargs)
         return result if grid is None or level != "O2" else _result_rounded(result, grid)
 
@@ -202,7 +213,7 @@ def _wrap_o2(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrap_opaque(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refused(*args: Any, **kwargs: Any) -> Any:
-        grid, level = _active()
+        grid, level, _ = _active()
         if grid is not None:
             raise LowbitError(
                 f"{level} mixed precision cannot round the products inside a whole recurrent layer on this "
@@ -229,8 +240,7 @@ def _result_rounded(result: Any, grid: Grid) -> Any:
     return _rounded(result, grid)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Into mixed precision and out of it again: `paddle.amp` on a GPU, the same numerics emulated on a CPU.
+# Entering and leaving mixed precision: `paddle.amp` on a GPU, emulated on a CPU.
 
 
 # Under paddle.amp, convolutions that are not on its list take the widest type of their operands; a quantized
@@ -253,6 +263,7 @@ class AmpContext:
     level: str
     grid: Grid
     on_gpu: bool
+    native: bool = False  # bf16 on a CPU by its instructions
 
     def inside(self) -> AbstractContextManager[None]:
         """Products (O1) or nearly everything (O2) is computed on the grid."""
@@ -260,7 +271,7 @@ class AmpContext:
             return nullcontext()
         if self.on_gpu:
             return paddle.amp.auto_cast(level=self.level, dtype=self.grid.storage)
-        return rounding(self.grid, self.level)
+        return rounding(self.grid, self.level, native=self.native)
 
     def product(self) -> AbstractContextManager[None]:
         """Around one product of a quantized layer, whatever the types of its operands."""

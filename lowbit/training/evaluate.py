@@ -63,8 +63,7 @@ def _cell(name: str, value: float, sign: str) -> str:
     return f"{100 * value:{sign}.2f}" + ("" if sign else " %")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Accuracy of a model over a validation set, each sample counted once on however many ranks.
+# Evaluation: each sample is counted once, on any number of ranks.
 
 
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import numpy as np
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.accel.optimizer_step import fast_updates
 from lowbit.config import Config, dump_config
 from lowbit.errors import LowbitError
 from lowbit.files import link_atomically
@@ -49,6 +50,7 @@ def train(
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
         fast_norm_ops(wanted=config.Global.fast_neighbours),
+        fast_updates(),
     ):
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)

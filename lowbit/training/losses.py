@@ -133,8 +133,7 @@ def distilled(
     return (1 - section.weight) * ce + section.weight * kl, parts
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The teacher of knowledge distillation: a trained model that answers the same images, unchanging.
+# Knowledge distillation: the teacher is a trained model whose weights do not change.
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,7 @@ class Meter:
         return {name: float(value) for name, value in zip(names, means, strict=True)}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# metrics.jsonl, one JSON object a line, and VisualDL's curves and histograms when they are wanted.
+# metrics.jsonl (one JSON object per line), and VisualDL's curves and histograms.
 
 
 _BUCKETS = 50

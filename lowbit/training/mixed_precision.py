@@ -13,6 +13,7 @@ from paddle import Tensor, _C_ops, nn
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
+from lowbit.accel import bf16_products
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import is_quantized
@@ -150,17 +151,15 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Quantized layers with mixed precision: in QAT, the product alone is computed on the narrow grid.
+# Quantized layers in mixed precision: in QAT only the product is computed on the narrow grid.
 #
-# Quantizers, and a batch norm folded into the weight, compute in fp32: a scale that was rounded to 8 or 11
-# bits would put every value of a tensor elsewhere. The fake-quantized operands are rounded when they are
-# multiplied. An integer of up to 8 bits would survive that in bf16 and in fp16; times its scale it is
-# rounded,
-# by at most 2^-9 (bf16) or 2^-12 (fp16) of itself. Evaluation is in fp32, without this difference.
+# Quantizers, and a batch norm folded into the weight, compute in fp32: a scale rounded to 8 or 11 bits
+# would shift every value of a tensor. The fake-quantized operands are rounded when they are multiplied. An
+# integer of up to 8 bits is exact in bf16 and fp16; times its scale it is rounded, by at most 2^-9 (bf16)
+# or 2^-12 (fp16) of itself. Evaluation is in fp32, without this difference.
 #
-# A layer trained in low precision computes as without mixed precision: its recipe says which numbers are
-# multiplied in all three products. Mixed precision is then for the layers that are left in full.
+# A layer trained in low precision computes as without mixed precision: its recipe gives the grids of all
+# three products. Mixed precision then applies to the layers left in full precision.
 
 
 def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
@@ -195,8 +194,7 @@ def _sparing_class(kind: type[nn.Layer]) -> type[nn.Layer]:
     return type(kind.__name__, (_Sparing, kind), {"_in_fp32": kind, "__module__": kind.__module__})
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Mixed precision with one interface: `paddle.amp` on a GPU, the same numerics emulated on a CPU.
+# One interface: `paddle.amp` on a GPU, emulated on a CPU.
 
 
 LEVELS = get_args(AmpLevel)
@@ -218,7 +216,8 @@ class MixedPrecision:
     >>> precision.update(finite)
     >>> optimizer.clear_grad()
 
-    `init_loss_scaling` and `use_dynamic_loss_scaling` concern fp16 alone; bf16 has fp32's range.
+    `init_loss_scaling` and `use_dynamic_loss_scaling` concern fp16 alone; bf16 has fp32's range. `native`:
+    bf16 products by the instructions of a CPU that has them, instead of the emulation.
     """
 
     def __init__(
@@ -229,6 +228,7 @@ class MixedPrecision:
         *,
         init_loss_scaling: float = 2.0**16,
         use_dynamic_loss_scaling: bool = True,
+        native: bool = False,
     ) -> None:
         if level not in LEVELS:
             raise LowbitError(f'unknown mixed precision level "{level}": {did_you_mean(level, LEVELS)}')
@@ -238,7 +238,10 @@ class MixedPrecision:
         self.level = level
         self.grid = grid
         self.on_gpu = str(device).startswith("gpu")
-        self._context = AmpContext(level, grid, self.on_gpu)
+        self.native = native and grid == BF16 and level != "O0" and not self.on_gpu
+        if self.native and (reason := bf16_products.why_not()) is not None:
+            raise LowbitError(f"bf16 products cannot be computed in bf16: {reason}")
+        self._context = AmpContext(level, grid, self.on_gpu, self.native)
         self._holds_narrow_weights = False
         self._optimizer: Optimizer | None = None
         self._scaler: LossScaler | paddle.amp.GradScaler | None = None
@@ -252,6 +255,11 @@ class MixedPrecision:
         """The line to print once at the start of a run, or None when there is nothing to say."""
         if self.level == "O0" or self.on_gpu:
             return None
+        if self.native:
+            return (
+                f"Mixed precision {self.level} in bf16 on a CPU: convolutions and matrix products by its "
+                "bf16 instructions, with fp32 accumulation and master weights."
+            )
         return (
             f"Mixed precision {self.level} in {self.grid} on a CPU: the precision is real (operands rounded, "
             "fp32 accumulation and master weights), the speed is not; this run is slower than fp32."

@@ -68,8 +68,7 @@ def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str
     return f"the learning rate rises to {max(rates):g} and no further: {what}; {advice}"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Paddle's optimizers from the Optimizer section, and their state under names that survive a restart.
+# Optimizers from the Optimizer section, and their state by names that are stable across restarts.
 
 
 def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.Optimizer:
@@ -155,7 +154,8 @@ def _state_tensors(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[s
 
 def _groups(section: OptimizerSection, model: paddle.nn.Layer) -> list[dict]:
     """Parameters with weight decay, and apart from them those that are spared it."""
-    decayed, spared = [], []
+    decayed: list[paddle.Tensor] = []
+    spared: list[paddle.Tensor] = []
     for name, parameter in model.named_parameters():
         if not parameter.stop_gradient:
             (spared if _is_spared(section, name, parameter) else decayed).append(parameter)

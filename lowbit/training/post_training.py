@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
+from lowbit.formatting import boxed
 from lowbit.recipe.load import recipe_file_values
 from lowbit.recipe.recipe import Calibration
 from lowbit.training.checkpoint_manager import CheckpointManager
@@ -20,6 +21,10 @@ from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import open_session
 
 _BATCH_SIZE = 32
+_WHAT_TO_DO = (
+    "Do not deploy it. Use 8 bits (--recipe ptq_w8a8), or train with the quantization: lowbit train with a "
+    "recipe such as qat_w4a4.",
+)
 
 
 def ptq_recipe(observer: str | None = None, *, weight_bits: Literal[7, 8] = 8) -> dict[str, Any]:
@@ -92,6 +97,9 @@ def calibrate_run(
             there_were = "" if batches == wanted else f" (all there are; {wanted} were asked for)"
             size = config.DataLoader.Train.sampler.batch_size
             display.message(f"Calibrated on {batches} batches of {size} images{there_were}")
+            fidelity = session.fidelity()
+            if fidelity.destroyed:  # before anything is evaluated or exported
+                display.result(boxed(fidelity.warning(_WHAT_TO_DO)))
             metrics = None
             if session.eval_loader is not None:
                 metrics = session.evaluate(display)

@@ -70,8 +70,7 @@ def environment_differences(saved: Mapping[str, str], now: Mapping[str, str] | N
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Whether a checkpoint can go on as a run of this config: what must be equal, and what is worth a line.
+# Whether a run of this config can resume from a checkpoint.
 
 
 # The parts of a config that shape the weights.

@@ -23,7 +23,7 @@ from lowbit.version import __version__
 _LOCK = ".lowbit.lock"
 _RECORD = "run.json"
 _FILES = (_RECORD, "config.yaml", "plan.json", "metrics.jsonl", "summary.json")
-_MADE_LATER = ("verify.json", "analysis.json", "report.html")
+_MADE_LATER = ("verify.json", "advice.json", "analysis.json", "report.html")
 _FOLDERS = ("export", "vdl")
 _EXPORTED = ("inference.json", "inference.pdiparams", "inference.yml")  # where both go to one folder
 _CHECKPOINTS = (f"*{SUFFIX}", "latest.pd*", "best.pd*", "model_*.pd*")

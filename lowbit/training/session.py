@@ -11,6 +11,7 @@ from typing import Any
 
 import paddle
 
+from lowbit.accel import bf16_products
 from lowbit.accel.allocator import keep_freed_memory
 from lowbit.accel.convolutions import convolution_library
 from lowbit.accel.matrix_library import apply_amd_fix
@@ -32,6 +33,7 @@ from lowbit.models import (
 from lowbit.nn import convert_sync_batch_norm
 from lowbit.nn.calibration import calibrate, correct_biases
 from lowbit.nn.convert import preparation_of, prepare, set_executor
+from lowbit.nn.fidelity import Fidelity, measure_fidelity
 from lowbit.nn.fused_blocks import fuse
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe import Recipe, describe_layers
@@ -181,6 +183,10 @@ class Session:
             correct_biases(self.model, self._first_batches(steps))
         return count
 
+    def fidelity(self) -> Fidelity:
+        """How much of the fp32 model its calibrated form still computes, on the first calibration images."""
+        return measure_fidelity(self.model, self._first_batches(self.recipe.calibration.steps))
+
     def _first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
         for batch in itertools.islice(self.train_loader.epoch(0), steps):
             yield paddle.to_tensor(batch.images)
@@ -292,6 +298,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     create_state(optimizer)
     if line := precision.notice():
         notes.append(line)
+    if precision.native:
+        convolutions += " in bf16"
     return Session(
         config=config,
         ranks=ranks,
@@ -332,11 +340,14 @@ def _copy(model: paddle.nn.Layer, config: Config, num_classes: int) -> paddle.nn
 
 
 def _precision(config: Config, device: str) -> MixedPrecision:
+    """bf16 by the processor's instructions, unless they are missing or Paddle's convolutions are wanted."""
     section = config.AMP or AmpSection()
+    native = section.dtype == "bf16" and config.Global.fast_convolutions and bf16_products.why_not() is None
     return MixedPrecision(
         config.amp_level,
         section.dtype,
         device,
         init_loss_scaling=section.scale_loss,
         use_dynamic_loss_scaling=section.use_dynamic_loss_scaling,
+        native=native and device == "cpu",
     )

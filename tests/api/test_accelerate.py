@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import paddle
 import pytest
-from paddle import _C_ops
+from paddle import _C_ops, optimizer
 
 import lowbit
 from lowbit.accel import allocator
@@ -20,13 +20,15 @@ from lowbit.kernels import why_missing
 from lowbit.machine.device import math_threads
 from tests.support.own_networks import LOW, build, step
 
-NAMES = ("conv2d", "depthwise_conv2d", "batch_norm", "relu", "pool2d")
+NAMES = ("conv2d", "depthwise_conv2d", "batch_norm", "relu", "pool2d", "momentum_", "adam_", "adamw_")
+OPTIMIZERS = (optimizer.Optimizer, optimizer.Adam, optimizer.AdamW)
 
 
 def state() -> dict[str, object]:
     """Whatever accelerate changes."""
     operators = {name: getattr(_C_ops, name) for name in NAMES}
     return operators | {
+        "steps": [owner.step for owner in OPTIMIZERS],
         "threads": math_threads(),
         "holders": allocator._holders,
         SETTING: os.environ.get(SETTING),

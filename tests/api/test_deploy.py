@@ -208,3 +208,19 @@ def test_a_fused_network(images, labels, tmp_path):
         step(net, images, labels)
         lowbit.export(net, tmp_path, example=images[:3], data=images)
         assert lowbit.verify(net, tmp_path, (images, labels), latency=False).passed
+
+
+def test_weights_in_fewer_bits(images, labels, tmp_path):
+    net = lowbit.quantize(build(), PTQ, data=images)
+    made = lowbit.export(net, tmp_path, example=images, formats="onnx", weight_bits=7)
+    weights = {
+        one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(made.files[0]).graph.initializer
+    }
+    integers = [value for name, value in weights.items() if name.endswith("weight.integers")]
+    assert integers and all(np.abs(value.astype(int)).max() == 63 for value in integers)
+    assert "rounded to 7 bits" in str(made)
+    assert made.formats[0].same_class > 0.9  # compared with the 8 bits that were calibrated
+    found = lowbit.verify(net, tmp_path, (images, labels), engines="onnxruntime", latency=False)
+    assert 0 < found.engines[0].agreement <= 1
+    with pytest.raises(LowbitError, match="no weights of more than 8 bits"):
+        lowbit.export(net, tmp_path, example=images, formats="onnx", weight_bits=8)

@@ -15,10 +15,10 @@ import pytest
 import lowbit
 
 NAMES = [
-    "LowbitError", "PACT", "QAT", "Recipe", "__version__", "accelerate", "analyze", "calibrate", "export",
-    "fuse", "quantize", "verify",
+    "LowbitError", "PACT", "QAT", "Recipe", "__version__", "accelerate", "advise", "analyze", "calibrate",
+    "export", "fuse", "quantize", "verify",
 ]  # fmt: skip
-MODULES = ("accelerate", "analysis", "deploy", "quantize", "verify")
+MODULES = ("accelerate", "advise", "analysis", "deploy", "quantize", "verify")
 
 
 def test_dir_shows_the_public_names():

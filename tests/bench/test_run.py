@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import paddle
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from lowbit.bench import run
 from lowbit.bench.layer_bench import LayerCase
 from lowbit.bench.own_loop import OWN, TRAIN
+from lowbit.bench.run import ratio, take_turns
 from lowbit.bench.sides import Case
 from lowbit.cli.app import app
 from lowbit.errors import LowbitError
@@ -78,3 +80,18 @@ def test_a_loop_of_ones_own_against_lowbit_train(monkeypatch):
         assert [row["side"] for row in figure["rows"]] == [TRAIN, OWN]
         assert all(row["seconds"] > 0 for row in figure["rows"])
     assert paddle._C_ops.conv2d is before
+
+
+def test_sides_take_turns_in_turning_order_after_a_round_that_does_not_count():
+    called = []
+    sides = {name: (lambda name=name: called.append(name)) for name in "ab"}
+    ticks = itertools.count()
+    times = take_turns(sides, 3, clock=lambda: next(ticks))
+    assert "".join(called) == "baabbaab"
+    assert times == {"a": [1, 1, 1], "b": [1, 1, 1]}
+
+
+def test_ratios_are_taken_round_by_round():
+    times = {"slow": [2.0, 9.0, 4.0], "fast": [1.0, 3.0, 1.0]}  # the machine was busy in the second
+    found = ratio(times, "slow", "fast")
+    assert (found.median, found.least, found.most, found.rounds) == (3.0, 2.0, 4.0, 3)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+import pytest
+
 from lowbit.deploy import EngineOptions, PaddleEngine, StageTimer, benchmark_report
-from lowbit.deploy.autolog import _driver_version
+from lowbit.deploy.autolog import STAGES, _driver_version
 from lowbit.machine import PaddleBuild
 
 BUILD = PaddleBuild(version="3.3.1", commit="abc", cuda=None, cudnn=None, cards=0)
@@ -76,3 +78,29 @@ def test_driver_version(tmp_path):
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
     )
     assert _driver_version(file) == "535.104.05"
+
+
+def test_only_what_is_inside_a_stage_is_counted(monkeypatch):
+    clock = iter([10.0, 10.5, 20.0, 21.5, 30.0, 30.25])
+    monkeypatch.setattr("lowbit.deploy.autolog.time.perf_counter", lambda: next(clock))
+    timer = StageTimer()
+    for stage in ("inference", "inference", "postprocess"):
+        with timer.stage(stage):
+            pass
+    assert timer.seconds == {"preprocess": [], "inference": [0.5, 1.5], "postprocess": [0.25]}
+    assert timer.mean("inference") == 1.0 and timer.mean("preprocess") == 0.0
+    assert timer.total == 2.25
+    assert timer.peak_memory > 2**20
+
+
+def test_a_stage_that_failed_is_not_counted():
+    timer = StageTimer()
+    with pytest.raises(ZeroDivisionError), timer.stage("inference"):
+        raise ZeroDivisionError
+    assert timer.total == 0
+
+
+def test_timers_do_not_share_their_lists():
+    with StageTimer().stage("preprocess"):
+        pass
+    assert all(StageTimer().seconds[stage] == [] for stage in STAGES)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import paddle
+from own_network import accuracy, digits
 
-from examples.own_network import accuracy, digits
 from tests.support.examples import weight_type_here
 
 ENGINES = {"Paddle Inference", "ONNX Runtime", "OpenVINO"}

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import paddle
+from segmentation_head import CONFIG, Segmenter, logits_of, mean_iou, shapes
 
-from examples.segmentation_head import CONFIG, Segmenter, logits_of, mean_iou, shapes
 from lowbit import QAT
 from lowbit.nn import preparation_of
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from examples.transformer_block import RECIPE, Net
+from transformer_block import RECIPE, Net
+
 from lowbit.recipe import load_recipe
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.errors import LowbitError
-from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.quantizer import Quantizer, TrainingQuantizer
 from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.recipe import Pact
@@ -247,3 +247,15 @@ def test_a_large_tensors_bound_starts_from_a_sample_of_it():
     unstarted = _quantizer(clip="pact")
     unstarted(poisoned)
     assert not unstarted.alpha.is_known
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"scaling": "learned"}, {"scaling": "moving_average"}, {"rotation": "hadamard(4)"}]
+)
+def test_nothing_of_an_operand_has_a_gradient(settings):
+    quantizer = TrainingQuantizer(TensorSpec(grid="int4", **settings), "NC", "input", shape=[1, 4])
+    x = paddle.randn([3, 4])
+    x.stop_gradient = False
+    operand = quantizer.operand(quantizer.trained(x))
+    assert operand.data.stop_gradient
+    assert operand.scale is None or operand.scale.stop_gradient

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
+
+from lowbit.errors import LowbitError
 from lowbit.report import deployment, open_run, open_runs
 from tests.support.fake_run import write_run
 
@@ -77,3 +81,18 @@ def test_engines_and_sizes(tmp_path):
     run.verify["engines"][0]["verdict"] = "FAILED: made up"
     assert '<p class="bad">FAILED: made up</p>' in deployment.verified([run])
     assert deployment.sizes([run]).count("<tr>") == 4
+
+
+def test_advice(tmp_path):
+    folder = write_run(tmp_path / "a")
+    assert deployment.advice([open_run(folder)]) == ""
+    option = {"engine": "openvino", "name": "OpenVINO 1", "format": "onnx", "form": "int8", "bits": "W8A8"}
+    option |= {"size": 150_000, "ms": 1.5, "faster": 1.4, "agreement": 0.99, "top1": None, "exact": True}
+    advice = {"options": [option], "recommendation": "deploy onnx.", "samples": 200, "threads": 2}
+    (folder / "advice.json").write_text(json.dumps(advice), "utf-8")
+    text = deployment.advice([open_run(folder)])
+    assert "Deploy onnx." in text and "200 samples" in text
+    assert _rows(text)[1][:6] == ["OpenVINO 1", "onnx", "W8A8", "1.5", "1.40x", "150.0 KB"]
+    (folder / "advice.json").write_text(json.dumps(advice | {"options": [{}]}), "utf-8")
+    with pytest.raises(LowbitError, match=r"advice\.json"):
+        open_run(folder)

@@ -224,7 +224,8 @@ def test_resuming_with_other_settings_says_so(tmp_path, capsys):
     values["Optimizer"]["momentum"] = 0.8
     train(loop.Config.model_validate(values))
     out = capsys.readouterr().out
-    assert "resumed, but not as the same run: AMP has changed; Optimizer has changed" in out
+    (line,) = (line for line in out.splitlines() if "resumed, but not as the same run: " in line)
+    assert "AMP has changed; Optimizer has changed" in line  # and how bf16 is computed, where it can be
 
 
 def test_processes_that_resumed_from_different_places_stop(tmp_path, monkeypatch):

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paddle import _C_ops, nn
 
+from lowbit.accel import bf16_products
+from lowbit.config import Config
 from lowbit.errors import LowbitError
+from lowbit.training import loop
 from lowbit.training.mixed_precision import LossScaler, MixedPrecision, gradients_are_finite
+from tests.support.runs import tiny_values, weights_hash
 
 MODES = [("O0", "bf16"), ("O1", "bf16"), ("O2", "bf16"), ("O1", "fp16"), ("O2", "fp16")]
 
@@ -173,6 +177,16 @@ def test_notice_on_a_cpu_only():
     notice = MixedPrecision("O2", "fp16", "cpu").notice()
     assert "O2" in notice and "fp16" in notice and "\n" not in notice
     assert "precision is real" in notice and "speed is not" in notice
+    if bf16_products.why_not() is None:
+        assert "bf16 instructions" in MixedPrecision("O1", "bf16", "cpu", native=True).notice()
+    assert not MixedPrecision("O1", "fp16", "cpu", native=True).native
+    assert not MixedPrecision("O0", "bf16", "cpu", native=True).native
+
+
+def test_bf16_instructions_that_are_missing(monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", "amd-avx2")
+    with pytest.raises(LowbitError, match="no bf16 instructions"):
+        MixedPrecision("O1", "bf16", "cpu", native=True)
 
 
 @pytest.mark.parametrize(
@@ -417,3 +431,27 @@ def test_foreign_state_is_refused():
 def test_impossible_settings(settings):
     with pytest.raises(LowbitError, match="loss scale"):
         LossScaler(**settings)
+
+
+@pytest.mark.skipif(bf16_products.why_not() is not None, reason=str(bf16_products.why_not()))
+def test_a_run_says_and_records_how_bf16_is_computed(tmp_path, capsys, monkeypatch):
+    values = tiny_values(tmp_path / "run", epochs=1)
+    values["AMP"] = {"level": "O1", "dtype": "bf16"}
+    folder = loop.train(Config.model_validate(values))
+    out = capsys.readouterr().out
+    assert "by its bf16 instructions" in out and " in bf16: 1437 images" in out
+    whole, twice = (tmp_path / name for name in ("whole", "twice"))
+    for place, epochs in ((whole, (2,)), (twice, (1, 2))):
+        for count in epochs:
+            again = tiny_values(place, epochs=count, checkpoints="auto") | {"AMP": values["AMP"]}
+            again["Optimizer"]["lr"]["name"] = "Constant"
+            loop.train(Config.model_validate(again))
+    hashes = {weights_hash(place / "checkpoints" / "latest.lowbit") for place in (whole, twice)}
+    assert len(hashes) == 1, "resuming is not exact"
+    capsys.readouterr()
+
+    monkeypatch.setenv("LOWBIT_CPU", "amd-avx2")
+    again = tiny_values(folder, epochs=2, checkpoints="auto") | {"AMP": values["AMP"]}
+    loop.train(Config.model_validate(again))
+    out = capsys.readouterr().out
+    assert "the speed is not" in out and "not as the same run: convolutions was oneDNN" in out

@@ -141,7 +141,7 @@ def infer(
         device="gpu" if use_gpu else "cpu",
         resize_size=resize_size,
         crop_size=crop_size,
-        benchmark=benchmark,
+        benchmark=bool(benchmark),  # a bool by its option's callback
         warmup=warmup,
     )
     print(found.to_text(None))

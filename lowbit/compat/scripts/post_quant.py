@@ -82,7 +82,7 @@ def post_quant(
     values["Global"] |= {
         "output_dir": str(output_dir / _RUN),
         "pretrained_model": str(weights),
-        "device": {None: None, True: "gpu", False: "cpu"}[use_gpu],
+        "device": None if use_gpu is None else "gpu" if use_gpu else "cpu",
         "use_visualdl": False,
     }
     values["Recipe"] = ptq_recipe(observer)

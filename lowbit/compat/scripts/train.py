@@ -92,11 +92,15 @@ def train(
         return
     if override:
         raise LowbitError(f"-o {override[0]}: -o changes a config, and there is none: add -c CONFIG")
-    normalize = {"NormalizeImage": {}}
-    train_ops = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
+    normalize: dict[str, Any] = {"NormalizeImage": {}}
+    train_ops: list[dict[str, Any]] = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
     train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
     train_ops += [normalize, *([{"RandomErasing": {"EPSILON": random_erase}}] if random_erase else [])]
-    eval_ops = [{"ResizeImage": {"resize_short": resize_size}}, {"CropImage": {"size": crop_size}}, normalize]
+    eval_ops: list[dict[str, Any]] = [
+        {"ResizeImage": {"resize_short": resize_size}},
+        {"CropImage": {"size": crop_size}},
+        normalize,
+    ]
     values = {
         "Global": {
             "output_dir": str(output_dir),

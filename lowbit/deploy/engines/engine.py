@@ -26,6 +26,23 @@ class EngineOptions:
     precision: str = "fp32"
 
 
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input of a model: its name, element type and shape, with -1 for sizes that are left open."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and what its outputs are called, in the order of `run_all`."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[str, ...]
+
+
 class Engine(Protocol):
     """An exported model, ready to run."""
 
@@ -39,6 +56,10 @@ class Engine(Protocol):
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        ...
+
+    def signature(self) -> Signature:
+        """What `run_all` takes and gives; an error where the files do not say it."""
         ...
 
 
@@ -76,8 +97,7 @@ def format_shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# What the engines that read ONNX files have in common: the file and the names inside.
+# ONNX files: shared by the engines that read them.
 
 
 # What stands before the reason in ONNX Runtime's and OpenVINO's messages: code, source file, check.

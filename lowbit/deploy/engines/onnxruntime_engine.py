@@ -10,6 +10,8 @@ import numpy as np
 
 from lowbit.deploy.engines.engine import (
     EngineOptions,
+    Signature,
+    TensorInfo,
     check_batch,
     check_one_in_one_out,
     check_threads,
@@ -23,6 +25,8 @@ from lowbit.extras import import_package
 from lowbit.machine import cpu_info
 
 _ERRORS_ONLY = 3  # of ONNX Runtime's levels of log messages
+# ONNX Runtime's words for element types that NumPy calls otherwise.
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
 
 
 class OnnxRuntimeEngine:
@@ -60,6 +64,18 @@ class OnnxRuntimeEngine:
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
         return self._run(self._session, self._outputs, inputs)
+
+    def signature(self) -> Signature:
+        """Names, element types and shapes of the inputs, and the outputs' names."""
+        inputs = [
+            TensorInfo(
+                one.name,
+                _element_type(one.type, self.path),
+                tuple(side if isinstance(side, int) else -1 for side in one.shape),
+            )
+            for one in self._session.get_inputs()
+        ]
+        return Signature(tuple(inputs), tuple(self._outputs))
 
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name.
@@ -106,3 +122,12 @@ class OnnxRuntimeEngine:
         except Exception as error:
             shapes = ", ".join(str(list(one.shape)) for one in inputs)
             raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error
+
+
+def _element_type(word: str, path: Path) -> np.dtype[Any]:
+    """NumPy's type of a type as ONNX Runtime writes it, such as tensor(float)."""
+    name = word.removeprefix("tensor(").removesuffix(")")
+    try:
+        return np.dtype(_NUMPY_NAMES.get(name, name))
+    except TypeError:
+        raise LowbitError(f"{path} takes a {word}, which lowbit cannot pass on") from None

@@ -14,6 +14,8 @@ import numpy as np
 
 from lowbit.deploy.engines.engine import (
     EngineOptions,
+    Signature,
+    TensorInfo,
     check_batch,
     check_one_in_one_out,
     check_threads,
@@ -53,8 +55,16 @@ class OpenVinoEngine:
         self.options = EngineOptions(device="cpu", threads=threads or cpu_info().cores)
         model = self._read()
         self._places = len(model.inputs), len(model.outputs)
-        shape = model.inputs[0].get_partial_shape()
-        self.image_shape = image_shape_of([side.get_length() if side.is_static else None for side in shape])
+        self._signature = Signature(
+            tuple(
+                TensorInfo(one.get_any_name(), one.get_element_type().to_dtype(), _shape(one))
+                for one in model.inputs
+            ),
+            tuple(one.get_any_name() for one in model.outputs),
+        )
+        self.image_shape = image_shape_of(
+            [None if side < 0 else side for side in self._signature.inputs[0].shape]
+        )
         self._output = model.outputs[0].get_any_name()
         self._request = self._compile(model)
         self._tapped: tuple[tuple[str, ...], Any] | None = None
@@ -67,6 +77,10 @@ class OpenVinoEngine:
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
         return self._run(self._request, inputs)
+
+    def signature(self) -> Signature:
+        """Names, element types and shapes of the inputs, and the outputs' names."""
+        return self._signature
 
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name.
@@ -120,6 +134,10 @@ class OpenVinoEngine:
             shapes = ", ".join(str(list(one.shape)) for one in inputs)
             raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error
         return [answers[index] for index in range(len(answers))]
+
+
+def _shape(port: Any) -> tuple[int, ...]:
+    return tuple(side.get_length() if side.is_static else -1 for side in port.get_partial_shape())
 
 
 def _core() -> Any:

@@ -10,7 +10,13 @@ import paddle
 from paddle import inference
 
 from lowbit.accel.matrix_library import apply_amd_fix
-from lowbit.deploy.engines.engine import EngineOptions, check_batch, check_one_in_one_out
+from lowbit.deploy.engines.engine import (
+    EngineOptions,
+    Signature,
+    TensorInfo,
+    check_batch,
+    check_one_in_one_out,
+)
 from lowbit.deploy.model_files import (
     InferenceYml,
     ModelFiles,
@@ -79,9 +85,9 @@ class PaddleEngine:
         check_files(self.files, self.description.Global.sha256 if self.description else {})
         with math_threads_kept():
             self._predictor = open_predictor(self.files, self.options, where.index or 0, self.int8)
-        names = self._predictor.get_input_names(), self._predictor.get_output_names()
-        self._inputs = [self._predictor.get_input_handle(name) for name in names[0]]
-        self._outputs = [self._predictor.get_output_handle(name) for name in names[1]]
+        self._names = self._predictor.get_input_names(), self._predictor.get_output_names()
+        self._inputs = [self._predictor.get_input_handle(name) for name in self._names[0]]
+        self._outputs = [self._predictor.get_output_handle(name) for name in self._names[1]]
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
@@ -102,6 +108,16 @@ class PaddleEngine:
             raise LowbitError(
                 f"{self.files.model} cannot run on a batch of {shapes}: {cause(error)}"
             ) from error
+
+    def signature(self) -> Signature:
+        """The images that inference.yml describes; Paddle itself does not tell the shapes of inputs."""
+        if self.image_shape is None or len(self._inputs) != 1:
+            raise LowbitError(
+                f"{self.files.model} does not say what shape its inputs have; use the ONNX file of the same "
+                "export, which does"
+            )
+        images = TensorInfo(self._names[0][0], np.dtype(np.float32), (-1, *self.image_shape))
+        return Signature((images,), tuple(self._names[1]))
 
 
 def crashes_in_onednn(model: Path) -> bool:

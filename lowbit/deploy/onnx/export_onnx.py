@@ -24,6 +24,10 @@ from lowbit.errors import LowbitError
 from lowbit.nn import DeployedOperand, deployed_edges, has_quantized_layers, quantization_mode
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
+_CONSTANT = (
+    "forward probably computes a value in Python (a batch size, a number taken out of a tensor, a random "
+    "number) that became a constant"
+)
 _QUANTIZED_TOLERANCE = 0.2  # of the logits' mean distance from their mean
 
 
@@ -88,7 +92,7 @@ def export_onnx(
     with drafting(path.parent, str(path)) as draft:
         content = add_digest(written.SerializeToString(), ONNX)
         (draft / path.name).write_bytes(content)
-        notes.append(_compare(draft / path.name, inputs, expected, model_name, quantized))
+        notes.append(_compare(model, draft / path.name, inputs, expected, model_name, quantized))
         put_in_place(draft, path.parent, [path.name])
     size = fp32.ByteSize() + ONNX.length  # as if it had been written, too
     return OnnxModel(path, len(content), size, resolved, tuple(notes))
@@ -144,7 +148,12 @@ def _description(
 
 
 def _compare(
-    draft: Path, inputs: ModelInputs, expected: list[np.ndarray], model_name: str, quantized: bool
+    model: nn.Layer,
+    draft: Path,
+    inputs: ModelInputs,
+    expected: list[np.ndarray],
+    model_name: str,
+    quantized: bool,
 ) -> str:
     """Run the draft in ONNX Runtime, as it is and with everything merged; a line on how close it comes."""
     for optimize in (False, True):
@@ -154,13 +163,36 @@ def _compare(
             wanted = [one[:batch] for one in expected] if batch < inputs.batch else expected
             for found, own in zip(answers, wanted, strict=True):
                 if not _is_close(found, own, quantized):
+                    why = _amplified_rounding(model, engine, inputs.first(batch)) if quantized else None
                     raise LowbitError(
                         f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
-                        f"model ({_difference(own, found)}). forward probably computes a value in Python (a "
-                        "batch size, a number taken out of a tensor, a random number) that became a "
-                        "constant; nothing was written"
+                        f"model ({_difference(own, found)}). {why or _CONSTANT}; nothing was written"
                     )
     return f"{engine.name} beside the model: {_difference(expected[0], answers[0])}"
+
+
+def _amplified_rounding(model: nn.Layer, engine: OnnxRuntimeEngine, inputs: list[np.ndarray]) -> str | None:
+    """What to say where every layer computes what the model does, and single steps of rounding become large
+    on their way; None where a layer departs, or where layers cannot be compared."""
+    # Here and not above: verify itself exports.
+    from lowbit.deploy.verify.layer_differences import OnnxGraph, compare_layers, guilty_layers
+
+    graph = OnnxGraph(engine.path)
+    if len(inputs) != 1 or inputs[0].ndim != 4 or not graph.inputs:
+        return None
+    try:
+        rows = compare_layers(model, engine, graph, inputs)
+    except LowbitError:  # shapes differ: no rounding
+        return None
+    if guilty_layers(rows) or not any(row.altogether.unequal for row in rows):
+        return None
+    worst = min(rows, key=lambda row: row.altogether.sqnr)
+    return (
+        "No layer departs by itself: differences of rounding, single steps of a grid, grow from layer to "
+        f"layer (to an SQNR of {worst.altogether.sqnr:.0f} dB at {worst.name}). A network in so few bits "
+        "amplifies them if it was not trained so, and no two engines would agree on it: train it with the "
+        "quantization, or use more bits"
+    )
 
 
 def _difference(expected: np.ndarray, answers: np.ndarray) -> str:

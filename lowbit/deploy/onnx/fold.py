@@ -12,6 +12,8 @@ from paddle import nn
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
 from lowbit.deploy.onnx.trace import layer_names
 from lowbit.nn import DeployedOperand, Quantizer, deployed_input, deployed_weight, eval_mode, is_quantized
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
+from lowbit.nn.deployed_form import deployed_operand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,13 @@ def deployed_layers(
         for name, layer in layer_names(model).items():
             if is_quantized(layer) and (called is None or name in called):
                 found[name] = _deployed(layer) if quantized else _in_fp32(layer)
+        for name, layer in model.named_sublayers():
+            if isinstance(
+                layer, QuantizedMatmul
+            ):  # each operand is a layer of its own here, without a weight
+                for side in SIDES:
+                    operand = deployed_operand(getattr(layer, f"{side}_quantizer")) if quantized else None
+                    found[f"{name}.{side}"] = DeployedLayer(weight=np.zeros(0), bias=None, input=operand)
     return found
 
 
@@ -69,8 +78,7 @@ def _is_full(quantizer: nn.Layer) -> bool:
     return isinstance(quantizer, Quantizer) and quantizer.spec.grid.name == "full"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Biases and batch norms become part of the products before them; a quantized weight keeps its integers.
+# Folding biases and batch norms into the products before them; quantized weights keep their integers.
 
 
 _BIAS_BITS = 22  # how finely the bias of a channel whose weights are all 0 is kept

@@ -286,8 +286,7 @@ def _common(sizes: Sequence[int]) -> int:
 OPSET_OF = {"HardSwish": 14, "LayerNormalization": 17, "Mish": 18}
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A Graph as an ONNX model, in the oldest version of ONNX that has what it uses.
+# Writing a Graph as an ONNX model, in the oldest opset that has all its operators.
 
 
 _OLDEST = 13  # DequantizeLinear with a scale per channel

@@ -64,8 +64,7 @@ def _is_of_integers(producers: dict[str, Node], clip: Node) -> bool:
     return before is not None and before.kind == "QuantizeLinear"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where the file will run, and how integers are stored there so that products come out exact and fast.
+# Targets: where the file will run, and how integers are stored so that products are exact and fast there.
 
 
 Target = Literal["avx2", "vnni", "arm", "gpu"]
@@ -176,8 +175,7 @@ def activation_type(
     return "int8", 0
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Marks become QuantizeLinear and DequantizeLinear, and weights the integers that were trained.
+# Marks become QuantizeLinear and DequantizeLinear; weights become integers.
 
 
 _FLOAT_OPERATORS = {

@@ -16,6 +16,7 @@ from lowbit.deploy.onnx.converters import Op, Result, find_converter
 from lowbit.deploy.onnx.graph import MARK, Graph
 from lowbit.errors import LowbitError
 from lowbit.nn import edge_name, edge_quantizers, eval_mode, is_quantized
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 
 PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
@@ -92,6 +93,10 @@ def _marked(model: nn.Layer) -> Iterator[None]:
                 lambda _layer, _inputs, output, name=name: _mark(output, name, "output")
             )
             undo.callback(hook.remove)
+        for name, layer in model.named_sublayers():
+            if isinstance(layer, QuantizedMatmul):
+                object.__setattr__(layer, "forward", _marked_product(name))
+                undo.callback(object.__delattr__, layer, "forward")
         for at, quantizer in edge_quantizers(model).items():
             object.__setattr__(quantizer, "forward", _marked_edge(edge_name(*at)))
             undo.callback(object.__delattr__, quantizer, "forward")
@@ -115,14 +120,22 @@ def _marked_forward(layer: nn.Layer, name: str) -> Callable[..., Tensor]:
     return forward
 
 
+def _marked_product(name: str) -> Callable[..., Tensor]:
+    @paddle.jit.not_to_static
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        left, right = (_mark(one, f"{name}.{side}", "input") for one, side in zip((x, y), SIDES, strict=True))
+        return paddle.matmul(left, right)
+
+    return forward
+
+
 def _mark(x: Any, layer: str, role: str) -> Any:
     """The same tensor behind an operator that changes nothing and carries a message; it never runs."""
     is_value = isinstance(x, paddle.pir.Value)
     return paddle.static.Print(x, message=f"{_PREFIX}|{role}|{layer}") if is_value else x
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From Paddle's program to a Graph: operators one by one, through the converter of each.
+# From Paddle's program to a Graph, operator by operator.
 
 
 def read_program(program: Any) -> Graph:
@@ -164,7 +177,7 @@ def _with_inputs(data: list[Any]) -> Graph:
 
 
 def _read(operation: Any, results: dict[str, Result]) -> Op:
-    inputs = []
+    inputs: list[Any] = []
     for value in operation.operands_source():
         if not value.initialized():  # an optional one
             inputs.append(None)

@@ -47,8 +47,7 @@ def _of_activation(conv: IntegerConv) -> Bounds | None:
     return _OF_OPS.get(activation.name)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The convolution of integers, before it is written: what it reads, its scales, what is merged into it.
+# IntegerConv: operands, scales, and what is merged into the convolution.
 
 
 _GEOMETRY = ("strides", "paddings", "padding_algorithm", "dilations", "groups")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def merge(program: Program, nodes: list[Node]) -> list[Node]:
     return nodes
 
 
-def _merge_followers(program: Program, nodes: list[Node], step) -> list[Node]:
+def _merge_followers(program: Program, nodes: list[Node], step: Callable[..., Any]) -> list[Node]:
     """Let `step(program, conv, follower)` take in the only reader of each convolution's output.
 
     The convolution moves to the follower's place, where everything that either of them reads is there.

@@ -158,8 +158,7 @@ def _varint(number: int) -> bytes:
     return data + bytes([number])
 
 
-# ----------------------------------------------------------------------------------------------------------
-# From a model to a program in Paddle's old format, in which its quantized layers can be found again.
+# From a model to a program in Paddle's old format, with its quantized layers marked.
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
 An engine that gives the trained model's class on every image has proven little if there were few images, or
 if the model gives them all the same class: an engine that always gave that class would agree as well. Then
 the distance of the outputs decides, too.
+
+The other way round, an image with another class need not be an error. Where the trained model itself hardly
+prefers its class, differences of rounding decide, and they fall to either side. Such near-ties are told apart
+by the model's own margin between the two classes.
 """
 
 from __future__ import annotations
@@ -101,6 +105,85 @@ def lower_bound(images: int, same: int) -> float:
         else:
             high = rate
     return low
+
+
+NEAR_TIE = 3.0  # standard deviations of what rounding moves a margin by: a larger margin is no near-tie
+_NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute value
+_SMALL_NOISE = 0.5  # of the model's usual margin: more is no rounding
+
+
+@dataclass(frozen=True)
+class Ties:
+    """The images to which an engine gives another class than the model, and how close a call they were."""
+
+    differing: int
+    near_ties: int  # of these: the model's margin between the two classes is within the noise
+    margin: float | None  # the model's margin between the two classes, median over these
+    usual_margin: float  # between its first two classes, median over all images
+    noise: float  # standard deviation of what the engine moves this margin by, over all images
+    lost: int | None  # images on which the model alone is right; None without labels
+    gained: int | None  # images on which the engine alone is right
+
+    @property
+    def errors(self) -> int:
+        """Images with another class that are no near-ties."""
+        return self.differing - self.near_ties
+
+    @property
+    def accuracy_is_equal(self) -> bool:
+        """Whether both are right equally often, by McNemar's exact test; unknown is not equal."""
+        if self.lost is None or self.gained is None:
+            return False
+        return sign_test(self.lost, self.gained) >= 1 - CONFIDENCE
+
+    @property
+    def noise_is_small(self) -> bool:
+        """Whether the engine moves margins by far less than the model usually has."""
+        return self.noise <= _SMALL_NOISE * self.usual_margin
+
+
+def count_ties(expected: np.ndarray, answers: np.ndarray, labels: np.ndarray | None) -> Ties:
+    """Compare the logits [N, classes] of the model (`expected`) and of an engine.
+
+    >>> model = np.array([[2.0, 0.0], [0.01, 0.0], [0.0, 3.0], [0.0, 4.0]])
+    >>> count_ties(model, model + [[0.01, 0.0], [-0.02, 0], [0.0, 0.01], [0.0, 0.02]], None).near_ties
+    1
+    """
+    broken = ~(np.isfinite(expected).all(axis=1) & np.isfinite(answers).all(axis=1))
+    expected, answers = (np.where(np.isfinite(one), one, -1e30) for one in (expected, answers))
+    rows = np.arange(len(expected))
+    order = np.argsort(-expected, axis=1, kind="stable")
+    first, second = order[:, 0], order[:, min(1, expected.shape[1] - 1)]
+    margins = expected[rows, first] - expected[rows, second]
+    moved = answers[rows, first] - answers[rows, second] - margins
+    noise = _NORMAL * float(np.median(np.abs(moved)))
+    given = answers.argmax(axis=1)
+    differing = np.flatnonzero((given != first) | broken)
+    own = expected[differing, first[differing]] - expected[differing, given[differing]]
+    own[broken[differing]] = np.inf  # NaN agrees with nothing
+    lost = gained = None
+    if labels is not None:
+        lost = int(((first == labels) & (given != labels)).sum())
+        gained = int(((first != labels) & (given == labels)).sum())
+    return Ties(
+        differing=len(differing),
+        near_ties=int((own <= NEAR_TIE * noise).sum()),
+        margin=float(np.median(own)) if len(own) else None,
+        usual_margin=float(np.median(margins)),
+        noise=noise,
+        lost=lost,
+        gained=gained,
+    )
+
+
+def sign_test(one: int, other: int) -> float:
+    """How probable a split as uneven as this is, if both sides are equally likely (two-sided, exact).
+
+    >>> sign_test(5, 5), round(sign_test(10, 0), 4)
+    (1.0, 0.002)
+    """
+    count, fewer = one + other, min(one, other)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
 
 
 def variation(outputs: np.ndarray) -> float:

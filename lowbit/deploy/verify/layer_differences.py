@@ -71,8 +71,7 @@ class Steps:
         return 10 * math.log10(self.signal / self.noise)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# The integers that go into a model's quantized layers: read them, or put others in their place.
+# Reading or replacing the integer inputs of quantized layers.
 
 
 def layers_in_order(model: nn.Layer, images: np.ndarray) -> dict[str, nn.Layer]:
@@ -140,8 +139,7 @@ def _tensor(integers: np.ndarray, like: Tensor) -> Tensor:
     return paddle.to_tensor(integers.astype(np.float32)).astype(like.dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Where a layer's integers are in an ONNX file of lowbit's, and which layers they were made by.
+# The layers' integers in an ONNX file that lowbit wrote.
 
 
 class OnnxGraph:
@@ -195,14 +193,12 @@ class OnnxGraph:
         return list(dict.fromkeys(self._layer_of[name] for name in latest_first))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Layer by layer: what an engine computed on the way, held to what the trained model computes.
+# Comparing an engine with the model layer by layer.
 #
-# Two questions per layer, about the integers that it takes. *Altogether*: are they the model's own for the
-# same
-# images? Early differences go on into all later layers. *By itself*: are they what the model makes of the
-# integers that the engine had in the layers before? A difference here arose right there. Only integers
-# are read: reading an engine's floats would keep it from merging operators, and so change what is looked at.
+# Two questions per layer, about its integer inputs. *Altogether*: are they those of the model on the same
+# images? Early differences propagate to all later layers. *By itself*: are they what the model computes
+# from the engine's integers of the layers before? A difference here arose in this layer. Only integers are
+# read: reading floats would keep the engine from fusing operators and so change the result.
 
 
 LOGITS = "logits"

@@ -12,7 +12,7 @@ from paddle import nn
 
 from lowbit.deploy.export import export_model
 from lowbit.deploy.model_files import read_inference_yml, sha256
-from lowbit.deploy.onnx import export_onnx
+from lowbit.deploy.onnx import OnnxModel, export_onnx
 from lowbit.deploy.paddle_int8.export_int8 import export_paddle_int8
 from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE, Size
 from lowbit.deploy.verify.comparison import EngineReport, Report
@@ -107,7 +107,7 @@ def _for_another_target(file: Path, target: str | None) -> str | None:
     return None if found in (target, None) else f"it was for {found}, not {target}"
 
 
-def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized: bool):
+def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized: bool) -> OnnxModel:
     return export_onnx(
         trained.model,
         file,
@@ -119,8 +119,7 @@ def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized
     )
 
 
-# ----------------------------------------------------------------------------------------------------------
-# A report as plain values, for `verify.json` and for other programs.
+# A report as plain values, for `verify.json`.
 
 
 FORMAT = 1
@@ -171,6 +170,7 @@ def _engine(engine: EngineReport, report: Report) -> dict[str, Any]:
         "note": engine.note,
         **asdict(engine.result),
         "passed": engine not in report.failing,
+        "by_chance": engine.result.agreement < report.limit and report.by_chance(engine),
         "verdict": report.verdict(engine),
         "guilty": engine.guilty,
         "layers": layers,

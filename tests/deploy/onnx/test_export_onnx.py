@@ -23,6 +23,7 @@ from tests.support.processors import exact_targets, has_vnni
 from tests.support.tiny_net import build_tiny
 
 TINY = (3, 16, 16)
+EXPORT = sys.modules[export_onnx.__module__]  # the package has a function of the module's name
 
 
 def lively(name: str, shape: tuple[int, int, int]) -> nn.Layer:
@@ -177,3 +178,41 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         export_onnx(
             build_tiny(), tmp_path / "file" / "n.onnx", model_name="n", image_shape=TINY, quantized=False
         )
+
+
+def test_amplified_rounding_is_told_from_a_constant(write, monkeypatch):
+    """An engine whose first integers differ by single steps: later layers make more of it, none departs."""
+    shape = (3, 32, 32)
+    model = quantized(lively("resnet20", shape), shape, weight_bits=4, activation_bits=4)
+
+    class Rounding(OnnxRuntimeEngine):
+        def run_all(self, inputs):
+            return super().run_all([x + np.float32(0.01) for x in inputs])
+
+        def run_with(self, batch, names):
+            return super().run_with(batch + np.float32(0.01), names)
+
+    monkeypatch.setattr(EXPORT, "OnnxRuntimeEngine", Rounding)
+    monkeypatch.setattr(EXPORT, "_QUANTIZED_TOLERANCE", 1e-6)
+    with pytest.raises(
+        LowbitError, match=r"No layer departs by itself: .* grow from layer to layer"
+    ) as caught:
+        write(model, shape)
+    assert "computes a value in Python" not in str(caught.value)
+
+
+def test_a_layer_that_departs_is_no_rounding(write, monkeypatch):
+    shape = (3, 32, 32)
+    model = quantized(lively("resnet20", shape), shape, weight_bits=8, activation_bits=8)
+
+    class Wrong(OnnxRuntimeEngine):
+        def run_all(self, inputs):
+            return [-answer for answer in super().run_all(inputs)]
+
+        def run_with(self, batch, names):
+            found = super().run_with(batch, names)
+            return found | {"logits": -found["logits"]}
+
+    monkeypatch.setattr(EXPORT, "OnnxRuntimeEngine", Wrong)
+    with pytest.raises(LowbitError, match="computes a value in Python"):
+        write(model, shape)

@@ -12,6 +12,11 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
+from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
+from lowbit.deploy.onnx.qdq import activation_type, describe_form, never_negative, resolve_target, weight_type
+from lowbit.errors import LowbitError
+from lowbit.machine.cpu import PROCESSORS, CpuInfo
+from lowbit.nn import DeployedOperand
 from tests.support.onnx_models import Net, answers, normal, quantized
 from tests.support.processors import exact_targets, skip_unless_exact
 
@@ -151,3 +156,143 @@ def test_gpus_get_signed_inputs_without_zero_points(sign, write):
             values = onnx.numpy_helper.to_array(tensor)
             assert values.dtype == np.int8 and not values.any()
     assert not any("bias.integers" in tensor.name for tensor in written.graph.initializer)
+
+
+@pytest.fixture
+def graph():
+    return Graph("x", [-1, 3, 4, 4])
+
+
+def add(graph, kind, *inputs, **attributes):
+    return graph.add(kind, inputs, shape=[-1, 3, 4, 4], **attributes)
+
+
+def test_of_the_input_nothing_is_known(graph):
+    assert not never_negative(graph, "x")
+    assert not never_negative(graph, add(graph, "Conv", "x", graph.constant(np.ones([3, 3, 1, 1]))))
+
+
+@pytest.mark.parametrize("kind", ["Relu", "Sigmoid", "HardSigmoid", "Softmax"])
+def test_activations(graph, kind):
+    assert never_negative(graph, add(graph, kind, "x"))
+
+
+def test_what_keeps_it(graph):
+    relu = add(graph, "Relu", "x")
+    assert never_negative(graph, add(graph, "MaxPool", add(graph, "Reshape", relu)))
+    assert never_negative(graph, add(graph, "Add", relu, graph.constant(np.float32(1))))
+    assert never_negative(graph, add(graph, "Concat", relu, relu, axis=1))
+
+
+def test_what_loses_it(graph):
+    relu = add(graph, "Relu", "x")
+    assert not never_negative(graph, add(graph, "Add", relu, "x"))
+    assert not never_negative(graph, add(graph, "Add", relu, graph.constant(np.float32(-1))))
+    assert not never_negative(graph, add(graph, "Sub", relu, relu))
+    assert not never_negative(graph, add(graph, "HardSwish", relu))
+
+
+@pytest.mark.parametrize(("lowest", "expected"), [(0.0, True), (-1.0, False)])
+def test_clip(graph, lowest, expected):
+    clipped = add(graph, "Clip", "x", graph.constant(np.float32(lowest)), graph.constant(np.float32(6)))
+    assert never_negative(graph, clipped) is expected
+
+
+@pytest.mark.parametrize(("filled", "expected"), [(0.0, True), (-1.0, False)])
+def test_pad(graph, filled, expected):
+    relu, pads = add(graph, "Relu", "x"), graph.constant(np.zeros(8, np.int64))
+    padded = add(graph, "Pad", relu, pads, graph.constant(np.float32(filled)))
+    assert never_negative(graph, padded) is expected
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"), [(np.uint8(0), True), (np.uint8(128), False), (np.int8(0), False)]
+)
+def test_values_of_integers(graph, zero, expected):
+    parts = [graph.constant(np.float32(0.1)), graph.constant(zero)]
+    integers = add(graph, "QuantizeLinear", "x", *parts)
+    assert never_negative(graph, add(graph, "DequantizeLinear", integers, *parts)) is expected
+
+
+def cpu(architecture: str, *features: str) -> CpuInfo:
+    known = frozenset(features)
+    return CpuInfo(
+        vendor="", model="", cores=1, machine_cores=1, memory=1, features=known, architecture=architecture
+    )
+
+
+def weight(bits: int, signed: bool = True) -> QuantizedConstant:
+    return QuantizedConstant(np.zeros([1, 1], np.int16), np.ones([1, 1], np.float32), bits, signed)
+
+
+def operand(bits: int, signed: bool) -> DeployedOperand:
+    highest = (1 << (bits - signed)) - 1
+    return DeployedOperand(
+        lowest=-highest if signed else 0, highest=highest, bits=bits, signed=signed, scale=np.float32(1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "machine", "expected"),
+    [
+        (["avx2"], "x86_64", "avx2"),
+        (["avx2", "avx512f"], "x86_64", "avx2"),
+        (["avx2", "avx_vnni"], "x86_64", "vnni"),
+        (["avx2", "avx512_vnni"], "AMD64", "vnni"),
+        (["asimd"], "aarch64", "arm"),
+        ([], "arm64", "arm"),
+    ],
+)
+def test_this_machine(features, machine, expected):
+    assert resolve_target(None, cpu(machine, *features)) == expected
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_another_processor(name, monkeypatch):
+    monkeypatch.setenv("LOWBIT_CPU", name)
+    assert resolve_target(None) == ("avx2" if name.endswith("-avx2") else "vnni")
+
+
+def test_a_misspelt_target():
+    with pytest.raises(LowbitError, match='did you mean "vnni"'):
+        resolve_target("vnn")
+
+
+@pytest.mark.parametrize("target", ["avx2", "vnni", "arm", "gpu"])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_products_never_saturate(target, bits):
+    kind, zero = weight_type(weight(bits), target)
+    if target == "avx2" and kind == "int8":  # two products of u8 and s8 in 16 bits
+        assert 2 * 255 * (1 << (bits - 1)) <= 2**15
+    assert (kind, zero) in {("int4", 0), ("int8", 0), ("uint8", 128)}
+    assert kind.endswith("4") is (bits <= 4)
+
+
+@pytest.mark.parametrize(
+    ("target", "signed", "positive", "direct", "expected"),
+    [
+        ("vnni", True, False, True, ("int8", 0)),
+        ("vnni", True, True, True, ("uint8", 0)),
+        ("vnni", False, True, False, ("uint8", 0)),
+        ("vnni", True, False, False, ("uint8", 128)),
+        ("avx2", True, False, False, ("uint8", 128)),
+        ("avx2", True, False, True, ("uint8", 128)),
+        ("arm", True, False, False, ("int8", 0)),
+        ("gpu", True, True, True, ("int8", 0)),
+        ("gpu", False, True, True, ("int8", 0)),
+    ],
+)
+def test_inputs(target, signed, positive, direct, expected):
+    found = activation_type(operand(7, signed), target, positive=positive, direct=direct, layer="")
+    assert found == expected
+
+
+def test_gpus_know_signed_inputs_only():
+    with pytest.raises(LowbitError, match=r'layer "conv" is on the grid uint8.*sign: fixed'):
+        activation_type(operand(8, False), "gpu", positive=True, direct=True, layer="conv")
+
+
+def test_the_form_in_words():
+    text = describe_form("avx2", [weight(8), weight(4)], [operand(8, True)])
+    assert "8-bit weights as uint8 with zero point 128" in text
+    assert "4-bit weights as int4" in text

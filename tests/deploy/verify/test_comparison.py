@@ -18,9 +18,11 @@ from tests.support.small_net import LAYERS, Answering, Watch, small_net, write_q
 @pytest.fixture
 def loader():
     rng = np.random.default_rng(0)
-    dataset = ArrayDataset(
-        rng.integers(0, 256, (20, 8, 8, 3), np.uint8), rng.integers(0, 4, 20), list("abcd"), "noise"
-    )
+    return _loader(rng.integers(0, 256, (20, 8, 8, 3), np.uint8), rng.integers(0, 4, 20))
+
+
+def _loader(images, labels):
+    dataset = ArrayDataset(images, labels, list("abcd"), "noise")
 
     def transform(image, generator, out=None):
         values = (image.transpose(2, 0, 1) / 64 - 2).astype(np.float32)
@@ -111,3 +113,36 @@ def test_the_record_is_json_without_infinities(loader, tmp_path):
     assert engine["layers"][0]["by_itself"]["sqnr_db"] is None, "equal: no finite number of decibels"
     assert math.isclose(values["sizes"][0]["ratio"], 4)
     assert values["integer_reference"]["unequal"] == 0
+
+
+def by_rounding(model, amount):
+    """Answers as the model's own, with noise that has nothing to do with the image."""
+    own, rng = model_answer(model), np.random.default_rng(2)
+
+    def run(images):
+        logits = own(images)
+        return (logits + rng.normal(0, amount * logits.std(), logits.shape)).astype(np.float32)
+
+    return run
+
+
+def test_near_ties_do_not_fail_an_engine_whose_layers_are_sound(tmp_path):
+    """Half of the images are (nearly) ties: the model gives two classes the same."""
+    model = small_net()
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (400, 8, 8, 3), np.uint8)
+    loader = _loader(images, rng.integers(0, 4, 400))
+    file = write_qdq(model, tmp_path / "inference.onnx")
+    engine = OnnxRuntimeEngine(file, threads=1)
+    noisy = by_rounding(model, 0.03)
+    layered = Answering(noisy)
+    layered.run_with = engine.run_with
+    candidate = Candidate("onnxruntime", layered, onnx=file)
+    report = verify(model, [candidate], loader, latency=False, limit=0.999)
+    (found,) = report.engines
+    assert found.result.agreement < 0.999 and found.layers is not None and found.guilty == []
+    assert report.by_chance(found) and report.failing == []
+    assert "near-ties" in report.verdict(found) and "equal within chance" in report.verdict(found)
+    assert report_values(report, [])["engines"][0]["by_chance"] is True
+    plain = Candidate("paddle", Answering(by_rounding(model, 0.03)))  # nobody can look into its layers
+    assert verify(model, [plain], loader, latency=False, limit=0.999).failing != []

@@ -5,12 +5,20 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.stats import beta, binomtest
 
 from lowbit.data import ArrayDataset, Loader
 from lowbit.deploy.verify import Candidate, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
-from lowbit.deploy.verify.evidence import images_needed, lower_bound, relative_error, weigh
+from lowbit.deploy.verify.evidence import (
+    Ties,
+    count_ties,
+    images_needed,
+    lower_bound,
+    relative_error,
+    sign_test,
+    weigh,
+)
 from lowbit.deploy.verify.tables import conclusion
 from tests.support.small_net import Answering, Watch, small_net
 
@@ -114,3 +122,53 @@ def test_with_enough_images_agreement_decides_alone():
     assert report.evidence.conclusive, report.evidence
     assert report.engines[0].result.relative_error > 0.1 and report.failing == []
     assert len(judged(model, lambda images: 3 * model_answer(model)(images), 200).failing) == 1
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (3, 3), (10, 0), (2, 9), (40, 25)])
+def test_the_sign_test_is_the_exact_binomial_one(lost, gained):
+    expected = binomtest(lost, lost + gained).pvalue if lost + gained else 1.0
+    assert sign_test(lost, gained) == pytest.approx(expected)
+
+
+def logits(images=400, seed=0):
+    return np.random.default_rng(seed).normal(0, 2, (images, 10))
+
+
+def test_small_noise_makes_near_ties_and_no_errors():
+    model, noise = logits(), np.random.default_rng(1).normal(0, 0.1, (400, 10))
+    labels = model.argmax(axis=1)
+    labels[::2] = (labels[::2] + 1) % 10
+    found = count_ties(model, model + noise, labels)
+    assert 5 < found.differing < 60 and found.errors <= 1
+    assert found.noise == pytest.approx(0.1 * np.sqrt(2), rel=0.15)
+    assert found.margin < 0.3 < found.usual_margin
+    assert found.noise_is_small and found.accuracy_is_equal
+
+
+def test_a_few_images_that_are_really_wrong_are_errors_in_spite_of_the_noise():
+    model, noise = logits(), np.random.default_rng(1).normal(0, 0.1, (400, 10))
+    answers = model + noise
+    answers[:20] = -answers[:20]
+    found = count_ties(model, answers, model.argmax(axis=1))
+    assert 17 <= found.errors <= 20
+    assert not found.accuracy_is_equal and found.lost >= 20 and found.gained == 0
+
+
+def test_an_engine_that_answers_something_else_has_no_small_noise():
+    found = count_ties(logits(), logits(seed=1), None)
+    assert not found.noise_is_small
+    assert found.lost is None and not found.accuracy_is_equal  # unknown is not equal
+
+
+def test_nan_is_no_near_tie():
+    model = logits(4)
+    answers = model.copy()
+    answers[1, 3] = np.nan
+    assert count_ties(model, answers, None).errors == 1
+
+
+def test_equal_answers_have_no_ties():
+    model = logits(8)
+    assert count_ties(model, model, None) == Ties(
+        0, 0, None, count_ties(model, model, None).usual_margin, 0.0, None, None
+    )

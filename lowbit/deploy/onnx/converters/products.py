@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def _channels_first(x: str, op: Op, graph: Graph) -> str:
     return graph.add("Transpose", [x], shape=shape, perm=_TO_CHANNELS_FIRST)
 
 
-def _product(kind: str, inputs: list[str], op: Op, graph: Graph, **attributes) -> str:
+def _product(kind: str, inputs: list[str], op: Op, graph: Graph, **attributes: Any) -> str:
     if op["data_format"] == "NCHW":
         return graph.add(kind, inputs, shape=op.shape, **attributes)
     shape = [op.shape[axis] for axis in _TO_CHANNELS_FIRST]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -45,7 +46,7 @@ def arange(op: Op, graph: Graph) -> Result:
 
 @converts("full_like")
 def full_like(op: Op, graph: Graph) -> Result:
-    value = np.array([op.number(1, graph)], _type(op))
+    value: np.ndarray = np.array([op.number(1, graph)], _type(op))
     if -1 not in op.shape:
         return graph.constant(np.full(op.shape, value[0]))
     shape = graph.add("Shape", [op.inputs[0]], shape=[len(op.shape)])
@@ -110,8 +111,7 @@ def _type(op: Op) -> type:
     return _TYPES[op["dtype"]]
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Means, sums and extremes over axes.
+# Reductions over axes.
 
 
 _KINDS = {
@@ -136,8 +136,7 @@ def reduce(op: Op, graph: Graph) -> Result:
     return graph.add(kind, [x], shape=op.shape, axes=axes, keepdims=keep)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Operators that move numbers without computing: reshape, transpose, slices, concatenation, padding.
+# Operators that move values: reshape, transpose, slice, concat, pad.
 
 
 _FAR = 2**31 - 1  # Paddle's end of a slice that goes to the end
@@ -436,7 +435,16 @@ def _split(x: str, sections: list[int], axis: int, op: Op, graph: Graph) -> list
     return node.outputs
 
 
-def _slice(x, axes, starts, ends, steps, dropped, op: Op, graph: Graph) -> str:
+def _slice(
+    x: str,
+    axes: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    steps: Sequence[int],
+    dropped: Sequence[int],
+    op: Op,
+    graph: Graph,
+) -> str:
     if x in graph.partial:
         return _slice_of_sizes(x, axes, starts, ends, steps, dropped, graph)
     if not all(isinstance(number, int) for number in (*starts, *ends)):
@@ -454,7 +462,15 @@ def _slice(x, axes, starts, ends, steps, dropped, op: Op, graph: Graph) -> str:
     return y
 
 
-def _slice_of_sizes(x, axes, starts, ends, steps, dropped, graph: Graph) -> str:
+def _slice_of_sizes(
+    x: str,
+    axes: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    steps: Sequence[int],
+    dropped: Sequence[int],
+    graph: Graph,
+) -> str:
     index = [slice(None)] * graph.partial[x].ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         index[axis] = slice(start, end, step)
@@ -467,7 +483,7 @@ def _slice_of_sizes(x, axes, starts, ends, steps, dropped, graph: Graph) -> str:
     return graph.add_sizes("Squeeze", [part, where], known.squeeze(tuple(dropped)))
 
 
-def _pad(op: Op, graph: Graph, begins, ends, mode: str, value: float) -> str:
+def _pad(op: Op, graph: Graph, begins: Sequence[int], ends: Sequence[int], mode: str, value: float) -> str:
     pads = graph.constant(np.array([*begins, *ends], np.int64))
     inputs = [op.inputs[0], pads, graph.constant(np.float32(value))]
     return graph.add("Pad", inputs, shape=op.shape, mode=mode)

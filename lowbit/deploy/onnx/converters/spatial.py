@@ -84,8 +84,7 @@ def _means(size: int, out: int) -> np.ndarray:
     return matrix
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Images made larger or smaller: nearest, bilinear and bicubic interpolation.
+# Interpolation: nearest, bilinear and bicubic.
 
 
 @converts("nearest_interp")

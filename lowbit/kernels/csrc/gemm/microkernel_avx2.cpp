@@ -67,6 +67,42 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE void widen(int32_t* to, __m256i (&narrow)[kPixe
     }
 }
 
+// Four products of bytes, or two of 16-bit integers, in each of eight int32.
+struct MultiplyBytes {
+    LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i operator()(__m256i a, __m256i b) const {
+        return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+    }
+};
+struct MultiplyWords {
+    LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i operator()(__m256i a, __m256i b) const {
+        return _mm256_madd_epi16(a, b);
+    }
+};
+
+// A strip whose products are widened to int32 at once.
+template <int kPixels, typename Multiply>
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void accumulate32(const Strip& strip, Multiply multiply) {
+    for (int64_t p = 0; p < strip.pixels; p += kPixels) {
+        const uint8_t* from[kPixels];
+        __m256i sums[kPixels][2];
+        pixel_pointers(strip, p, from);
+        load_initial(strip, sums);
+        const uint8_t* panel = strip.panel;
+        for (int64_t s = 0; s < strip.count; s++) {
+            int64_t at = strip.segments[s].offset;
+            for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 64) {
+                const __m256i low = load(panel), high = load(panel + 32);
+                for (int i = 0; i < kPixels; i++) {
+                    const __m256i a = load_word(from[i] + at);
+                    add32(sums[i][0], multiply(a, low));
+                    add32(sums[i][1], multiply(a, high));
+                }
+            }
+        }
+        store_sums(strip.sums + p * kPanel, sums);
+    }
+}
+
 }  // namespace
 
 LOWBIT_TARGET_AVX2 void run_int8_acc16_avx2(const Strip& strip) {
@@ -95,33 +131,12 @@ LOWBIT_TARGET_AVX2 void run_int8_acc16_avx2(const Strip& strip) {
     }
 }
 
-LOWBIT_TARGET_AVX2 void run_int8_acc32_avx2(const Strip& strip) {
-    constexpr int kPixels = 4;
-    const __m256i ones = _mm256_set1_epi16(1);
-    for (int64_t p = 0; p < strip.pixels; p += kPixels) {
-        const uint8_t* from[kPixels];
-        __m256i sums[kPixels][2];
-        pixel_pointers(strip, p, from);
-        load_initial(strip, sums);
-        const uint8_t* panel = strip.panel;
-        for (int64_t s = 0; s < strip.count; s++) {
-            int64_t at = strip.segments[s].offset;
-            for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 64) {
-                const __m256i low = load(panel), high = load(panel + 32);
-                for (int i = 0; i < kPixels; i++) {
-                    const __m256i a = load_word(from[i] + at);
-                    add32(sums[i][0], _mm256_madd_epi16(_mm256_maddubs_epi16(a, low), ones));
-                    add32(sums[i][1], _mm256_madd_epi16(_mm256_maddubs_epi16(a, high), ones));
-                }
-            }
-        }
-        store_sums(strip.sums + p * kPanel, sums);
-    }
-}
+LOWBIT_TARGET_AVX2 void run_int8_acc32_avx2(const Strip& strip) { accumulate32<4>(strip, MultiplyBytes()); }
 
 LOWBIT_TARGET_AVX2 void run_int8_paired_avx2(const Strip& strip) {
     constexpr int kPixels = 4;
     const __m256i ones = _mm256_set1_epi16(1);
+    const MultiplyBytes multiply;
     for (int64_t p = 0; p < strip.pixels; p += kPixels) {
         const uint8_t* from[kPixels];
         __m256i sums[kPixels][2];
@@ -144,8 +159,8 @@ LOWBIT_TARGET_AVX2 void run_int8_paired_avx2(const Strip& strip) {
             if (at == end) continue;
             for (int i = 0; i < kPixels; i++) {
                 const __m256i a = load_word(from[i] + at);
-                add32(sums[i][0], _mm256_madd_epi16(_mm256_maddubs_epi16(a, load(panel)), ones));
-                add32(sums[i][1], _mm256_madd_epi16(_mm256_maddubs_epi16(a, load(panel + 32)), ones));
+                add32(sums[i][0], multiply(a, load(panel)));
+                add32(sums[i][1], multiply(a, load(panel + 32)));
             }
             panel += 64;
         }
@@ -153,28 +168,7 @@ LOWBIT_TARGET_AVX2 void run_int8_paired_avx2(const Strip& strip) {
     }
 }
 
-LOWBIT_TARGET_AVX2 void run_int16_avx2(const Strip& strip) {
-    constexpr int kPixels = 6;
-    for (int64_t p = 0; p < strip.pixels; p += kPixels) {
-        const uint8_t* from[kPixels];
-        __m256i sums[kPixels][2];
-        pixel_pointers(strip, p, from);
-        load_initial(strip, sums);
-        const uint8_t* panel = strip.panel;
-        for (int64_t s = 0; s < strip.count; s++) {
-            int64_t at = strip.segments[s].offset;
-            for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 64) {
-                const __m256i low = load(panel), high = load(panel + 32);
-                for (int i = 0; i < kPixels; i++) {
-                    const __m256i a = load_word(from[i] + at);
-                    add32(sums[i][0], _mm256_madd_epi16(a, low));
-                    add32(sums[i][1], _mm256_madd_epi16(a, high));
-                }
-            }
-        }
-        store_sums(strip.sums + p * kPanel, sums);
-    }
-}
+LOWBIT_TARGET_AVX2 void run_int16_avx2(const Strip& strip) { accumulate32<6>(strip, MultiplyWords()); }
 
 }  // namespace lowbit::gemm
 #endif

@@ -127,3 +127,17 @@ def test_padding_of_images(mode, same_in_engines):
 
 def test_padding_of_channels_with_a_value(same_in_engines):
     same_in_engines(Net(lambda x: F.pad(x, [0, 0, 1, 2, 0, 0, 0, 0], value=0.5)))
+
+
+def test_constants_like_a_tensor(same_in_engines):
+    same_in_engines(Net(lambda x: x * paddle.full_like(x, 0.5) + paddle.ones([8])))
+
+
+def test_casts(same_in_engines):
+    same_in_engines(Net(lambda x: (x * 3.0).cast("int32").cast("float32") + x))
+
+
+@pytest.mark.parametrize("reduce", [paddle.mean, paddle.sum, paddle.max, paddle.min])
+@pytest.mark.parametrize(("axes", "keep"), [([2, 3], False), ([1], True), (-1, False)])
+def test_over_axes(reduce, axes, keep, same_in_engines):
+    same_in_engines(Net(lambda x: reduce(x, axes, keepdim=keep)))
