@@ -99,8 +99,9 @@ def _file_of(constructor: Callable[..., Layer]) -> str:
 def _import_backbones() -> ModuleType:
     if not ppcls_is_installed():
         raise LowbitError(f"PaddleClas's models need the package ppcls: {HOW_TO_INSTALL}")
-    if _PACKAGE not in sys.modules and find_spec(_PACKAGE) is None:
-        _add_package(_folder_in_wheel())
+    folder = _folder_in_wheel()
+    if _PACKAGE not in sys.modules and find_spec(_PACKAGE) is None and folder is not None:
+        _add_package(folder)
     try:
         logger = importlib.import_module(f"{_PACKAGE}.utils.logger")
         if getattr(logger, "_logger", True) is None:  # its models log while they are built

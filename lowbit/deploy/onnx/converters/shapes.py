@@ -56,7 +56,8 @@ def full_like(op: Op, graph: Graph) -> Result:
 @converts("full_with_tensor")
 def full_with_tensor(op: Op, graph: Graph) -> Result:
     """A number in a shape of which the batch's size is part."""
-    value, sizes = np.array([op.number(0, graph)], _type(op)), op.ints(1, graph)
+    value: np.ndarray = np.array([op.number(0, graph)], _type(op))
+    sizes = op.ints(1, graph)
     if all(isinstance(size, int) for size in sizes):
         return graph.constant(np.full(sizes, value[0]))
     shape = [size if isinstance(size, int) else -1 for size in sizes]
@@ -337,7 +338,8 @@ def meshgrid(op: Op, graph: Graph) -> Result:
     values = [graph.known(name) for name in op.inputs[0]]
     if any(value is None or value.dtype == object for value in values):
         raise op.refuse("takes numbers that are computed from the images")
-    return [graph.constant(grid) for grid in np.meshgrid(*values, indexing="ij")]
+    grids: list[np.ndarray] = list(np.meshgrid(*values, indexing="ij"))
+    return [graph.constant(grid) for grid in grids]
 
 
 @converts("pixel_shuffle")
