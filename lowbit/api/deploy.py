@@ -113,9 +113,9 @@ def export(
     engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
     (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
     quantized, in the folder `fp32` of `directory`); by default the fastest that is exact. `target` says where
-    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `weight_bits=7` rounds 8-bit
-    weights to 7 bits in the files, which processors without VNNI multiply exactly and fast; the result says
-    how often the class stays. `classes` and `transforms` (PaddleClas' transform_ops) are kept in
+    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `weight_bits=7` rounds
+    8-bit weights to 7 bits in the files, which processors without VNNI multiply exactly and fast; the result
+    says how often the class stays. `classes` and `transforms` (PaddleClas' transform_ops) are kept in
     `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
@@ -249,7 +249,7 @@ def export_run(
 
 @contextmanager
 def _weights_in_bits(files: ToExport, bits: int | None) -> Iterator[tuple[str, ...]]:
-    """Within it, weights have so many bits; what is to be said about it. Comparisons are with the original."""
+    """Within it, weights have so many bits; what is to be said about it."""
     if bits is None:
         yield ()
         return
