@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from lowbit.compat.paddleslim import PACT, QAT
     from lowbit.nn.fused_blocks import fuse
     from lowbit.recipe import Recipe
+    from lowbit.runtime import Engine
 
 __all__ = [
     "PACT",
     "QAT",
+    "Engine",
     "LowbitError",
     "Recipe",
     "__version__",
@@ -44,6 +46,7 @@ __all__ = [
 
 # Imported on first use: importing lowbit stays fast, Paddle comes with the first name that needs it.
 _LAZY = {
+    "Engine": "lowbit.runtime",
     "PACT": "lowbit.compat.paddleslim",
     "QAT": "lowbit.compat.paddleslim",
     "Recipe": "lowbit.recipe",

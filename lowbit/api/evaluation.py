@@ -31,7 +31,6 @@ from lowbit.data import Loader
 from lowbit.deploy import (
     Engine,
     InferenceYml,
-    OnnxRuntimeEngine,
     PaddleEngine,
     Prediction,
     StageTimer,
@@ -39,9 +38,11 @@ from lowbit.deploy import (
     evaluate_engine,
     find_model_files,
     infer_images,
+    open_onnx,
     read_inference_yml,
     warm_up,
 )
+from lowbit.deploy.verify.candidates import ONNX_FILE
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
 from lowbit.machine import resolve_device
@@ -106,6 +107,7 @@ def evaluate(
     pretrained: StrPath | None = None,
     data_path: StrPath | None = None,
     batch_size: int | None = None,
+    engine: str | None = None,
     device: str | None = None,
     table: bool = False,
     bn_batches: int | None = None,
@@ -118,6 +120,7 @@ def evaluate(
     config's model with the weights `pretrained`. A quantized model is measured beside the fp32 model that its
     run has kept. With `table` it is measured as quantized, with its weights alone quantized, and in full
     precision, each also with batch norm refreshed on `bn_batches` training batches (0: leave these out).
+    `engine` is the one that runs an exported ONNX file: `onnxruntime`, `openvino` or `lowbit`.
 
     evaluate("runs/w4a4", data_path="photos/")
     """
@@ -131,7 +134,9 @@ def evaluate(
             raise LowbitError(f"{path} is an exported model with weights of its own; leave out --pretrained")
         folder = path.parent if path.suffix == ".onnx" else path
         split = _in_batches(_images_of_export(folder, config, override, data_path), batch_size)
-        return Evaluation(_evaluate_exported(path, split, device, quiet=quiet))
+        return Evaluation(_evaluate_exported(path, split, engine, device, quiet=quiet))
+    if engine is not None:
+        raise LowbitError("--engine is for exported models; a checkpoint runs in Paddle")
     trained = open_model(path, config, override, pretrained, trust_code=trust_code)
     split = _in_batches(validation_images(trained, data_path), batch_size)
     if table:
@@ -245,10 +250,13 @@ def _images_of_export(
     raise LowbitError(f"{directory} does not say which images to evaluate on; give --data-path or -c CONFIG")
 
 
-def _evaluate_exported(path: Path, split: DataSplit, device: str | None, *, quiet: bool) -> Metrics:
+def _evaluate_exported(
+    path: Path, split: DataSplit, engine_name: str | None, device: str | None, *, quiet: bool
+) -> Metrics:
+    path = _file_for(path, engine_name)
     if path.suffix == ".onnx" and device not in (None, "cpu"):
         raise LowbitError(f"ONNX files are evaluated on the CPU; leave out --device {device}")
-    engine, description = _open_exported(path, resolve_device(device).name)
+    engine, description = _open_exported(path, resolve_device(device).name, engine_name)
     if note := getattr(engine, "note", None):
         print(note, file=sys.stderr)
     dataset = open_section(split.dataset, classes=description.classes if description else None)
@@ -257,11 +265,18 @@ def _evaluate_exported(path: Path, split: DataSplit, device: str | None, *, quie
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 
-def _open_exported(path: Path, device: str, *, onednn: bool = True) -> tuple[Engine, InferenceYml | None]:
+def _file_for(path: Path, engine: str | None) -> Path:
+    """The ONNX file of an export folder, if an engine for it is named."""
+    return path / ONNX_FILE if engine not in (None, "paddle") and path.is_dir() else path
+
+
+def _open_exported(
+    path: Path, device: str, engine_name: str | None = None, *, onednn: bool = True
+) -> tuple[Engine, InferenceYml | None]:
     """The engine of an exported model, a folder or an .onnx file, and the model's description."""
     if path.suffix == ".onnx":
         yml = path.parent / "inference.yml"
-        return OnnxRuntimeEngine(path), read_inference_yml(yml) if yml.is_file() else None
+        return open_onnx(path, engine_name), read_inference_yml(yml) if yml.is_file() else None
     engine = PaddleEngine(path, device=device, onednn=onednn)
     return engine, engine.description
 
@@ -289,6 +304,7 @@ def infer(
     *,
     topk: int = 1,
     batch_size: int = 1,
+    engine: str | None = None,
     device: str | None = None,
     onednn: bool = True,
     resize_size: int | None = None,
@@ -299,24 +315,25 @@ def infer(
     """Classify images (files, or folders of them) with an exported model, as `lowbit infer` does.
 
     `model_dir` is the folder of a Paddle model, or an ONNX file, which runs on the CPU. Images are prepared
-    as when it was exported, unless sizes are given.
+    as when it was exported, unless sizes are given. `engine` is the one that runs the ONNX file, also that of
+    a folder: `onnxruntime`, `openvino` or `lowbit`.
 
     infer("runs/w4a4/export", ["photo.jpg"], topk=5)
     """
-    path, notes = Path(model_dir), []
+    path, notes = _file_for(Path(model_dir), engine), []
     device = resolve_device(device).name
     if path.suffix != ".onnx" and find_model_files(path).yml is None:
         notes.append(f"{path} has no inference.yml: images are prepared as for ImageNet")
-    engine, description = _open_exported(path, device, onednn=onednn)
-    notes += [note] if (note := getattr(engine, "note", None)) else []
+    opened, description = _open_exported(path, device, engine, onednn=onednn)
+    notes += [note] if (note := getattr(opened, "note", None)) else []
     ops = _preparation(description, resize_size, crop_size)
     side = next((op.size for op in reversed(ops) if isinstance(op, CropImage)), 224)
     if warmup:
-        shape = engine.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
-        warm_up(engine, batch_size=batch_size, runs=warmup, image_shape=shape)
+        shape = opened.image_shape or (3, *((side, side) if isinstance(side, int) else side[::-1]))
+        warm_up(opened, batch_size=batch_size, runs=warmup, image_shape=shape)
     timer = StageTimer()
     predictions = infer_images(
-        engine,
+        opened,
         images,
         ops,
         batch_size=batch_size,
@@ -325,7 +342,7 @@ def infer(
         timer=timer,
     )
     name = description.Global.model_name if description else path.stem
-    report = benchmark_report(timer, engine, model_name=name, batch_size=batch_size) if benchmark else []
+    report = benchmark_report(timer, opened, model_name=name, batch_size=batch_size) if benchmark else []
     return Inference(tuple(predictions), tuple(report), tuple(notes), ranked=topk > 1)
 
 

@@ -140,11 +140,12 @@ def verify(
 ) -> Verification:
     """Compare what `export` wrote with the network, in every engine, on the same data.
 
-    `engines` are of `paddle`, `paddle-int8`, `onnxruntime` and `openvino`; by default all that are installed
-    and have files in `directory`. `limit` is the fraction of samples on which an engine must agree with the
-    network. Of networks from images to logits, `layers` compares every layer and not only those of an engine
-    that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32 network, for its
-    accuracy. With labels in `data`, accuracies are measured. `threads` are those of every engine.
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that
+    are installed and have files in `directory`. `limit` is the fraction of samples on which an engine must
+    agree with the network. Of networks from images to logits, `layers` compares every layer and not only
+    those of an engine that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32
+    network, for its accuracy. With labels in `data`, accuracies are measured. `threads` are those of every
+    engine.
 
     Instead of a network, the folder of a run of `lowbit train` is verified as `lowbit verify` does:
     `lowbit.verify("runs/w4a4")` exports what is missing and compares it on the run's validation images, or on
@@ -424,7 +425,7 @@ def _engines(engines: str | Sequence[str] | None, directory: Path) -> tuple[list
     if (directory / INT8_FOLDER).is_dir():
         keys.append("paddle-int8")
     if (directory / ONNX_FILE).is_file():
-        found, notes = installed_engines(["onnxruntime", "openvino"])
+        found, notes = installed_engines(["onnxruntime", "openvino", "lowbit"])
         keys += found
     if not keys:
         raise LowbitError(

@@ -14,6 +14,7 @@ from lowbit.cli.options import (
     BatchNormBatches,
     ConfigFile,
     DeviceName,
+    OnnxEngine,
     Overrides,
     Quiet,
     TrustCode,
@@ -40,6 +41,7 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Images at a time; left out: as in the config, else 64.")
     ] = None,
+    engine: OnnxEngine = None,
     device: DeviceName = None,
     table: Annotated[
         bool,
@@ -62,6 +64,7 @@ def evaluate(
     - `lowbit eval runs/w4a4 --table` tested as w4a4, w4 and fp, each also with batch norm refreshed
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
     - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime
+    - `lowbit eval runs/w8a8/export --engine lowbit` evaluates it in lowbit's own runtime
     - `lowbit eval -c ResNet18.yaml --pretrained ResNet18.pdparams`
     """
     from lowbit.api.evaluation import evaluate as measure
@@ -74,6 +77,7 @@ def evaluate(
         pretrained=pretrained,
         data_path=data_path,
         batch_size=batch_size,
+        engine=engine,
         device=device,
         table=table,
         bn_batches=bn_batches,

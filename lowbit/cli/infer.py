@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import AsJson, DeviceName, Quiet
+from lowbit.cli.options import AsJson, DeviceName, OnnxEngine, Quiet
 from lowbit.errors import LowbitError
 
 
@@ -18,6 +18,7 @@ def infer(
     images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
     topk: Annotated[int, typer.Option(min=1, help="How many classes to name for an image.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    engine: OnnxEngine = None,
     device: DeviceName = None,
     onednn: Annotated[bool, typer.Option(help="Use oneDNN on a CPU: faster, last digits differ.")] = True,
     benchmark: Annotated[
@@ -32,6 +33,7 @@ def infer(
     **Examples**
 
     - `lowbit infer runs/digits/export photo.jpg --topk 5`
+    - `lowbit infer runs/digits/export photo.jpg --engine lowbit`
     - `lowbit infer runs/digits/export folder/ --batch-size 8 --benchmark --warmup 3`
     """
     from lowbit.api.evaluation import infer as classify
@@ -43,6 +45,7 @@ def infer(
         images,
         topk=topk,
         batch_size=batch_size,
+        engine=engine,
         device=device,
         onednn=onednn,
         benchmark=benchmark,

@@ -80,6 +80,13 @@ BatchNormBatches = Annotated[
 DeviceName = Annotated[
     str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
 ]
+OnnxEngine = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: a folder in "
+        "Paddle Inference, a file in ONNX Runtime."
+    ),
+]
 TrustCode = Annotated[
     bool,
     typer.Option(

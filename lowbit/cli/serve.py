@@ -17,8 +17,8 @@ def serve(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="`onnxruntime`, `openvino`, `paddle` or `paddle-int8`; left out: ONNX Runtime if there is "
-            "an ONNX file, else Paddle Inference."
+            help="`onnxruntime`, `openvino`, `lowbit`, `paddle` or `paddle-int8`; left out: ONNX Runtime if "
+            "there is an ONNX file, else Paddle Inference."
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in URLs; left out: its own.")] = None,

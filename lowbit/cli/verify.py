@@ -27,8 +27,8 @@ def verify(
     engines: Annotated[
         str | None,
         typer.Option(
-            help="Which engines, with commas between them: `paddle`, `onnxruntime`, `openvino`, "
-            "`paddle-int8`; left out: the first three, as far as they are installed."
+            help="Which engines, with commas between them: `paddle`, `onnxruntime`, `openvino`, `lowbit`, "
+            "`paddle-int8`; left out: the first four, as far as they are installed."
         ),
     ] = None,
     target: Annotated[

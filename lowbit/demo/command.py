@@ -18,7 +18,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from lowbit.demo.steps import Training
 
-_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO"}
+_ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO", "lowbit": "lowbit"}
 # The table and these lines fit a terminal of 80 columns.
 NOTES = (
     "deployed: in the least accurate engine",

@@ -6,9 +6,11 @@ from lowbit.deploy.engines import (
     Engine,
     EngineOptions,
     LayeredEngine,
+    LowbitEngine,
     OnnxRuntimeEngine,
     OpenVinoEngine,
     PaddleEngine,
+    open_onnx,
 )
 from lowbit.deploy.export import ExportedModel, export_model
 from lowbit.deploy.infer import Prediction, evaluate_engine, find_images, infer_images, warm_up
@@ -31,6 +33,7 @@ __all__ = [
     "InferenceYml",
     "Int8Export",
     "LayeredEngine",
+    "LowbitEngine",
     "ModelFiles",
     "OnnxModel",
     "OnnxRuntimeEngine",
@@ -49,6 +52,7 @@ __all__ = [
     "find_images",
     "find_model_files",
     "infer_images",
+    "open_onnx",
     "read_inference_yml",
     "warm_up",
     "write_inference_yml",

@@ -20,7 +20,7 @@ LIBRARY = Path(__file__).parent / "liblowbit_kernels.so"
 # floating-point trap flags and errno, which no code here reads, are given up.
 OPTIONS = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno"),
-    *("-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
 )
 _SECONDS = 900  # half a minute on an idle machine
 

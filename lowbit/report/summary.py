@@ -81,7 +81,7 @@ def _verdict(run: Run, runs: list[Run]) -> Verdict:
         return Verdict(run=run.name, precision=run.precision)
     engine = deployed_engine(run.verify)
     sizes = run.verify["sizes"]
-    file_format = "ONNX" if engine["engine"] in ("onnxruntime", "openvino") else "Paddle"
+    file_format = "ONNX" if engine["engine"] in ("onnxruntime", "openvino", "lowbit") else "Paddle"
     exported = next((one for one in sizes if one["format"] == file_format), sizes[0] if sizes else None)
     fp32_top1, source = _fp32_accuracy(run, runs)
     return Verdict(

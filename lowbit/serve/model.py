@@ -61,9 +61,9 @@ def open_served_model(
 ) -> ServedModel:
     """The exported model of a folder (or of a run folder with `export` inside), warmed up.
 
-    `engine` is one of `onnxruntime`, `openvino`, `paddle`, `paddle-int8`; by default ONNX Runtime where there
-    is an ONNX file, else Paddle Inference. `instances` run side by side, each on `threads` threads; by
-    default they share the cores.
+    `engine` is one of `onnxruntime`, `openvino`, `lowbit`, `paddle`, `paddle-int8`; by default ONNX Runtime
+    where there is an ONNX file, else Paddle Inference. `instances` run side by side, each on `threads`
+    threads; by default they share the cores.
 
     model = open_served_model("runs/digits/export", engine="openvino")
     """

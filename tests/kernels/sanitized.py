@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
                 print(f"the sanitizer does not work here:\n{done.stderr}", file=sys.stderr)
                 return 1
         print("an overrun of one value is caught; testing", flush=True)
-        wanted = wanted_tests(arguments, "tests/kernels", "tests/numerics/test_fused.py")
+        wanted = wanted_tests(arguments, "tests/kernels", "tests/runtime", "tests/numerics/test_fused.py")
         command = [sys.executable, "-m", "pytest", f"--kernels={library}", "-p", "no:cacheprovider", *wanted]
         return subprocess.run(command, env=environment, check=False).returncode
 

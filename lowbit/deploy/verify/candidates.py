@@ -6,16 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowbit.deploy.engines import Engine, OnnxRuntimeEngine, OpenVinoEngine, PaddleEngine
+from lowbit.deploy.engines import Engine, PaddleEngine, open_onnx
 from lowbit.deploy.model_files import find_model_files
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.extras import install_command, is_installed
+from lowbit.kernels import why_missing
 
 ONNX_FILE = "inference.onnx"
 INT8_FOLDER = "int8"  # inside the export folder: Paddle Inference's form with integers
-ENGINES = ("paddle", "paddle-int8", "onnxruntime", "openvino")
-USUAL_ENGINES = ("paddle", "onnxruntime", "openvino")  # verified unless others are named
-FORMATS = {"paddle": "Paddle", "paddle-int8": "Paddle int8", "onnxruntime": "ONNX", "openvino": "ONNX"}
+ENGINES = ("paddle", "paddle-int8", "onnxruntime", "openvino", "lowbit")
+USUAL_ENGINES = ("paddle", "onnxruntime", "openvino", "lowbit")  # verified unless others are named
+FORMATS = {
+    "paddle": "Paddle",
+    "paddle-int8": "Paddle int8",
+    "onnxruntime": "ONNX",
+    "openvino": "ONNX",
+    "lowbit": "ONNX",
+}
+# lowbit's runtime has no fast fp32: its speed is held to ONNX Runtime's.
+_FP32_ENGINES = {"paddle-int8": "paddle", "lowbit": "onnxruntime"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ def installed_engines(keys: Iterable[str] = USUAL_ENGINES) -> tuple[list[str], l
     """
     found, notes = [], []
     for key in keys:
-        if key.startswith("paddle") or is_installed(key):
+        if key == "lowbit" and (reason := why_missing()):
+            notes.append(f"lowbit's runtime was left out: {reason}")
+        elif key.startswith("paddle") or key == "lowbit" or is_installed(key):
             found.append(key)
         else:
             notes.append(f"{key} is not installed and was left out: {install_command(key)}")
@@ -83,7 +94,7 @@ def open_candidates(
         Candidate(
             key=key,
             engine=open_engine(key, exported, threads),
-            fp32=None if fp32 is None else open_engine(key.removesuffix("-int8"), fp32, threads),
+            fp32=None if fp32 is None else open_engine(_FP32_ENGINES.get(key, key), fp32, threads),
             onnx=exported / ONNX_FILE if FORMATS[key] == "ONNX" else None,
         )
         for key in keys
@@ -91,15 +102,14 @@ def open_candidates(
 
 
 def open_engine(key: str, folder: Path, threads: int | None = None) -> Engine:
-    """One engine by its name, with the exported model of a folder."""
+    """The engine of this name with the exported model of a folder."""
     if key == "paddle":
         return PaddleEngine(folder, threads=threads)
     if key == "paddle-int8":
         engine = PaddleEngine(folder / INT8_FOLDER, threads=threads)
         engine.name = f"{engine.name} int8"
         return engine
-    kind = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}[key]
-    return kind(folder / ONNX_FILE, threads=threads)
+    return open_onnx(folder / ONNX_FILE, key, threads=threads)
 
 
 def compare_sizes(keys: Iterable[str], exported: Path, fp32: Path | None = None) -> list[Size]:

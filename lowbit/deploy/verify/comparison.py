@@ -17,6 +17,7 @@ from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
 from lowbit.deploy.verify.predictions import FP32, MODEL, Predictions
 from lowbit.errors import LowbitError
+from lowbit.kernels import why_missing
 from lowbit.nn import has_quantized_layers
 
 _LAYER_IMAGES = 64  # whose integers are compared layer by layer: millions of them already
@@ -158,14 +159,16 @@ def verify(
     quantized = has_quantized_layers(model)
     predictions = Predictions()
     others = {one.key: predictions.record(one.key, one.engine.run) for one in candidates}
-    reference = IntegerReference(model) if quantized else None
+    file = next((one.onnx for one in candidates if one.onnx is not None), None)
+    runs = file is not None and why_missing() is None
+    reference = IntegerReference(model, file if runs else None) if quantized else None
     if reference is not None:
         others["integers"] = reference
     if baseline is not None:
         others[FP32] = predictions.record(FP32, model_answer(baseline))
     watch.begin("verify", len(loader))
     own, results = measure_agreement(
-        predictions.record(MODEL, model_answer(model)),
+        predictions.record(MODEL, model_answer(model) if reference is None else reference.model_answer),
         others,
         predictions.labelled(loader.epoch(0)),
         on_batch=watch.advance,

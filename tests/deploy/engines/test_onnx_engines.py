@@ -1,4 +1,4 @@
-"""What both engines for ONNX files promise: held to onnx's own reference implementation, and to odd files."""
+"""What the engines for ONNX files promise: held to onnx's own reference implementation, and to odd files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
+from lowbit.deploy import LowbitEngine, OnnxRuntimeEngine, OpenVinoEngine
 from lowbit.errors import LowbitError
 from lowbit.extras import install_command
 from tests.support.small_onnx import SHAPE, small_onnx
 
-ENGINES = [OnnxRuntimeEngine, OpenVinoEngine]
+ENGINES = [OnnxRuntimeEngine, OpenVinoEngine, LowbitEngine]
 pytestmark = pytest.mark.parametrize("kind", ENGINES)
 
 
@@ -128,6 +128,8 @@ def test_impossible_threads(kind, file, threads):
 
 
 def test_a_package_that_is_not_installed(kind, file, monkeypatch):
+    if kind is LowbitEngine:
+        pytest.skip("lowbit's runtime needs no package")
     package = {OnnxRuntimeEngine: "onnxruntime", OpenVinoEngine: "openvino"}[kind]
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(LowbitError, match=re.escape(install_command(package))):

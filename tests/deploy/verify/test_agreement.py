@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 from lowbit.data import Batch
+from lowbit.deploy.onnx import export_onnx
 from lowbit.deploy.verify.agreement import IntegerReference, measure_agreement, model_answer
 from lowbit.errors import LowbitError
 from tests.support.small_net import images, small_net
@@ -79,3 +80,21 @@ def test_the_integer_reference_finds_sums_that_are_not_exact(monkeypatch):
     reference = IntegerReference(model)
     reference(images(4))
     assert reference.unequal > 0 and reference.first_layer == "left"
+
+
+def test_the_runtime_computes_the_integer_reference(tmp_path, monkeypatch):
+    """With a file, the slow way is taken only for a batch whose integers are not the model's own."""
+    model = small_net()
+    made = export_onnx(model, tmp_path / "inference.onnx", model_name="small", image_shape=(3, 8, 8))
+    reference, slow = IntegerReference(model, made.path), []
+    plain = IntegerReference._by_model
+    monkeypatch.setattr(IntegerReference, "_by_model", lambda self, x: slow.append(1) or plain(self, x))
+    _, results = measure_agreement(reference.model_answer, {"integers": reference}, batches(2))
+    assert not slow and reference.unequal == 0 and reference.integers == 8 * (3 * 64 + 8 * 64 * 2 + 8)
+    assert results["integers"].agreement == 1.0
+    found = reference._by_runtime
+    monkeypatch.setattr(
+        reference, "_by_runtime", lambda x: (found(x)[0], {n: v + 1 for n, v in found(x)[1].items()})
+    )
+    reference(images(4))
+    assert slow == [1] and reference.unequal == 0

@@ -21,6 +21,7 @@
 #endif
 
 #define LOWBIT_TARGET_AVX2 __attribute__((target("avx2")))
+#define LOWBIT_TARGET_AVX2_FMA __attribute__((target("avx2,fma")))
 #define LOWBIT_TARGET_AVXVNNI __attribute__((target("avx2,avxvnni")))
 #define LOWBIT_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define LOWBIT_TARGET_AVX512VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
