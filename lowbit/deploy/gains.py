@@ -14,7 +14,11 @@ from lowbit.deploy.verify.latency import as_latency, time_in_turns
 from lowbit.errors import LowbitError, did_you_mean
 
 # The engines that read a format.
-READ_BY = {"paddle": ("paddle",), "paddle-int8": ("paddle-int8",), "onnx": ("onnxruntime", "openvino", "lowbit")}
+READ_BY = {
+    "paddle": ("paddle",),
+    "paddle-int8": ("paddle-int8",),
+    "onnx": ("onnxruntime", "openvino", "lowbit"),
+}
 # What a form is, in the words of `--form`. `auto` writes the fastest that computes what was trained.
 FORMS = {
     "auto": "the fastest that computes what was trained",

@@ -111,7 +111,7 @@ class _Plan(_Handle):
 
     def run(self, inputs: Sequence[np.ndarray], seconds: np.ndarray | None = None) -> list[np.ndarray]:
         library = _library()
-        outputs = [np.empty(dims, kind) for dims, kind in self._outputs]
+        outputs: list[np.ndarray] = [np.empty(dims, kind) for dims, kind in self._outputs]
         given = (ctypes.c_void_p * max(len(inputs), 1))(*(array.ctypes.data for array in inputs))
         room = (ctypes.c_void_p * max(len(outputs), 1))(*(array.ctypes.data for array in outputs))
         if seconds is None:
@@ -219,9 +219,9 @@ class Engine:
                 raise LowbitError(f'{self.path}: input "{name}" is {kind.name}, got {array.dtype}')
             fits = array.ndim == len(shape) and array.size > 0
             if not fits or any(w is not None and w != s for w, s in zip(shape, array.shape, strict=False)):
-                expected = [size if size is not None else "any" for size in shape]
+                sizes = [size if size is not None else "any" for size in shape]
                 raise LowbitError(
-                    f'{self.path}: input "{name}" has the shape {expected}, got {list(array.shape)}'
+                    f'{self.path}: input "{name}" has the shape {sizes}, got {list(array.shape)}'
                 )
             arrays.append(array)
         return arrays
