@@ -352,10 +352,10 @@ def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 def _layer_norm(
     x: np.ndarray, w: np.ndarray, b: Any = None, *, axis: int = -1, epsilon: float = 1e-5
 ) -> np.ndarray:
-    shape = tuple(x.shape)[axis:]
-    wide = x.astype(np.float64).reshape([-1, math.prod(shape)])
-    center = wide - np.cumsum(wide, axis=1)[:, -1:] / wide.shape[1]
-    scale = 1 / np.sqrt(np.cumsum(center * center, axis=1)[:, -1:] / wide.shape[1] + float(_F(epsilon)))
+    count = math.prod(x.shape[axis:])
+    wide = x.astype(np.float64).reshape([-1, count])
+    center = wide - np.cumsum(wide, axis=1)[:, -1:] / count
+    scale = 1 / np.sqrt(np.cumsum(center * center, axis=1)[:, -1:] / count + float(_F(epsilon)))
     y = center * scale * w.reshape(-1) + (0 if b is None else b.reshape(-1))
     return y.astype(_F).reshape(x.shape)
 
