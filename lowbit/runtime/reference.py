@@ -425,7 +425,8 @@ def _pad(x: np.ndarray, pads: Any, value: Any = None, axes: Any = None, mode: st
 def _samples(
     mode: str, place: str, nearest: str, out: int, size: int, scale: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    at, x = np.arange(out), np.zeros(out)
+    at = np.arange(out)
+    x: np.ndarray = np.zeros(out)
     if place == "asymmetric":
         x = at / scale
     elif place == "align_corners":

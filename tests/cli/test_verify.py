@@ -59,7 +59,7 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     assert "Layers in ONNX Runtime" in result.out and "departs" not in result.out
     kept = json.loads((folder / "verify.json").read_text("utf-8"))
     assert kept["passed"] is True and kept["images"] == 64 and kept["checkpoint"] == "best.lowbit"
-    assert [engine["engine"] for engine in kept["engines"]] == ["paddle", "onnxruntime", "openvino"]
+    assert [engine["engine"] for engine in kept["engines"]] == ["paddle", "onnxruntime", "openvino", "lowbit"]
     assert all(engine["agreement"] >= 0.99 and engine["latency"] == [] for engine in kept["engines"])
     assert [row["layer"] for row in kept["engines"][1]["layers"]] == ["conv", "head", "logits"]
     assert {"onnxruntime", "openvino", "paddle", "cpu"} <= set(kept["environment"])

@@ -54,7 +54,7 @@ def test_every_installed_engine_is_measured(tmp_path, export_times):
 
     own = [OnnxRuntimeEngine(file, optimize=False).run(images)]
     found = measure_gains("onnx", tmp_path, [images], own, classifier=True, fp32=tmp_path)
-    assert [one.engine for one in found] == ["onnxruntime", "openvino"]
+    assert [one.engine for one in found] == ["onnxruntime", "openvino", "lowbit"]
     assert all(one.same_class == 1 and one.faster == 2.0 and one.ms == 1.0 for one in found)
     assert all(one.faster is None for one in measure_gains("onnx", tmp_path, [images], own, classifier=True))
 
@@ -64,4 +64,4 @@ def test_an_engine_that_cannot_run_the_file_is_left_out_with_a_line(tmp_path):
     lines = []
     images = np.zeros((1, *SHAPE), np.float32)
     assert measure_gains("onnx", tmp_path, [images], [images], classifier=False, tell=lines.append) == ()
-    assert [line.partition(" ")[0] for line in lines] == ["onnxruntime", "openvino"]
+    assert [line.partition(" ")[0] for line in lines] == ["onnxruntime", "openvino", "lowbit"]
