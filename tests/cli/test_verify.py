@@ -65,7 +65,7 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     assert {"onnxruntime", "openvino", "paddle", "cpu"} <= set(kept["environment"])
     assert kept["integer_reference"]["unequal"] == 0
     found = kept["predictions"]
-    assert set(found["confusion"]) == {"model", "paddle", "onnxruntime", "openvino"}
+    assert set(found["confusion"]) == {"model", "paddle", "onnxruntime", "openvino", "lowbit"}
     assert sum(sum(row.values()) for row in found["confusion"]["model"].values()) == 64
     assert found["differing"] is None and len(found["classes"]) == 10  # there is no fp32 model
     assert [size["format"] for size in kept["sizes"]] == ["Paddle", "ONNX"]
