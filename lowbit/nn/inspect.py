@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.qt_autograd import BackwardQuantizers
@@ -47,6 +48,11 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.
                 undo.callback(_put_back, layer, name, layer.__dict__.get(name))
                 object.__setattr__(layer, name, _unchanged)
+        for layer in model.sublayers(include_self=True) if _LEFT_OUT[how] else ():
+            if isinstance(layer, QuantizedMatmul):  # both operands are activations
+                for name in (f"{side}_quantizer" for side in SIDES):
+                    undo.callback(_put_back, layer, name, layer.__dict__.get(name))
+                    object.__setattr__(layer, name, _unchanged)
         yield
 
 
