@@ -46,14 +46,22 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
         for layer in filter(is_quantized, model.sublayers(include_self=True)):
             for name in _LEFT_OUT[how]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.
+                undo.callback(_put_back, layer, name, layer.__dict__.get(name))
                 object.__setattr__(layer, name, _unchanged)
-                undo.callback(object.__delattr__, layer, name)
         for layer in model.sublayers(include_self=True) if _LEFT_OUT[how] else ():
             if isinstance(layer, QuantizedMatmul):  # both operands are activations
-                for side in SIDES:
-                    object.__setattr__(layer, f"{side}_quantizer", _unchanged)
-                    undo.callback(object.__delattr__, layer, f"{side}_quantizer")
+                for name in (f"{side}_quantizer" for side in SIDES):
+                    undo.callback(_put_back, layer, name, layer.__dict__.get(name))
+                    object.__setattr__(layer, name, _unchanged)
         yield
+
+
+def _put_back(layer: nn.Layer, name: str, before: object | None) -> None:
+    """What the attribute was before: another mode's, or none, which shows the sublayer again."""
+    if before is None:
+        object.__delattr__(layer, name)
+    else:
+        object.__setattr__(layer, name, before)
 
 
 def _unchanged(x: Tensor) -> Tensor:

@@ -111,6 +111,26 @@ class ActivationMatmul(FrozenSection):
         return None if self.grad_output is None else TensorSpec(**self.grad_output.given())
 
 
+class Reconstruction(FrozenSection):
+    """Learned rounding after calibration: every block of the network learns to give its fp32 outputs.
+
+    Of weights it is learned whether they are rounded up or down (AdaRound), block by block (BRECQ), while
+    the quantization of inputs is left out at random (QDrop) and their steps are learned, too.
+    """
+
+    iterations: Count = 400  # of each block; 0: compensation alone
+    batch_size: Annotated[Count, Field(ge=1)] = 32
+    # For 400 iterations; with n of them 400 / n times as large, so that as far can be gone.
+    learning_rate: Annotated[Number, Field(gt=0)] = 0.008  # of the rounding
+    step_learning_rate: Annotated[Number, Field(ge=0)] = 0.0012  # of inputs' steps, relative; 0: they stay
+    norm_learning_rate: Annotated[Number, Field(ge=0)] = 0.0008  # of batch norms and biases, relative
+    regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
+    drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
+    compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
+    crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
+    equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """A layer of a model with its plan, the numbers of the rules that made it, and why it is left alone."""
@@ -138,6 +158,7 @@ class Recipe(FrozenSection):
     pact: Pact = Pact()
     outputs: Literal["full", "quantized"] = "full"
     matmul: ActivationMatmul | None = None
+    reconstruction: Reconstruction | None = None
 
     @model_validator(mode="after")
     def _has_batches_for_matmul(self) -> Recipe:
@@ -147,6 +168,14 @@ class Recipe(FrozenSection):
             raise ValueError(
                 f"matmul has {what}, which calibration finds out; add calibration: {{steps: 20}}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reconstructs_on_images(self) -> Recipe:
+        if self.reconstruction is not None and not self.calibration.steps:
+            raise ValueError("reconstruction needs images: give calibration: {steps: 16}, too")
+        if self.reconstruction is not None and self.calibration.correct_bias:
+            raise ValueError("reconstruction corrects biases itself: leave out calibration.correct_bias")
         return self
 
     @property
@@ -188,6 +217,8 @@ class Recipe(FrozenSection):
             plan = _plan_of(settings)
             if not self.calibration.steps:
                 _check_without_calibration(plan)
+            if self.reconstruction is not None:
+                _check_can_reconstruct(plan)
         except LowbitError as error:
             made = self._rules_behind(str(error), numbers)
             raise LowbitError(f'the plan of layer "{layer.name}" (from {made}): {error}') from None
@@ -258,6 +289,15 @@ def _check_without_calibration(plan: Plan) -> None:
                     f"{product.name}.{operand}: it has {what}, which calibration finds out; "
                     "add calibration: {steps: 20}"
                 )
+
+
+def _check_can_reconstruct(plan: Plan) -> None:
+    spec = plan.forward.weight
+    if spec.grid.is_integer and spec.scaling.name not in ("fixed", "learned"):
+        raise LowbitError(
+            f"forward.weight: reconstruction learns how to round at scales that stay, but it has scaling "
+            f"{spec.scaling}; give it scaling: fixed"
+        )
 
 
 def describe_layers(layers: Iterable[LayerPlan]) -> list[dict[str, Any]]:
