@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from lowbit.nn.convert import preparation_of, prepare, set_executor
 from lowbit.nn.fidelity import Fidelity, measure_fidelity
 from lowbit.nn.fused_blocks import fuse
 from lowbit.nn.qt_autograd import seed_rounding
+from lowbit.ptq import equalize, reconstruct
 from lowbit.recipe import Recipe, describe_layers
 from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
@@ -159,14 +161,27 @@ class Session:
         whole = replace(self.snapshot(), model=weights, optimizer={}, progress=Progress(), scaler={})
         return replace(whole, recipe=None, teacher=None, trained={})
 
-    def calibrate(self) -> int:
-        """Lets the quantizers of a new run choose their first scales; returns on how many batches."""
+    def calibrate(self, display: PlainDisplay, folder: Path) -> int:
+        """Lets the quantizers of a new run choose their first scales; returns on how many batches.
+
+        With `reconstruction` in the recipe, the weights' rounding is learned, too; what is done of it is kept
+        in `folder` until it is complete.
+        """
         steps = self.recipe.calibration.steps if self.recipe else 0
         if not steps:
             return 0
+        settings = self.recipe.reconstruction
+        if settings is not None and settings.equalize:
+            equalize(self.model, next(self._first_batches(1)))
         count = calibrate(self.model, self._first_batches(steps))
         if self.recipe.calibration.correct_bias:
             correct_biases(self.model, self._first_batches(steps))
+        if settings is not None:
+            seed = self.config.Global.seed
+            images = self._first_batches(steps)
+            made = reconstruct(self.model, images, settings, seed=seed, folder=folder, progress=display)
+            display.message(str(made))
+            shutil.rmtree(folder)
         return count
 
     def fidelity(self) -> Fidelity:
