@@ -93,7 +93,7 @@ class Advice(Result):
         )
         wide = ("form",)
         columns = ("engine", "format", "bits", "ms", "faster", "size", "top-1", "agrees", *wide)
-        title = f"Engines and forms, one sample, {self.threads} threads"
+        title = f"Engines and forms, one sample, {self.threads} thread{'s' * (self.threads > 1)}"
         lines = ["faster: than the fastest fp32 of all engines, all measured in turns."]
         if self.samples:
             lines.append(f"top-1 and agreement with the network as trained: {self.samples} samples.")
@@ -208,7 +208,7 @@ def advise_classifier(
         watch.advance()
         plain = _write_fp32(writer, folder / FP32, baseline)
         watch.advance()
-        opened = _open(made, writer.directory, threads) | _open(plain, folder / FP32, threads)
+        opened = _open(made, writer.directory, threads, notes) | _open(plain, folder / FP32, threads, notes)
         seconds = _time(opened, first.images[:1])
         found = _accuracy(files.model, opened, seconds, images, watch)
     options = _options(opened, seconds, found, _bits(files.model))
@@ -247,11 +247,16 @@ def _write_fp32(writer: Writer, folder: Path, baseline: nn.Layer | None) -> list
     return list(full.write_all(["paddle", "onnx"], None, strict=True)[0])
 
 
-def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None) -> _Opened:
-    opened = {}
+def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None, notes: list[str]) -> _Opened:
+    opened: _Opened = {}
     for one in made:
         for key in installed_engines(READ_BY[one.format])[0]:
-            opened[one.form, key] = one, open_engine(key, folder, threads)
+            if (one.form, key) == (FP32, "lowbit"):  # lowbit's runtime is for integers
+                continue
+            try:
+                opened[one.form, key] = one, open_engine(key, folder, threads)
+            except LowbitError as error:
+                notes.append(f"{key} cannot run {one.format}: {error}")
     return opened
 
 

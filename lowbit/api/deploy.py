@@ -72,6 +72,10 @@ class Export(Result):
         wide = ("form", "difference", "fp32 ms")
         columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
         pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
+        if not any(gain.faster is not None for _, gain in pairs):
+            left_out = [columns.index(word) for word in ("ms", "faster", "fp32 ms")]
+            columns = tuple(word for place, word in enumerate(columns) if place not in left_out)
+            rows = [tuple(cell for place, cell in enumerate(row) if place not in left_out) for row in rows]
         names = dict.fromkeys(gain.name for _, gain in pairs)
         lines = [
             "Same class and difference: of its outputs and the network's on a few inputs, compared in "
@@ -319,7 +323,8 @@ def check_formats(formats: str | Sequence[str] | None, target: str | None, form:
 def _formats_of_form(form: str | None, formats: str | Sequence[str] | None) -> list[str]:
     """The formats that a form is written in, of those asked for; none where nothing was said."""
     words = _formats(formats)
-    if check_form(form) == "int8":
+    check_form(form)
+    if form == "int8":
         words = ["paddle-int8" if word == "paddle" else word for word in words or ["paddle", "onnx"]]
     elif form == "simulated":
         if words not in ([], ["paddle"]):

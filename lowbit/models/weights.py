@@ -20,7 +20,9 @@ from lowbit.safe_pickle import load_arrays
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
 # What lowbit.nn gives layers and modules beside their own parameters.
-_QUANTIZERS = frozenset(("input_quantizer", "weight_quantizer", "output_quantizer", "backward_quantizers"))
+_QUANTIZERS = frozenset(
+    f"{role}_quantizer" for role in ("input", "weight", "output", "left", "right", "gradient")
+) | {"backward_quantizers"}
 
 # paddle.save adds this table of internal names to a state dict; it holds no weights.
 _NAME_TABLE = "StructuredToParameterName@@"

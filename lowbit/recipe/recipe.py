@@ -16,7 +16,7 @@ from lowbit.numerics import FULL
 from lowbit.recipe.model_layers import ModelLayer, find_layers
 from lowbit.recipe.plan import PRODUCTS, Plan, operands_of
 from lowbit.recipe.rules import Rule
-from lowbit.recipe.spec import FrozenSection, TensorSpec
+from lowbit.recipe.spec import NO_ROTATION, PER_TENSOR, FrozenSection, SpecSettings, TensorSpec
 
 Sources = Mapping[KeyPath, str]  # where each key of a recipe was written, such as `recipe.yaml:7`
 # product -> operand -> key of a TensorSpec -> value
@@ -71,6 +71,46 @@ class Pact(FrozenSection):
     weight_decay: Annotated[Number, Field(ge=0)] = 1e-4
 
 
+class ActivationMatmul(FrozenSection):
+    """Products of two activations, such as attention's QKᵀ and AV: both operands, and the output's gradient.
+
+    Operands have one scale each, kept from batch to batch, and `sign: auto`, so that softmax's output is on
+    an unsigned grid, unless the recipe says otherwise.
+
+    >>> str(ActivationMatmul(operands={"grid": "int8"}).operand_spec())
+    'int8/uint8 per-tensor moving_average'
+    """
+
+    operands: SpecSettings
+    grad_output: SpecSettings | None = None  # low-precision training; its scale is chosen in every call
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> ActivationMatmul:
+        try:
+            specs = {"operands": self.operand_spec(), "grad_output": self.gradient_spec()}
+        except LowbitError as error:
+            raise ValueError(str(error)) from None
+        for name, spec in specs.items():
+            if spec is not None and not spec.grid.is_integer:
+                raise ValueError(f"{name} needs an integer grid, such as int8")
+            if spec is not None and (spec.granularity != PER_TENSOR or spec.rounding != "nearest"):
+                raise ValueError(f"{name} has one scale (per-tensor) and rounding nearest")
+            if spec is not None and (spec.rotation != NO_ROTATION or spec.clip != "none"):
+                raise ValueError(f"{name} takes no rotation and no clip")
+        return self
+
+    def operand_spec(self) -> TensorSpec:
+        """Of each of the two operands."""
+        given = self.operands.given()
+        grid = given.get("grid")
+        sign = {} if grid is not None and not grid.signed else {"sign": "auto"}
+        return TensorSpec(**{"scaling": "moving_average"} | sign | given)
+
+    def gradient_spec(self) -> TensorSpec | None:
+        """Of the output's gradient; None where it stays as it is."""
+        return None if self.grad_output is None else TensorSpec(**self.grad_output.given())
+
+
 class Reconstruction(FrozenSection):
     """Learned rounding after calibration: every block of the network learns to give its fp32 outputs.
 
@@ -117,7 +157,18 @@ class Recipe(FrozenSection):
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
     outputs: Literal["full", "quantized"] = "full"
+    matmul: ActivationMatmul | None = None
     reconstruction: Reconstruction | None = None
+
+    @model_validator(mode="after")
+    def _has_batches_for_matmul(self) -> Recipe:
+        spec = None if self.matmul is None else self.matmul.operand_spec()
+        what = None if spec is None else needs_calibration(spec, straight_through=True)
+        if what and not self.calibration.steps:
+            raise ValueError(
+                f"matmul has {what}, which calibration finds out; add calibration: {{steps: 20}}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _reconstructs_on_images(self) -> Recipe:

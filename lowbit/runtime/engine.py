@@ -111,7 +111,7 @@ class _Plan(_Handle):
 
     def run(self, inputs: Sequence[np.ndarray], seconds: np.ndarray | None = None) -> list[np.ndarray]:
         library = _library()
-        outputs = [np.empty(dims, kind) for dims, kind in self._outputs]
+        outputs: list[np.ndarray] = [np.empty(dims, kind) for dims, kind in self._outputs]
         given = (ctypes.c_void_p * max(len(inputs), 1))(*(array.ctypes.data for array in inputs))
         room = (ctypes.c_void_p * max(len(outputs), 1))(*(array.ctypes.data for array in outputs))
         if seconds is None:
@@ -126,7 +126,7 @@ class Engine:
     """An exported ONNX file in lowbit's own runtime: integers from layer to layer, everywhere the same bits.
 
     engine = Engine("out/inference.onnx", threads=1)
-    logits = engine(images)                 # float32, batches of any size
+    logits = engine(images)  # float32, batches of any size
     first, second = engine.run_all([a, b])  # several inputs or outputs
 
     It needs neither Paddle nor ONNX. Files are planned once per size of their inputs; a run then allocates

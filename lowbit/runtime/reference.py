@@ -230,7 +230,7 @@ def _conv(
     strides, dilations = attributes.get("strides", (1, 1)), attributes.get("dilations", (1, 1))
     taps = _taps(x, 0, out, before, w.shape[2:], strides, dilations)
     per_group, inputs = w.shape[0] // group, w.shape[1]
-    y = np.zeros([x.shape[0], w.shape[0], *out], add)
+    y: np.ndarray = np.zeros([x.shape[0], w.shape[0], *out], add)
     for g, c in itertools.product(range(group), range(inputs)):
         outputs = slice(g * per_group, (g + 1) * per_group)
         for tap in range(len(taps)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
@@ -30,6 +31,45 @@ def cross_entropy(section: CrossEntropy, logits: paddle.Tensor, labels: paddle.T
         own = F.nll_loss(log_likelihood, labels)
         loss = (1 - section.epsilon) * own - section.epsilon * log_likelihood.mean()
     return loss if section.weight == 1 else section.weight * loss
+
+
+AUXILIARY_WEIGHT = 0.3  # of the other classifiers' losses, as in GoogLeNet's paper and in PaddleClas
+
+
+def split_outputs(outputs: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    """A network's logits, and those of auxiliary classifiers, which some networks return in training.
+
+    Several tensors are a tuple or list whose first is the logits and whose others are of the same shape;
+    None stands for a classifier that is switched off.
+
+    >>> logits, auxiliary = split_outputs([paddle.ones([2, 10]), paddle.ones([2, 10])])
+    >>> len(auxiliary)
+    1
+    """
+    if isinstance(outputs, paddle.Tensor):
+        return outputs, []
+    parts = [part for part in outputs if part is not None] if isinstance(outputs, list | tuple) else []
+    if not parts or not all(isinstance(part, paddle.Tensor) for part in parts):
+        raise LowbitError(
+            f"forward must return one tensor of logits, or several of one shape; it returns a "
+            f"{type(outputs).__name__}"
+        )
+    shapes = [list(part.shape) for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        raise LowbitError(f"forward returns tensors {shapes}: auxiliary logits must be like the first")
+    return parts[0], parts[1:]
+
+
+def cross_entropy_of_outputs(
+    outputs: Any, labels: paddle.Tensor, section: CrossEntropy | None = None
+) -> paddle.Tensor:
+    """`cross_entropy` of whatever a network returns in training; auxiliary classifiers count 0.3 each."""
+    section = section or CrossEntropy()
+    logits, auxiliary = split_outputs(outputs)
+    loss = cross_entropy(section, logits, labels)
+    for one in auxiliary:
+        loss = loss + AUXILIARY_WEIGHT * cross_entropy(section, one, labels)
+    return loss
 
 
 def divergence(logits: paddle.Tensor, teacher: paddle.Tensor, temperature: float) -> paddle.Tensor:

@@ -12,7 +12,7 @@ import paddle
 from lowbit.data import Batch, topk_hits
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import cause, failing_layer
-from lowbit.training.losses import cross_entropy, distilled
+from lowbit.training.losses import cross_entropy_of_outputs, distilled, split_outputs
 from lowbit.training.process import seed_everything
 from lowbit.training.session import Session
 
@@ -46,9 +46,10 @@ class TrainingStep:
         images = paddle.to_tensor(batch.images)
         taught = session.teacher.logits(images) if session.teacher else None
         with precision.autocast():
-            logits = self._logits(images)
-        logits = logits.astype("float32")
-        loss = cross_entropy(session.config.Loss.Train[0].CELoss, logits, labels)
+            outputs = self._outputs(images)
+        logits, *auxiliary = (one.astype("float32") for one in outputs)
+        section = session.config.Loss.Train[0].CELoss
+        loss = cross_entropy_of_outputs([logits, *auxiliary], labels, section)
         parts: dict[str, Any] = {}
         if taught is not None:
             loss, parts = distilled(session.config.Distillation, loss, logits, taught)
@@ -74,11 +75,11 @@ class TrainingStep:
         hits = topk_hits(logits.numpy(), batch.labels, session.config.train_topk) * bool(samples)
         return StepResult(loss=value, hits=hits, samples=samples, finite=finite, parts=parts)
 
-    def _logits(self, images: paddle.Tensor) -> paddle.Tensor:
-        """The network's answer; what a user's own network may get wrong is said in his words."""
+    def _outputs(self, images: paddle.Tensor) -> list[paddle.Tensor]:
+        """The network's logits, then those of auxiliary classifiers; an error in the words of the user."""
         session, shape = self._session, list(images.shape)
         try:
-            logits = session.network(images)
+            returned = session.network(images)
         except (ValueError, RuntimeError, TypeError) as error:
             where = failing_layer(error, session.model)
             raise LowbitError(
@@ -86,10 +87,13 @@ class TrainingStep:
                 f"{f', in {where}' if where else ''}: {cause(error)}"
             ) from error
         expected = [shape[0], len(session.classes)]
-        found = list(logits.shape) if isinstance(logits, paddle.Tensor) else type(logits).__name__
-        if found != expected:
+        try:
+            logits, auxiliary = split_outputs(returned)
+        except LowbitError as error:
+            raise LowbitError(f"{session.config.Arch.name}: {error}") from error
+        if list(logits.shape) != expected:
             raise LowbitError(
-                f"{session.config.Arch.name}: forward must return one tensor of logits {expected} "
-                f"(images, classes) in training, it returns {found}"
+                f"{session.config.Arch.name}: forward must return logits {expected} (images, classes) in "
+                f"training, it returns {list(logits.shape)}"
             )
-        return logits
+        return [logits, *auxiliary]

@@ -66,8 +66,9 @@ class IntegerReference:
     print(reference.unequal, "of", reference.integers)
 
     lowbit's runtime computes it from the exported file, where there is one: its sums are exact. Where its
-    integers are the model's own, that is proven. Where they are not, floats between two layers may have been
-    added in another order: then, and without a file, the model itself computes with exact sums (slow).
+    integers are the model's own, that is proven. Where they are not, floats between two layers were rounded
+    otherwise (a batch norm that was folded, sums in another order): from then on, and without a file, the
+    model itself computes with exact sums, which is slow.
     """
 
     def __init__(self, model: nn.Layer, onnx: Path | None = None) -> None:
@@ -95,6 +96,7 @@ class IntegerReference:
         (_, own, _), self._own = self._own, None
         found = self._by_runtime(images)
         if found is None or any((own[name] != found[1][name]).any() for name in self._layers):
+            self._runtime = None  # it would differ on other images, too
             found = self._by_model(images)
         logits, exact = found
         for name in self._layers:
