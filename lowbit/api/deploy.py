@@ -52,7 +52,7 @@ class Export(Result):
         return tuple(path for one in self.formats for path in one.files)
 
     def _sections(self) -> list[Section]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for one in self.formats:
             for gain in one.engines:
                 rows.append(
@@ -70,7 +70,16 @@ class Export(Result):
                     )
                 )
         wide = ("form", "difference", "fp32 ms")
-        columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
+        columns: tuple[str, ...] = (
+            "format",
+            "engine",
+            "size",
+            "smaller",
+            "same class",
+            "ms",
+            "faster",
+            *wide,
+        )
         pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
         if not any(gain.faster is not None for _, gain in pairs):
             left_out = [columns.index(word) for word in ("ms", "faster", "fp32 ms")]
