@@ -24,6 +24,7 @@ $(READY): pyproject.toml constraints.txt setup.py lowbit/kernels/build.py $(CSRC
 	@echo "Setting up $(VENV) with $(PYTHON), once: pip fetches Paddle and the inference engines and says nothing for some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps paddleclas
 	@touch $(READY)
 
 demo: $(READY)  ## fp32, W8A8, W4A4 and W4A4G4: train, deploy, verify, report; some minutes

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--engine")
     parser.add_argument("--seconds", type=float, default=60, help="in all; half of it is the server's")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--max-delay", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--threads", type=int)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/api.md"
 PACKAGE = "lowbit"
 RESULT = "Result"  # the base class of results, explained once
+RESULT_MODULES = ("lowbit.api.writer", "lowbit.deploy.gains")  # besides those of the functions
 USAGE = ("property", "classmethod", "staticmethod", "contextmanager")
 INTRODUCTION = """\
 # Python API
@@ -84,18 +85,30 @@ def result_classes(functions: list[str]) -> dict[str, tuple[Source, ast.ClassDef
     found: dict[str, tuple[Source, ast.ClassDef]] = {}
     for function in functions:
         source, node = find(PACKAGE, function)
-        waiting = _names_in(node.returns)
+        waiting = [(name, source) for name in _names_in(node.returns)]
         while waiting:
-            name = waiting.pop(0)
-            here = [part for part in source.tree.body if isinstance(part, ast.ClassDef) and part.name == name]
-            if not here or name in found or name in public_names():
+            name, where = waiting.pop(0)
+            here = _described_class(where, name)
+            if here is None or name in found or name in public_names():
                 continue
-            found[name] = (source, here[0])
-            fields = [part for part in here[0].body if isinstance(part, ast.AnnAssign)]
-            waiting += [word for part in fields for word in _names_in(part.annotation)]
-            if RESULT in [ast.unparse(base) for base in here[0].bases]:
+            found[name] = here
+            fields = [part for part in here[1].body if isinstance(part, ast.AnnAssign)]
+            waiting += [(word, here[0]) for part in fields for word in _names_in(part.annotation)]
+            if RESULT in [ast.unparse(base) for base in here[1].bases]:
                 found.setdefault(RESULT, find("lowbit.api.result", RESULT))
     return dict(sorted(found.items(), key=lambda item: item[0] != RESULT))
+
+
+def _described_class(source: Source, name: str) -> tuple[Source, ast.ClassDef] | None:
+    """A class of the module, or one that it imports from the modules whose classes are results, too."""
+    for part in source.tree.body:
+        if isinstance(part, ast.ClassDef) and part.name == name:
+            return source, part
+        is_result = isinstance(part, ast.ImportFrom) and str(part.module) in RESULT_MODULES
+        if is_result and name in [alias.name for alias in part.names]:
+            found, node = find(str(part.module), name)
+            return (found, node) if isinstance(node, ast.ClassDef) else None
+    return None
 
 
 def _names_in(annotation: ast.expr | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import shlex
 import types
@@ -186,6 +187,14 @@ def test_every_section_has_a_table():
     sections |= {f"Dataset {name}" for name in ("ImageNetDataset", "AutoDataset", "Digits")}
     assert sections | {"Global", "Arch", "Optimizer", "AMP", "Infer"} <= set(KEY_TABLES)
     assert all(f"`{section}`" in PAGES["docs/config.md"] for section in Config.model_fields)
+
+
+def test_functions_named_for_commands_exist():
+    table = PAGES["docs/commands.md"].split("## From Python")[1].partition("\n## ")[0]
+    names = set(re.findall(r"lowbit(?:\.\w+)+", table))
+    assert len(names) > 15
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def test_every_model_is_named():

@@ -1,4 +1,4 @@
-"""Batch norm of training, with a residual sum and a ReLU behind it in the same pass.
+"""Batch norm of training, with a residual sum and an activation behind it in the same pass.
 
 For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
 element), two numbers per channel, and a bit per element for a ReLU behind a sum. Where a gradient of a
@@ -18,7 +18,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.norm import Norm, norm_kernels
+from lowbit.kernels.norm import Activation, Norm, norm_kernels
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
@@ -68,9 +68,9 @@ def _is_plain(x: Tensor) -> bool:
 
 
 class BatchNorm(PyLayer):
-    """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after a ReLU.
+    """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after an activation.
 
-    Of tensors that it `takes`.
+    Of tensors that it `takes`; with `other`, the activation is a ReLU or none.
     """
 
     @staticmethod
@@ -81,7 +81,7 @@ class BatchNorm(PyLayer):
         bias: Tensor | None,
         other: Tensor | None,
         statistics: Statistics,
-        rectified: bool,
+        activation: Activation,
     ) -> Tensor:
         inputs = (x, weight, bias, other)
         if not takes(x, statistics.running_mean, statistics.running_variance, weight, bias, other):
@@ -92,11 +92,11 @@ class BatchNorm(PyLayer):
         ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
         x, y = x.contiguous(), new_tensor(x.shape)
         other = None if other is None else other.contiguous()
-        # Without a sum before it, what the ReLU lets through shows in x.
-        ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if rectified and other is not None else None
+        # Without a sum before it, what the activation lets through shows in x.
+        ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if activation and other is not None else None
         multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
         fits = norm_kernels().batch_norm_forward(
-            _norm(x.shape, statistics, x, weight, bias, other, rectified=rectified),
+            _norm(x.shape, statistics, x, weight, bias, other, activation=activation),
             y.data_ptr(),
             statistics.mean.data_ptr(),
             statistics.inverse.data_ptr(),
@@ -110,7 +110,7 @@ class BatchNorm(PyLayer):
         ctx.kept = [tensor is not None for tensor in kept]
         ctx.save_for_backward(*(tensor for tensor in kept if tensor is not None))
         ctx.versions = [fused.version(tensor) for tensor in ctx.saved_tensor()]
-        ctx.statistics, ctx.rectified = statistics, rectified
+        ctx.statistics, ctx.activation = statistics, activation
         return y
 
     @staticmethod
@@ -130,8 +130,8 @@ class BatchNorm(PyLayer):
                 x = ctx.multiples.cast("float32") * scale.reshape([*scale.shape, 1, 1])
             if ctx.bits is not None:
                 dy = dy * _flags(ctx.bits, dy.shape)
-            elif ctx.rectified:
-                dy = dy * (normalized(x, weight, bias, epsilon) > 0).cast(dy.dtype)
+            elif ctx.activation:
+                dy = dy * _slope(normalized(x, weight, bias, epsilon), ctx.activation)
             gradients = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
@@ -146,9 +146,9 @@ def _by_kernel(
     statistics, (of_x, *of_channels, of_other) = ctx.statistics, ctx.learning
     dx = new_tensor(dy.shape) if of_x else None
     dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
-    dother = new_tensor(dy.shape) if of_other and ctx.rectified else None
+    dother = new_tensor(dy.shape) if of_other and ctx.activation else None
     norm_kernels().batch_norm_backward(
-        _norm(dy.shape, statistics, x, weight, bias, rectified=ctx.rectified),
+        _norm(dy.shape, statistics, x, weight, bias, activation=ctx.activation),
         statistics.mean.data_ptr(),
         statistics.inverse.data_ptr(),
         dy.data_ptr(),
@@ -170,7 +170,7 @@ def _norm(
     bias: Tensor | None,
     other: Tensor | None = None,
     *,
-    rectified: bool,
+    activation: Activation,
 ) -> Norm:
     images, channels, *pixels = shape
     return Norm(
@@ -182,12 +182,22 @@ def _norm(
         statistics.momentum,
         _address(other),
         _address(statistics.scale),
-        rectified,
+        int(activation),
     )
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _slope(z: Tensor, activation: Activation) -> Tensor:
+    """An activation's derivative by Paddle's operators: the kernels' twin."""
+    if activation == Activation.RELU:
+        return (z > 0).cast(z.dtype)
+    if activation == Activation.RELU6:
+        return ((z > 0) & (z < 6)).cast(z.dtype)
+    above, below = (z + 3 > 0).cast(z.dtype), (z + 3 < 6).cast(z.dtype)
+    return above * (2 * z + 3) / 6 * below + (1 - below)
 
 
 def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:

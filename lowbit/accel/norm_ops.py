@@ -6,16 +6,17 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import BuiltinFunctionType
 from typing import Any
 
 import paddle
-from paddle import Tensor, nn
+from paddle import Tensor, _C_ops, nn
 from paddle.autograd import PyLayer
 
 from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
-from lowbit.kernels.norm import Pool, norm_kernels
+from lowbit.kernels.norm import Activation, Pool, norm_kernels
 from lowbit.numerics.fused import new_tensor
 
 
@@ -161,7 +162,7 @@ def _batch_norm(
     mean, inverse = new_tensor([channels]), new_tensor([channels])
     scale = attached_scale(x) if paddle.is_grad_enabled() else None
     statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, scale)
-    y = BatchNorm.apply(x, weight, bias, None, statistics, False)
+    y = BatchNorm.apply(x, weight, bias, None, statistics, Activation.NONE)
     return y, running_mean, running_variance, mean, inverse, new_tensor([0], "uint8")
 
 
@@ -209,9 +210,13 @@ def _windows(size: int, kernel: int, stride: int, before: int, after: int, *, ce
 
 
 def fused_batch_norm(
-    norm: nn.BatchNorm2D, x: Tensor, residual: Tensor | None = None, *, relu: bool = False
+    norm: nn.BatchNorm2D | nn.BatchNorm,
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
 ) -> Tensor | None:
-    """The batch norm of training, `+ residual`, then a ReLU, as one autograd node; None where it cannot be.
+    """The batch norm of training, `+ residual`, an activation, as one autograd node; None where it cannot be.
 
     It runs only inside `fast_norm_ops()` and where the operators it stands for are those of this file: not
     under mixed precision, which wraps them. The running statistics are updated as by the layer itself.
@@ -220,10 +225,14 @@ def fused_batch_norm(
         return None
     if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
         return None
-    if norm._use_global_stats or norm._data_format != "NCHW":
+    layout = norm._data_layout if isinstance(norm, nn.BatchNorm) else norm._data_format
+    if norm._use_global_stats or layout != "NCHW":
         return None
-    if residual is not None and not isinstance(residual, Tensor):
+    if residual is not None and (not isinstance(residual, Tensor) or activation > Activation.RELU):
         return None
+    operator = _OPERATORS.get(activation)
+    if operator is not None and not isinstance(getattr(_C_ops, operator), BuiltinFunctionType):
+        return None  # wrapped by someone, whose work we would leave out
     running = norm._mean, norm._variance
     if not takes(x, *running, norm.weight, norm.bias, residual):
         return None
@@ -233,7 +242,7 @@ def fused_batch_norm(
     channels = x.shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
     statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum, attached_scale(x))
-    return BatchNorm.apply(x, norm.weight, norm.bias, residual, statistics, relu)
+    return BatchNorm.apply(x, norm.weight, norm.bias, residual, statistics, activation)
 
 
 def attached_scale(y: Tensor) -> Tensor | None:
@@ -252,4 +261,5 @@ def attached_scale(y: Tensor) -> Tensor | None:
     return scale.reshape(each).contiguous()
 
 
+_OPERATORS = {Activation.RELU6: "relu6", Activation.HARDSWISH: "hardswish"}  # that are Paddle's own
 _OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})

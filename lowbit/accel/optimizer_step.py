@@ -163,7 +163,8 @@ def _momentum(*arguments: Any, **named: Any) -> tuple[Any, ...] | None:
     elif reason is None and not _momentum_agrees():
         reason = "Paddle's other rounding"
     if reason is not None:
-        return _left_to_paddle("Momentum", reason)
+        _left_to_paddle("Momentum", reason)
+        return None
     at, its_velocity, its_gradient, at_rate = [tensor.data_ptr() for tensor in tensors]
     settings = (math.prod(parameter.shape), momentum, decay, decay_kind == "l2_decay", nesterov)
     updates.add(MomentumUpdate(at, its_gradient, its_velocity, at_rate, *settings), tensors, written=2)
@@ -223,7 +224,8 @@ def _adam_update(
     if reason is None and is_fused is None:
         reason = "Paddle's other rounding"
     if reason is not None:
-        return _left_to_paddle(name, reason)
+        _left_to_paddle(name, reason)
+        return None
     at, *state, its_gradient, at_rate = [tensor.data_ptr() for tensor in tensors]
     settings = (math.prod(parameter.shape), beta1, beta2, epsilon, decay, has_decay, is_fused)
     updates.add(AdamUpdate(at, its_gradient, *state, at_rate, *settings), tensors, written=5)
@@ -259,7 +261,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _left_to_paddle(name: str, reason: str) -> None:
-    """Say it once; None for Paddle's operator."""
+    """Say once that Paddle's operator is used."""
     line = f"accelerate: {name} is updated by Paddle's own operator: {reason}"
     with _lock:
         first = line not in _said

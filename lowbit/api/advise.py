@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ class Advice(Result):
         )
         wide = ("form",)
         columns = ("engine", "format", "bits", "ms", "faster", "size", "top-1", "agrees", *wide)
-        title = f"Engines and forms, one sample, {self.threads} threads"
+        title = f"Engines and forms, one sample, {self.threads} thread{'s' * (self.threads > 1)}"
         lines = ["faster: than the fastest fp32 of all engines, all measured in turns."]
         if self.samples:
             lines.append(f"top-1 and agreement with the network as trained: {self.samples} samples.")
@@ -207,7 +208,7 @@ def advise_classifier(
         watch.advance()
         plain = _write_fp32(writer, folder / FP32, baseline)
         watch.advance()
-        opened = _open(made, writer.directory, threads) | _open(plain, folder / FP32, threads)
+        opened = _open(made, writer.directory, threads, notes) | _open(plain, folder / FP32, threads, notes)
         seconds = _time(opened, first.images[:1])
         found = _accuracy(files.model, opened, seconds, images, watch)
     options = _options(opened, seconds, found, _bits(files.model))
@@ -224,7 +225,8 @@ _Opened = dict[tuple[str, str], tuple[ExportedFormat, Engine]]  # by form and en
 
 
 def _write_quantized(writer: Writer) -> tuple[list[ExportedFormat], list[str]]:
-    made, notes = [], []
+    made: list[ExportedFormat] = []
+    notes: list[str] = []
     for word in ("paddle", "onnx", "paddle-int8"):
         try:
             made += writer.write_all([word], None, strict=True)[0]
@@ -245,19 +247,22 @@ def _write_fp32(writer: Writer, folder: Path, baseline: nn.Layer | None) -> list
     return list(full.write_all(["paddle", "onnx"], None, strict=True)[0])
 
 
-def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None) -> _Opened:
-    opened = {}
+def _open(made: Sequence[ExportedFormat], folder: Path, threads: int | None, notes: list[str]) -> _Opened:
+    opened: _Opened = {}
     for one in made:
         for key in installed_engines(READ_BY[one.format])[0]:
-            if (one.form, key) == (FP32, "lowbit"):
-                continue  # lowbit's runtime has no fast fp32
-            opened[one.form, key] = one, open_engine(key, folder, threads)
+            if (one.form, key) == (FP32, "lowbit"):  # lowbit's runtime is for integers
+                continue
+            try:
+                opened[one.form, key] = one, open_engine(key, folder, threads)
+            except LowbitError as error:
+                notes.append(f"{key} cannot run {one.format}: {error}")
     return opened
 
 
 def _time(opened: _Opened, sample: np.ndarray[Any, Any]) -> dict[tuple[str, str], list[float]]:
     sides: dict[str, Callable[[], object]] = {
-        "/".join(key): (lambda engine=engine: engine.run(sample)) for key, (_, engine) in opened.items()
+        "/".join(key): partial(engine.run, sample) for key, (_, engine) in opened.items()
     }
     found = time_in_turns(sides, rounds=_ROUNDS, seconds=_SECONDS)
     return {key: found["/".join(key)] for key in opened}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.formatting import Section, bytes_text, number, percent, times
-from lowbit.nn import eval_mode, fix_inputs, fixed_copy
+from lowbit.nn import eval_mode, fix_inputs, fixed_copy, weights_in_bits
 from lowbit.nn.deployed_form import dynamic_inputs, input_scales, restore_inputs
 from lowbit.training.freeze_dynamic_scales import deployable
 
@@ -51,7 +52,7 @@ class Export(Result):
         return tuple(path for one in self.formats for path in one.files)
 
     def _sections(self) -> list[Section]:
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for one in self.formats:
             for gain in one.engines:
                 rows.append(
@@ -69,8 +70,21 @@ class Export(Result):
                     )
                 )
         wide = ("form", "difference", "fp32 ms")
-        columns = ("format", "engine", "size", "smaller", "same class", "ms", "faster", *wide)
+        columns: tuple[str, ...] = (
+            "format",
+            "engine",
+            "size",
+            "smaller",
+            "same class",
+            "ms",
+            "faster",
+            *wide,
+        )
         pairs = [(one.format, gain) for one in self.formats for gain in one.engines]
+        if not any(gain.faster is not None for _, gain in pairs):
+            left_out = [columns.index(word) for word in ("ms", "faster", "fp32 ms")]
+            columns = tuple(word for place, word in enumerate(columns) if place not in left_out)
+            rows = [tuple(cell for place, cell in enumerate(row) if place not in left_out) for row in rows]
         names = dict.fromkeys(gain.name for _, gain in pairs)
         lines = [
             "Same class and difference: of its outputs and the network's on a few inputs, compared in "
@@ -95,6 +109,7 @@ def export(
     formats: str | Sequence[str] | None = None,
     form: str | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     classes: Sequence[str] = (),
     transforms: Sequence[Mapping[str, Any]] = (),
     latency: bool = True,
@@ -111,8 +126,10 @@ def export(
     engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
     (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
     quantized, in the folder `fp32` of `directory`); by default the fastest that is exact. `target` says where
-    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `classes` and `transforms`
-    (PaddleClas' transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
+    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `weight_bits=7` rounds
+    8-bit weights to 7 bits in the files, which processors without VNNI multiply exactly and fast; the result
+    says how often the class stays. `classes` and `transforms` (PaddleClas' transform_ops) are kept in
+    `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
     `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
@@ -163,7 +180,9 @@ def export(
     strict = formats is not None or form is not None
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
-    made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    with _weights_in_bits(files, weight_bits) as rounded:
+        made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    notes = (*notes, *rounded)
     _keep_scales(net, model, directory / SCALES_FILE)
     return Export(directory=writer.directory, formats=made, fixed_layers=fixed, notes=notes)
 
@@ -175,6 +194,7 @@ def export_classifier(
     formats: str | Sequence[str] | None = None,
     form: str | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     latency: bool = False,
 ) -> Export:
     """Export a trained classifier of images with what its checkpoint says about it.
@@ -193,7 +213,9 @@ def export_classifier(
     strict = formats is not None or form is not None
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
-    made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    with _weights_in_bits(files, weight_bits) as rounded:
+        made, notes = writer.write_all(wanted, target, strict=strict, latency=latency)
+    notes = (*notes, *rounded)
     return Export(directory=writer.directory, formats=made, fixed_layers=0, notes=notes, source=files.source)
 
 
@@ -204,6 +226,7 @@ def export_run(
     formats: str | Sequence[str] | None = None,
     form: str | None = None,
     target: str | None = None,
+    weight_bits: int | None = None,
     latency: bool = True,
     config: StrPath | None = None,
     override: Sequence[str] = (),
@@ -227,8 +250,29 @@ def export_run(
         run = None if checkpoint is None else Path(checkpoint)
         output = run / "export" if run and run.is_dir() else trained.config.Global.save_inference_dir
     return export_classifier(
-        to_export(trained), Path(output), formats=formats, form=form, target=target, latency=latency
+        to_export(trained),
+        Path(output),
+        formats=formats,
+        form=form,
+        target=target,
+        weight_bits=weight_bits,
+        latency=latency,
     )
+
+
+@contextmanager
+def _weights_in_bits(files: ToExport, bits: int | None) -> Iterator[tuple[str, ...]]:
+    """Within it, weights have so many bits; gives notes. Comparisons are with the original."""
+    if bits is None:
+        yield ()
+        return
+    with weights_in_bits(files.model, bits) as layers:
+        if not layers:
+            raise LowbitError(
+                f"{files.model_name} has no weights of more than {bits} bits: leave weight_bits out"
+            )
+        what = f"The weights of {layers} layers were rounded to {bits} bits; it was trained with more: "
+        yield (what + "compare its accuracy (lowbit verify).",)
 
 
 def is_classifier(inputs: ModelInputs, answers: Sequence[np.ndarray[Any, Any]]) -> bool:
@@ -288,7 +332,8 @@ def check_formats(formats: str | Sequence[str] | None, target: str | None, form:
 def _formats_of_form(form: str | None, formats: str | Sequence[str] | None) -> list[str]:
     """The formats that a form is written in, of those asked for; none where nothing was said."""
     words = _formats(formats)
-    if check_form(form) == "int8":
+    check_form(form)
+    if form == "int8":
         words = ["paddle-int8" if word == "paddle" else word for word in words or ["paddle", "onnx"]]
     elif form == "simulated":
         if words not in ([], ["paddle"]):

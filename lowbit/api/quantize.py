@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -24,7 +25,9 @@ from lowbit.nn.convert import set_executor
 from lowbit.nn.fidelity import measure_fidelity
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.nn.quantizer import Quantizer
+from lowbit.ptq import Reconstructed, equalize, reconstruct
 from lowbit.recipe import Recipe, load_recipe
+from lowbit.training.display import open_display
 
 _log = logging.getLogger("lowbit")
 _WHAT_TO_DO = ("Train it before you export it; or, without training, use 8 bits (ptq_w8a8).",)
@@ -37,6 +40,7 @@ def quantize(
     example: Example | None = None,
     data: Data | None = None,
     seed: int = 0,
+    work_dir: str | os.PathLike[str] | None = None,
 ) -> nn.Layer:
     """Quantize a network in place, as a recipe says, and return it.
 
@@ -49,6 +53,10 @@ def quantize(
     needs them is finished by a call of `calibrate`. `example` is one batch of inputs; recipes that fold batch
     norm in training run the network on it, others do not need it. `seed` chooses the random numbers of
     stochastic rounding; the layers count their steps themselves, in a buffer that is saved with the network.
+
+    A recipe with `reconstruction`, such as `ptq_w4a8`, learns how to round, which takes minutes to an hour.
+    With `work_dir`, a call that was interrupted goes on there when it is made again. Inside
+    `with lowbit.accelerate():` it is faster.
 
     As in `QAT(config).quantize(net)`, the network itself is changed: parameters keep their names and
     identities, so that weights can be loaded before or after. To keep the original, quantize a copy
@@ -78,7 +86,7 @@ def quantize(
     if device == "cpu" and (reason := why_missing()):
         _log.warning("quantizing with Paddle's operators, which is slower: %s", reason)
     if batches is not None:
-        _calibrate(net, batches)
+        _calibrate(net, batches, seed=seed, work_dir=work_dir)
         fidelity = measure_fidelity(net, batches.inputs())
         if fidelity.destroyed:
             _log.warning("\n%s", boxed(fidelity.warning(_WHAT_TO_DO)))
@@ -94,6 +102,7 @@ class Calibration(Result):
     calibrated: int  # operands whose scale, bound or sign was chosen
     known: int  # operands that had one already, or choose it in every call
     biases_corrected: int  # layers, with `correct_bias` in the recipe
+    reconstructed: Reconstructed | None = None  # with `reconstruction` in the recipe
 
     def _sections(self) -> list[Section]:
         lines = [
@@ -104,16 +113,25 @@ class Calibration(Result):
             lines.append("Nothing was missing: every operand has its scale, or chooses it in every call.")
         if self.biases_corrected:
             lines.append(f"Corrected the biases of {self.biases_corrected} layers.")
+        if self.reconstructed is not None:
+            lines += [f"{line}." for line in str(self.reconstructed).splitlines()]
         return [Section("", lines=tuple(lines))]
 
 
-def calibrate(net: nn.Layer, data: Data, steps: int | None = None) -> Calibration:
+def calibrate(
+    net: nn.Layer,
+    data: Data,
+    steps: int | None = None,
+    seed: int = 0,
+    work_dir: str | os.PathLike[str] | None = None,
+) -> Calibration:
     """Choose the first scales of a quantized network from some batches, without training.
 
     Scales that are known already (trained, or calibrated before) stay. `data` is any iterable of tensors or
     arrays, `(x, y)` pairs or dicts, a `paddle.io.DataLoader`, or arrays `(images, labels)`; labels are not
     used. `steps` is the number of batches; by default what the recipe says, or 20. Give batches prepared as
-    in evaluation: augmented images show values that a deployed network never meets.
+    in evaluation: augmented images show values that a deployed network never meets. `seed` and `work_dir` are
+    those of `quantize`, for recipes with `reconstruction`.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = lowbit.quantize(paddle.nn.Sequential(paddle.nn.Linear(4, 2)), {"weight_bits": 8})
@@ -124,10 +142,13 @@ def calibrate(net: nn.Layer, data: Data, steps: int | None = None) -> Calibratio
     if steps is not None and steps < 1:
         raise LowbitError(f"calibration needs at least one batch, got steps={steps}")
     recipe = preparation_of(_unwrapped(net)).recipe
-    return _calibrate(_unwrapped(net), Batches(net, data, limit=steps or recipe.calibration.steps or _STEPS))
+    batches = Batches(net, data, limit=steps or recipe.calibration.steps or _STEPS)
+    return _calibrate(_unwrapped(net), batches, seed=seed, work_dir=work_dir)
 
 
-def _calibrate(net: nn.Layer, batches: Batches) -> Calibration:
+def _calibrate(
+    net: nn.Layer, batches: Batches, *, seed: int, work_dir: str | os.PathLike[str] | None
+) -> Calibration:
     quantizers = find_quantizers(net)
     missing = [quantizer for quantizer in quantizers if not _is_ready(quantizer)]
     samples = 0
@@ -138,18 +159,28 @@ def _calibrate(net: nn.Layer, batches: Batches) -> Calibration:
             samples += batch.size
             yield batch.inputs
 
+    recipe = preparation_of(net).recipe
+    # Weights that have been reconstructed are on their grids.
+    settings = recipe.reconstruction if missing else None
+    if settings is not None and settings.equalize and batches.first is not None:
+        equalize(net, *batches.first.inputs)
     count = calibrate_layers(net, inputs())
     seen = samples
-    corrected = 0
+    corrected, made = 0, None
     # Known scales were corrected for when they were chosen; a second time would take it out twice.
-    if missing and preparation_of(net).recipe.calibration.correct_bias:
+    if missing and recipe.calibration.correct_bias:
         corrected = correct_biases(net, islice(inputs(), count))
+    if settings is not None:
+        folder = None if work_dir is None else Path(work_dir)
+        with open_display() as display:
+            made = reconstruct(net, inputs(), settings, seed=seed, folder=folder, progress=display)
     return Calibration(
         batches=count,
         samples=seen,
         calibrated=sum(_is_ready(quantizer) for quantizer in missing),
         known=len(quantizers) - len(missing),
         biases_corrected=corrected,
+        reconstructed=made,
     )
 
 

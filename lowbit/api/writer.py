@@ -125,7 +125,8 @@ class Writer:
         notes.append(f"No int8 form for Paddle: {new.ms:.3g} ms, the simulated one takes {old.ms:.3g} ms.")
         return []
 
-    def _mode(self) -> AbstractContextManager[object]:
+    def _computing(self) -> AbstractContextManager[object]:
+        """The network, computing as it is written."""
         return quantization_mode(self.files.model, "full") if self.full else nullcontext()
 
     def _form(self, word: str) -> str:
@@ -141,7 +142,7 @@ class Writer:
             made = export_paddle_int8(model, folder, **self.files.description)
             notes = (f"{len(made.layers)} layers in int8",)
         elif self.classifier:
-            with self._mode():
+            with self._computing():
                 export_model(model, folder, **self.files.description)
         elif word == "paddle-int8":
             raise LowbitError(
@@ -151,7 +152,7 @@ class Writer:
         else:
             (folder / f"{_NAME}.yml").unlink(missing_ok=True)  # an earlier network's
             tensors = [paddle.to_tensor(one) for one in self.inputs.examples]
-            with self._mode():
+            with self._computing():
                 save_program(model, str(folder / _NAME), self.inputs.specs(), tensors)
         engine = PaddleEngine(folder)
         program = find_model_files(folder).model.stat().st_size

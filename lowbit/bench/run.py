@@ -121,8 +121,30 @@ def run_bench(
             if own_loop:
                 figures += _measure_own_loop(measure, case)
                 continue
-            figures.append(measure(f"A training step: {case}", step_sides(case), PADDLE))
+            sides = step_sides(case, console.print)
+            figure = measure(f"A training step: {case}", sides, PADDLE)
+            figure["fastest"] = _fastest(figure["rows"])
+            console.print(
+                f"  fastest: {figure['fastest']}{_against_pytorch(figure['rows'])}", highlight=False
+            )
+            figures.append(figure)
     return figures
+
+
+def _fastest(rows: list[dict[str, Any]], prefix: str = "") -> str | None:
+    """The side with the least time, of those whose name begins so.
+
+    >>> _fastest([{"side": "a", "seconds": 2.0}, {"side": "b", "seconds": 1.0}])
+    'b'
+    """
+    own = [row for row in rows if row["side"].startswith(prefix)]
+    return min(own, key=lambda row: row["seconds"])["side"] if own else None
+
+
+def _against_pytorch(rows: list[dict[str, Any]]) -> str:
+    """The fastest of PyTorch's rows, if there are any; lowbit's rows are to be compared with that one."""
+    fastest = _fastest(rows, "PyTorch")
+    return "" if fastest is None else f"; of PyTorch's: {fastest}"
 
 
 def _measure_own_loop(measure: Callable[..., dict[str, Any]], case: Case) -> list[dict[str, Any]]:

@@ -57,8 +57,11 @@ CASES = {
 }
 
 
-def step_sides(case: Case) -> dict[str, Callable[[], None]]:
-    """A function for every side that trains one step of the case's model on one batch."""
+def step_sides(case: Case, say: Callable[[str], None] = print) -> dict[str, Callable[[], None]]:
+    """A function for every side that trains one step of the case's model on one batch.
+
+    `say` gets a line about a side that takes long to prepare, or cannot be measured.
+    """
     paddle.seed(0)
     images = paddle.randn([case.batch, 3, case.side, case.side])
     labels = paddle.randint(0, CLASSES, [case.batch])
@@ -66,16 +69,16 @@ def step_sides(case: Case) -> dict[str, Callable[[], None]]:
         PADDLE: _step(build_model(case.model, CLASSES), images, labels, fast=False),
         "lowbit fp32": _step(_fused(case.model), images, labels),
     }
-    if bf16_products.why_not() is None:
+    has_bf16 = bf16_products.why_not() is None
+    if has_bf16:
         precision = MixedPrecision("O1", "bf16", "cpu", native=True)
         sides["lowbit bf16"] = _step(_fused(case.model), images, labels, precision=precision)
     for name, recipe in RECIPES.items():
         sides[name] = _step(_prepared(case.model, recipe, images), images, labels)
     if importlib.util.find_spec("torch"):
-        from lowbit.bench.torch_side import torch_step
+        from lowbit.bench.torch_side import torch_steps
 
-        if (step := torch_step(case, CLASSES)) is not None:
-            sides["PyTorch fp32"] = step
+        sides |= torch_steps(case, CLASSES, bf16=has_bf16, say=say)
     return sides
 
 

@@ -1,15 +1,19 @@
-"""PyTorch's side of a training step, where it is installed: fp32, channels last, its fastest on a CPU.
+"""PyTorch's sides of a training step, where it is installed: channels last, eager and by `torch.compile`.
+
+In fp32, and in bf16 where the processor multiplies it. Which one is fastest depends on network and threads.
 
 The networks are written out here, since torchvision has no build for every PyTorch, and no ResNet20.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -72,18 +76,47 @@ def resnet20(classes: int) -> nn.Sequential:
 NETWORKS = {"resnet18": resnet18, "resnet20": resnet20}
 
 
-def torch_step(case: Case, classes: int) -> Callable[[], None] | None:
-    """A function that trains one step; None for a model that is not written out here."""
+def torch_steps(
+    case: Case, classes: int, *, bf16: bool, say: Callable[[str], None]
+) -> dict[str, Callable[[], None]]:
+    """Functions that train one step, by name; none for a model that is not written out here.
+
+    `bf16` adds rows in bf16. A row that cannot be measured, such as a compiled one without a C++ compiler, is
+    left out with a line.
+    """
+    sides: dict[str, Callable[[], None]] = {}
     if case.model not in NETWORKS:
-        return None
+        return sides
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":  # held back; the compiler does not read it
+        inductor.cpp.simdlen = 256
+    for narrow in (False, True) if bf16 else (False,):
+        for compiled in (False, True):
+            name = f"PyTorch {'bf16' if narrow else 'fp32'}{' compiled' if compiled else ''}"
+            step = _step(case, classes, narrow=narrow, compiled=compiled)
+            if compiled:
+                say(f"{name}: compiling, a minute or two")
+                try:
+                    step()
+                except Exception as error:
+                    say(f"{name} is left out, it does not compile here: {str(error).splitlines()[0]}")
+                    continue
+            sides[name] = step
+    return sides
+
+
+def _step(case: Case, classes: int, *, narrow: bool, compiled: bool) -> Callable[[], None]:
     model = NETWORKS[case.model](classes).to(memory_format=torch.channels_last)
     images = torch.randn(case.batch, 3, case.side, case.side).to(memory_format=torch.channels_last)
     labels = torch.randint(0, classes, (case.batch,))
     optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9, weight_decay=1e-4)
 
+    network = torch.compile(model) if compiled else model
+
     def step() -> None:
         model.train()
-        F.cross_entropy(model(images), labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            loss = F.cross_entropy(network(images), labels)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

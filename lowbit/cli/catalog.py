@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,6 +14,10 @@ from rich.text import Text
 
 from lowbit.cli.options import AsJson
 
+Source = Annotated[
+    Literal["lowbit", "ppcls"],
+    typer.Option("--from", help="Whose models: lowbit's, or PaddleClas's (its package ppcls)."),
+]
 NamesOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names only.")]
 
 
@@ -42,18 +46,20 @@ def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
             _print_entry(console, recipe.name, recipe.description, f"Reached: {recipe.reached}")
 
 
-def models(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
-    """List the models and configs that come with lowbit.
+def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson = False) -> None:
+    """List the models and configs that come with lowbit, or the models of PaddleClas.
 
     **Examples**
 
     - `lowbit models`
+    - `lowbit models --from ppcls`
     - `lowbit train -c digits` trains by a config, `-o Arch.name=resnet32` with another model
     """
     from lowbit.config import list_configs
-    from lowbit.models import list_models
+    from lowbit.models import list_models, list_ppcls_models
 
-    networks, configs = list_models(), list_configs()
+    networks = list_ppcls_models() if source == "ppcls" else list_models()
+    configs = [] if source == "ppcls" else list_configs()
     if as_json:
         entries: list[Mapping[str, object]] = [{"type": "model"} | model.to_dict() for model in networks]
         _print_json([*entries, *({"type": "config"} | config.to_dict() for config in configs)])
@@ -67,6 +73,8 @@ def models(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
     for model in networks:
         also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
         _print_entry(console, model.name + also, model.description)
+    if not configs:
+        return
     console.print(Text("Configs (-c NAME)", "bold"))
     for config in configs:
         _print_entry(console, config.name, config.description, f"Model: {config.model}")

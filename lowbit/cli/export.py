@@ -40,6 +40,15 @@ ExportTarget = Annotated[
         show_default=False,
     ),
 ]
+WeightBits = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        max=8,
+        help="Round weights to so many bits in the files: 7 for 8-bit models on processors without VNNI.",
+        show_default=False,
+    ),
+]
 
 
 def export(
@@ -52,6 +61,7 @@ def export(
     format_: ExportFormats = None,
     form: ExportForm = None,
     target: ExportTarget = None,
+    weight_bits: WeightBits = None,
     no_latency: NoLatency = False,
     config: ConfigFile = None,
     override: Overrides = None,
@@ -77,7 +87,7 @@ def export(
 
     - `lowbit export runs/digits` writes runs/digits/export
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
-    - `lowbit export runs/w8a8 --format onnx --target avx2`
+    - `lowbit export runs/w8a8 --format onnx --target avx2 --weight-bits 7`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
     - `lowbit export runs/w8a8 --form fp32` writes runs/w8a8/export/fp32
     """
@@ -89,6 +99,7 @@ def export(
         formats=format_,
         form=form,
         target=target,
+        weight_bits=weight_bits,
         latency=not no_latency,
         config=config,
         override=override or (),

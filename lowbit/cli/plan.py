@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,12 @@ from lowbit.errors import LowbitError
 from lowbit.formatting import Section
 
 if TYPE_CHECKING:
+    from paddle import nn
+
+    from lowbit.nn.edges import Edges
     from lowbit.recipe import LayerPlan, Plan
 
-_CLASSES = 1000  # ImageNet's, where nobody says
+_CLASSES, _SHAPE = 1000, (3, 224, 224)  # ImageNet's, where nobody says
 
 
 def plan(
@@ -48,34 +52,62 @@ def plan(
     - `lowbit plan -c digits --recipe qat_w8a8 --json`
     """
     from lowbit.models import build_model
+    from lowbit.nn.edges import Edges
     from lowbit.recipe import describe_layers, load_recipe
 
-    name, classes, kwargs = _chosen_model(model, config, override)
+    name, classes, kwargs, shape = _chosen_model(model, config, override)
     loaded = load_recipe(recipe)
     count = num_classes or classes or _CLASSES
-    layers = loaded.assign(build_model(name, count, **kwargs))
+    built = build_model(name, count, **kwargs)
+    layers = loaded.assign(built)
+    edges = _edges(built, layers, shape) if loaded.outputs == "quantized" else Edges()
     if as_json:
         found = {"model": name, "num_classes": count, "recipe": recipe}
         found["layers"] = describe_layers(layers)
+        found["outputs"] = [asdict(edge) for edge in edges.found]
+        found["outputs_in_floats"] = list(edges.without_module)
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
     if num_classes is None and classes is None and not quiet:
         print(f"{_CLASSES} classes assumed; --num-classes says otherwise", file=sys.stderr)
-    show(plan_sections(layers, f"{name} with {recipe}"), wide=wide)
+    show([*plan_sections(layers, f"{name} with {recipe}"), *_edge_sections(edges)], wide=wide)
+
+
+def _edges(model: nn.Layer, layers: list[LayerPlan], shape: tuple[int, int, int]) -> Edges:
+    import paddle
+
+    from lowbit.nn.edges import find_edges
+
+    quantized = [assigned.layer.name for assigned in layers if not assigned.plan.is_full]
+    return find_edges(model, [paddle.zeros([1, *shape])], quantized)
+
+
+def _edge_sections(edges: Edges) -> list[Section]:
+    """The tensors between layers that are quantized, and who reads them."""
+    from lowbit.nn.edge_quantizers import edge_name
+
+    if not edges.lines():
+        return []
+    rows = tuple(
+        (edge_name(edge.owner, edge.place), ", ".join(edge.readers) or "no layer: a sum, a pool, …")
+        for edge in edges.found
+    )
+    columns = ("output of", "read by the layers")
+    return [Section("Tensors between layers", columns, rows, tuple(edges.lines()), left=len(columns))]
 
 
 def _chosen_model(
     model: str | None, config: Path | None, override: list[str] | None
-) -> tuple[str, int | None, dict[str, Any]]:
+) -> tuple[str, int | None, dict[str, Any], tuple[int, int, int]]:
     if (model is None) == (config is None):
         raise LowbitError("give either a model's name or -c CONFIG, which names one")
     if config is None:
         if override:
             raise LowbitError("-o changes a setting of a config; give -c CONFIG, too")
         assert model is not None
-        return model, None, {}
+        return model, None, {}, _SHAPE
     settings = load_config(config, override or ())
-    return settings.Arch.name, settings.num_classes, settings.Arch.kwargs
+    return settings.Arch.name, settings.num_classes, settings.Arch.kwargs, settings.Global.image_shape
 
 
 _WIDE = ("#", "type", "shape")

@@ -19,13 +19,8 @@ READ_BY = {
     "paddle-int8": ("paddle-int8",),
     "onnx": ("onnxruntime", "openvino", "lowbit"),
 }
-# What a form is, in the words of `--form`. `auto` writes the fastest that computes what was trained.
-FORMS = {
-    "auto": "the fastest that computes what was trained",
-    "int8": "integers, as trained",
-    "simulated": "floats on the trained grids (Paddle only): exact everywhere, slow",
-    "fp32": "the same network with nothing quantized, in the folder `fp32` inside",
-}
+# The words of `--form`: integers as trained; floats on the trained grids (Paddle only); nothing quantized.
+FORMS = ("int8", "simulated", "fp32")
 FP32_FOLDER = "fp32"
 _SECONDS = 1.0  # for an engine
 _ROUNDS = 9
@@ -51,16 +46,10 @@ class EngineGain:
         return self.faster is not None and self.faster < _SLOWER
 
 
-def check_form(word: str | None) -> str:
-    """
-    >>> check_form(None), check_form("fp32")
-    ('auto', 'fp32')
-    """
-    if word is None:
-        return "auto"
-    if word not in FORMS:
+def check_form(word: str | None) -> None:
+    """An error for a misspelt form; None leaves the choice to lowbit."""
+    if word is not None and word not in FORMS:
         raise LowbitError(f'no form "{word}"; {did_you_mean(word, FORMS)}')
-    return word
 
 
 def measure_gains(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -10,11 +11,20 @@ from lowbit.kernels.library import ADDRESS, declare, kernels
 from lowbit.kernels.quantization import CLayout, Layout
 
 
+class Activation(IntEnum):
+    """What follows a batch norm in the same pass: lowbit_activation of csrc/norm/norm.h."""
+
+    NONE = 0
+    RELU = 1
+    RELU6 = 2
+    HARDSWISH = 3
+
+
 class Norm(NamedTuple):
     """A batch norm's input and settings; without a weight it is 1, without a bias 0.
 
-    `other`, if given, is a residual that is added after normalization; a ReLU follows if `rectified`. `scale`
-    has one value per channel of each image, of which x may be integer multiples.
+    `other`, if given, is a residual that is added after normalization; an activation follows, after a
+    residual only a ReLU. `scale` has one value per channel of each image, of which x may be multiples.
     """
 
     x: int | None
@@ -25,7 +35,7 @@ class Norm(NamedTuple):
     momentum: float
     other: int | None = None
     scale: int | None = None
-    rectified: bool = False
+    activation: int = 0
 
 
 class Pool(NamedTuple):
@@ -50,7 +60,7 @@ class _Norm(ctypes.Structure):
         ("layout", CLayout),
         *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
         *((name, ctypes.c_void_p) for name in ("other", "scale")),
-        ("rectified", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
     ]
 
 
@@ -117,7 +127,7 @@ class NormKernels:
     ) -> None:
         """The gradients that are wanted; with `multiples`, they replace x.
 
-        `dother` is dY after the ReLU; without a ReLU it equals dY and is not written. `largest` are the
+        `dother` is dY before the ReLU; without a ReLU it equals dY and is not written. `largest` are the
         largest magnitudes of dX, [images, channels].
         """
         self._library.lowbit_batch_norm_backward(

@@ -101,6 +101,16 @@ _SIGNATURES = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
     "lowbit_quantize_grad": (_STATUS, [ADDRESS] * 6 + [CLayout, _Grid]),
     "lowbit_lsq_grad": (_STATUS, [ADDRESS] * 5 + [CLayout, _Grid]),
+    "lowbit_drop_quantize": (
+        _STATUS,
+        [ADDRESS] * 3 + [CLayout, _Grid, ctypes.POINTER(_Draw), ctypes.c_uint32],
+    ),
+    "lowbit_drop_lsq_grad": (
+        _STATUS,
+        [ADDRESS] * 5 + [CLayout, _Grid, ctypes.POINTER(_Draw), ctypes.c_uint32],
+    ),
+    "lowbit_shift_channels": (_STATUS, [ADDRESS] * 3 + [CLayout]),
+    "lowbit_channel_sums": (_STATUS, [ADDRESS] * 2 + [CLayout]),
     "lowbit_ranges": (_STATUS, [ADDRESS] * 2 + [_AXES, _INT32]),
     "lowbit_mse_ranges": (_STATUS, [ADDRESS] * 2 + [_AXES] + [_INT32] * 4),
     "lowbit_scales": (_STATUS, [ADDRESS] * 2 + [_INT64] + [_INT32] * 2),
@@ -160,6 +170,39 @@ class QuantizeKernels:
     ) -> None:
         """LSQ's gradients; that of the step is not yet multiplied by its gradient scale."""
         self._library.lowbit_lsq_grad(x, dy, dx, step, dstep, CLayout(*layout), _Grid(*levels))
+
+    def drop_quantize(
+        self, x: int, y: int, scale: int, layout: Layout, levels: Levels, draw: Draw, threshold: int
+    ) -> None:
+        """Fake quantization of the values whose random number of 24 bits is not below the threshold."""
+        self._library.lowbit_drop_quantize(
+            x, y, scale, CLayout(*layout), _Grid(*levels), _Draw(*draw), threshold
+        )
+
+    def drop_lsq_grad(
+        self,
+        x: int,
+        dy: int,
+        dx: int,
+        step: int,
+        dstep: int,
+        layout: Layout,
+        levels: Levels,
+        draw: Draw,
+        threshold: int,
+    ) -> None:
+        """Its gradients, of LSQ; that of the step is not yet multiplied by its gradient scale."""
+        self._library.lowbit_drop_lsq_grad(
+            x, dy, dx, step, dstep, CLayout(*layout), _Grid(*levels), _Draw(*draw), threshold
+        )
+
+    def shift_channels(self, x: int, y: int, by: int, layout: Layout) -> None:
+        """x + by, a number per channel."""
+        self._library.lowbit_shift_channels(x, y, by, CLayout(*layout))
+
+    def channel_sums(self, dy: int, sums: int, layout: Layout) -> None:
+        """The sum over each channel."""
+        self._library.lowbit_channel_sums(dy, sums, CLayout(*layout))
 
     def ranges(self, x: int, ranges: int, axes: Axes, *, signed: bool = True) -> None:
         """The largest |x| of every group, or, if not signed, the largest of 0 and x; NaN where x has one."""

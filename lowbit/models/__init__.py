@@ -1,11 +1,13 @@
 """Models by name: the registry, building one, and loading its weights."""
 
 from lowbit.models import resnet_cifar, vision  # noqa: F401  (they register their models)
-from lowbit.models.build import build_model, check_trusted
+from lowbit.models.build import build_model, check_name, check_trusted
+from lowbit.models.ppcls import list_ppcls_models, ppcls_is_installed, ppcls_names
 from lowbit.models.registry import ModelEntry, list_models, model_aliases, model_names, register_model
 from lowbit.models.weights import (
     assign_weights,
     count_classes,
+    find_pretrained,
     load_weights,
     not_finite,
     read_pickle,
@@ -17,13 +19,18 @@ __all__ = [
     "ModelEntry",
     "assign_weights",
     "build_model",
+    "check_name",
     "check_trusted",
     "count_classes",
+    "find_pretrained",
     "list_models",
+    "list_ppcls_models",
     "load_weights",
     "model_aliases",
     "model_names",
     "not_finite",
+    "ppcls_is_installed",
+    "ppcls_names",
     "read_pickle",
     "read_weights",
     "register_model",

@@ -8,8 +8,6 @@ from typing import Any
 
 from paddle.nn import Layer
 
-from lowbit.errors import LowbitError, did_you_mean
-
 Builder = Callable[..., Layer]
 
 _BUILDERS: dict[str, Builder] = {}
@@ -74,12 +72,6 @@ def list_models() -> list[ModelEntry]:
     ]
 
 
-def find_builder(name: str) -> Builder:
-    """The builder of a registered name or of another spelling of it."""
-    builder = _BUILDERS.get(_ALIASES.get(name, name))
-    if builder is None:
-        raise LowbitError(
-            f'unknown model "{name}": {did_you_mean(name, [*_BUILDERS, *_ALIASES])} '
-            '(a model of your own is named as "package.module:Class")'
-        )
-    return builder
+def find_builder(name: str) -> Builder | None:
+    """The builder of a registered name or of another spelling of it; None where there is no such model."""
+    return _BUILDERS.get(_ALIASES.get(name, name))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import paddle.vision.models as vision
 from paddle.nn import Layer
 
+from lowbit.models.auxiliary import logits_in_evaluation
 from lowbit.models.registry import register_model
 
 
@@ -42,3 +46,49 @@ def resnet34(num_classes: int) -> Layer:
 def resnet50(num_classes: int) -> Layer:
     """ResNet with 50 layers of bottleneck blocks; 224x224 images."""
     return vision.resnet50(num_classes=num_classes)
+
+
+def _register(name: str, description: str, **options: Any) -> None:
+    """Register paddle.vision's function of that name; `options` are the keywords that it takes."""
+
+    def build(num_classes: int, **given: Any) -> Layer:
+        return getattr(vision, name)(num_classes=num_classes, **given)
+
+    build.__doc__ = f"{description}; 224x224 images."
+    # build_model compares options with the signature.
+    keywords = [
+        inspect.Parameter(word, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for word, value in options.items()
+    ]
+    first = inspect.Parameter("num_classes", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    build.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    register_model(name)(build)
+
+
+_register("alexnet", "AlexNet: five convolutions and three large Linear layers")
+
+
+@register_model("googlenet")
+def googlenet(num_classes: int) -> Layer:
+    """GoogLeNet: Inception blocks, with two more classifiers for training; 224x224 images."""
+    return logits_in_evaluation(vision.googlenet(num_classes=num_classes))
+
+
+_register("inception_v3", "Inception V3: factorized convolutions; made for 299x299")
+_register("mobilenet_v1", "MobileNetV1: depthwise and 1x1 convolutions", scale=1.0)
+for _depth in (101, 152):
+    _register(f"resnet{_depth}", f"ResNet with {_depth} layers of bottleneck blocks")
+for _depth, _groups in ((50, 32), (50, 64), (101, 32), (101, 64), (152, 32), (152, 64)):
+    _register(
+        f"resnext{_depth}_{_groups}x4d", f"ResNeXt with {_depth} layers, convolutions in {_groups} groups"
+    )
+for _depth in (50, 101):
+    _register(f"wide_resnet{_depth}_2", f"ResNet with {_depth} layers, twice as wide inside of its blocks")
+for _depth in (11, 13, 16, 19):
+    _register(f"vgg{_depth}", f"VGG with {_depth} layers: plain 3x3 convolutions", batch_norm=False)
+for _depth in (121, 161, 169, 201, 264):
+    _register(f"densenet{_depth}", f"DenseNet with {_depth} layers: each reads all before it")
+for _version in ("1_0", "1_1"):
+    _register(f"squeezenet{_version}", "SqueezeNet: 1x1 convolutions squeeze the channels")
+for _width in ("x0_25", "x0_33", "x0_5", "x1_0", "x1_5", "x2_0", "swish"):
+    _register(f"shufflenet_v2_{_width}", "ShuffleNetV2: channels are split and shuffled, for phones")

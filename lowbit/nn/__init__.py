@@ -7,6 +7,7 @@ calibration in `calibration`, what is deployed in `deployed_form`.
 
 from __future__ import annotations
 
+from lowbit.nn.activation_matmul import Matmul, QuantizedMatmul
 from lowbit.nn.batch_norm import convert_sync_batch_norm, refresh_batch_norm, refreshed_batch_norm
 from lowbit.nn.bn_folding import Folded, fold_batch_norm
 from lowbit.nn.calibration import calibrate, find_quantizers
@@ -32,7 +33,9 @@ from lowbit.nn.quantizer import Quantizer
 __all__ = [
     "DeployedOperand",
     "Folded",
+    "Matmul",
     "Preparation",
+    "QuantizedMatmul",
     "Quantizer",
     "calibrate",
     "convert_sync_batch_norm",

@@ -39,8 +39,10 @@ class _Call:
     output: Any
 
 
-def find_foldable(model: nn.Layer, *inputs: Tensor) -> Folded:
+def find_foldable(model: nn.Layer, *inputs: Tensor, quantized: bool = False) -> Folded:
     """The batch norms that can be folded into the layer before them, and the others with the reason.
+
+    `quantized` counts quantized layers, too.
 
     The model, which stays as it is, is run on `inputs`. The proof does not depend on the values in it: what
     a layer gives is hidden from everyone but its batch norm, and the answers must stay the same.
@@ -58,7 +60,7 @@ def find_foldable(model: nn.Layer, *inputs: Tensor) -> Folded:
             if isinstance(layer, nn.BatchNorm):
                 found.left_alone[name] = "it is the old paddle.nn.BatchNorm: use BatchNorm2D in the model"
             if isinstance(layer, BATCH_NORM):
-                source, why = _source(layer, calls, model)
+                source, why = _source(layer, calls, model, quantized=quantized)
                 if source is None:
                     found.left_alone[name] = why
                 else:
@@ -107,7 +109,9 @@ def _answers(model: nn.Layer, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
     return [out.astype("float32").numpy() for out in flat if isinstance(out, Tensor)]
 
 
-def _source(norm: nn.Layer, calls: list[_Call], model: nn.Layer) -> tuple[nn.Layer | None, str]:
+def _source(
+    norm: nn.Layer, calls: list[_Call], model: nn.Layer, *, quantized: bool
+) -> tuple[nn.Layer | None, str]:
     """The layer whose output the batch norm takes, or why it cannot be folded into one."""
     own = [call for call in calls if call.layer is norm]
     if len(own) != 1:
@@ -118,7 +122,7 @@ def _source(norm: nn.Layer, calls: list[_Call], model: nn.Layer) -> tuple[nn.Lay
     if not sources:
         return None, "its input is not the output of a Conv2D, Conv2DTranspose or Linear layer"
     source = sources[-1].layer
-    if is_quantized(source):
+    if is_quantized(source) and not quantized:
         return None, "the layer before it is quantized already: fold before prepare"
     if isinstance(source, BATCH_NORM):
         return None, "its input is the output of another batch norm"

@@ -13,6 +13,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.exact_rounding import align_scales
 from lowbit.nn.int_forward import forward_is_of_integers, per_output
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import Quantizer
@@ -112,6 +113,7 @@ def correct_biases(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]
     calibrate(model, batches)
     correct_biases(model, batches)
     """
+    align_scales(model)
     layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
     if without := [layer for layer in layers if layer.bias is None]:
         raise LowbitError(

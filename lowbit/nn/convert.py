@@ -12,6 +12,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels import why_missing
+from lowbit.nn.activation_matmul import QuantizedProducts, quantize_products
 from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
 from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
 from lowbit.nn.calibration import give_bias
@@ -37,6 +38,7 @@ class Preparation:
     recipe: Recipe
     layers: tuple[LayerPlan, ...]
     batch_norms: Folded = field(default_factory=Folded)
+    products: QuantizedProducts = field(default_factory=QuantizedProducts)  # of two activations
     edges: Edges = field(default_factory=Edges)
 
     @property
@@ -62,6 +64,10 @@ class Preparation:
         lines = [f"{len(self.quantized)} of {len(self.layers)} layers are quantized:"]
         lines += [f"  {count} with {plan}" for plan, count in plans.items()]
         lines += [f"  {name} is not: {why}" for name, why in self.left_alone.items()]
+        if self.products.names:
+            spec = self.recipe.matmul.operand_spec()
+            lines.append(f"{len(self.products.names)} products of two activations with operands {spec}")
+        lines += [f"  the products of {name} are not: {why}" for name, why in self.products.left_alone]
         lines += self.edges.lines()
         folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
         if folded or apart:
@@ -121,6 +127,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     freezing = {} if recipe.batch_norm.freeze_after is None else _batch_norms(model)
     for name, norm in freezing.items():
         check_can_freeze(norm, name)
+    # First: attention layers are tried before what is inside of them has no scales.
+    products = QuantizedProducts() if recipe.matmul is None else quantize_products(model, recipe.matmul)
     for assigned in quantized:
         name = assigned.layer.name
         number = assigned.layer.index
@@ -135,7 +143,10 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         follow(pair.norm, pair)
     if recipe.outputs == "quantized":
         attach(model, edges, {found.layer.name: found.plan for found in quantized}, pact=recipe.pact)
-    note_preparation(model, Preparation(recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges))
+    preparation = Preparation(
+        recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges, products=products
+    )
+    note_preparation(model, preparation)
     return model
 
 

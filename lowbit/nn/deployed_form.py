@@ -67,15 +67,16 @@ def deployed_input(layer: nn.Layer) -> DeployedOperand:
 
     bounds = deployed_input(model.conv1)
     """
-    return _activation(_quantizer(layer, "input"))
+    return deployed_operand(_quantizer(layer, "input"))
 
 
 def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
     """What becomes of the tensors between layers that `outputs: quantized` puts on grids, by name."""
-    return {edge_name(*at): _activation(found) for at, found in edge_quantizers(model).items()}
+    return {edge_name(*at): deployed_operand(found) for at, found in edge_quantizers(model).items()}
 
 
-def _activation(quantizer: Quantizer) -> DeployedOperand:
+def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
+    """What becomes of an activation; a LowbitError where that is only known in every call."""
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'

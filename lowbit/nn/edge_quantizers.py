@@ -18,6 +18,7 @@ from paddle import Tensor, nn
 from lowbit.errors import LowbitError
 from lowbit.nn.calibration import FOLDED_NORM, FoldedNorm
 from lowbit.nn.edges import Edges, Place
+from lowbit.nn.exact_rounding import ROUNDINGS
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import Quantizer
 from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
@@ -136,6 +137,7 @@ def attach(model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pa
     """
     layers = dict(model.named_sublayers())
     norms = dict(edges.batch_norms)
+    setattr(model, ROUNDINGS, edges.roundings)
     for name in plans:
         setattr(layers[name], FOLDED_NORM, FoldedNorm(layers[norms[name]] if name in norms else None))
     for edge in edges.found:
@@ -209,6 +211,7 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+@paddle.jit.not_to_static  # decided in Python, before a program is made of it
 def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     if not isinstance(output, Tensor | paddle.pir.Value):
         raise LowbitError(
@@ -219,6 +222,7 @@ def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
     return _on_grid(layer.output_quantizer, output)
 
 
+@paddle.jit.not_to_static
 def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_on_grid(layer.input_quantizer, given[0]), *given[1:])
 

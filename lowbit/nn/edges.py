@@ -13,6 +13,7 @@ known, not guessed, which tensor is which module's. A tensor of no module is rep
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -55,12 +56,28 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """An operator whose result is rounded to a grid: a layer, a sum of two tensors, a mean over pixels.
+
+    Quantizers are named by their module and place. A layer's source is its own input quantizer.
+    """
+
+    kind: Literal["layer", "sum", "mean"]
+    sources: tuple[tuple[str, Place], ...]
+    target: tuple[str, Place]
+    layer: str = ""
+    batch_norm: str = ""
+    count: int = 1  # of the pixels of a mean
+
+
+@dataclass(frozen=True)
 class Edges:
     """The edges of a model, and those without a module, in words."""
 
     found: tuple[Edge, ...] = ()
     without_module: tuple[str, ...] = ()
     batch_norms: tuple[tuple[str, str], ...] = ()  # layers with the batch norm that alone reads their output
+    roundings: tuple[Rounding, ...] = ()  # in the order of the network
 
     def lines(self) -> list[str]:
         """A few lines for people; none where nothing was found."""
@@ -148,6 +165,7 @@ class _Node:
     outputs: list[str]
     name: str = ""  # of a layer or a module
     moves: bool = False  # whether it gives values of its input and zeros, and no others
+    pixels: int = 0  # that a mean over all pixels adds up
 
 
 class _Graph:
@@ -173,12 +191,16 @@ class _Graph:
 
     def edges(self) -> Edges:
         found, without = [], []
+        grids: dict[str, tuple[str, Place]] = {}  # value -> its quantizer
         for node in self.nodes:
             if node.kind in ("input", "output") or node.moves:
                 continue
             for value in node.outputs:
                 readers = self._readers(value)
-                if not self._needs_grid(value, readers) or _is_one_layer(readers):
+                if not self._needs_grid(value, readers):
+                    continue
+                if _is_one_layer(readers):
+                    grids[value] = (readers[0].name, "input")
                     continue
                 owner = self._owner(value)
                 if owner is None:
@@ -187,7 +209,35 @@ class _Graph:
                 names = tuple(dict.fromkeys(one.name for one in readers if one.kind == "layer"))
                 spec_of = names[0] if names else self.next_layer[value]
                 found.append(Edge(owner.name, owner.kind, names, spec_of))
-        return Edges(tuple(found), tuple(without), tuple(self._batch_norms()))
+                grids[value] = (owner.name, owner.kind)
+        norms = dict(self._batch_norms())
+        roundings = tuple(self._roundings(grids, norms))
+        return Edges(tuple(found), tuple(without), tuple(norms.items()), roundings)
+
+    def _roundings(self, grids: dict[str, tuple[str, Place]], norms: dict[str, str]) -> Iterator[Rounding]:
+        for node in self.nodes:
+            target = grids.get(self._rounded(node.outputs[0]))
+            sources = tuple(grids.get(self._origin(value)) for value in node.inputs)
+            if target is None:
+                continue
+            if node.kind == "layer":
+                yield Rounding("layer", ((node.name, "input"),), target, node.name, norms.get(node.name, ""))
+            elif None not in sources and node.kind == "add" and len(sources) == 2:
+                yield Rounding("sum", sources, target)
+            elif None not in sources and node.kind == "pool2d" and node.pixels:
+                yield Rounding("mean", sources, target, count=node.pixels)
+
+    def _rounded(self, value: str) -> str:
+        """The value that is rounded, behind what belongs to the operator that makes this one."""
+        while len(readers := self._readers(value)) == 1 and self._is_part_of_product(readers[0], value):
+            value = readers[0].outputs[0]
+        return value
+
+    def _origin(self, value: str) -> str:
+        """The value before marks and moves."""
+        while (node := self.maker.get(value)) and (node.kind in ("input", "output") or node.moves):
+            value = node.inputs[0]
+        return value
 
     def _batch_norms(self) -> Iterator[tuple[str, str]]:
         """Quantized layers and the batch norms that are folded into them."""
@@ -325,9 +375,18 @@ def _read(program: Any, layers: set[str]) -> list[_Node]:
             outputs = made[:1] if kind in _WITH_EXTRA_RESULTS else made
             constants = {value for value in given if value not in computed}
             moves = _moves(kind, operation.attrs(), used, constants - zeros)
-            nodes.append(_Node(kind, used, outputs, name, moves))
+            pixels = _pixels(kind, operation) if not moves else 0
+            nodes.append(_Node(kind, used, outputs, name, moves, pixels))
             computed.update(made)
     return nodes
+
+
+def _pixels(kind: str, operation: Any) -> int:
+    """Of how many pixels each result of a pool is the mean, if it is that of all."""
+    if kind != "pool2d" or operation.attrs()["data_format"] != "NCHW":
+        return 0
+    before, after = operation.operands_source()[0].shape[2:], operation.results()[0].shape[2:]
+    return math.prod(before) if math.prod(after) == 1 and min(before) > 0 else 0
 
 
 def _moves(kind: str, attributes: Mapping[str, Any], used: list[str], not_zeros: set[str]) -> bool:

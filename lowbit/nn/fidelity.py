@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle import Tensor, nn
 
-from lowbit.nn.inspect import quantization_mode
+from lowbit.nn.inspect import Way, quantization_mode
 
 _BATCHES = 4
 _SAMPLES = 128
@@ -59,10 +59,12 @@ def measure_fidelity(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor
 
     measure_fidelity(net, [images]).destroyed
     """
-    own, full = [], []
+    own: list[list[np.ndarray]] = []
+    full: list[list[np.ndarray]] = []
     for batch in islice(batches, _BATCHES):
         inputs = list(batch) if isinstance(batch, list | tuple) else [batch]
-        for mode, answers in (("quantized", own), ("full", full)):
+        modes: tuple[tuple[Way, list[list[np.ndarray]]], ...] = (("quantized", own), ("full", full))
+        for mode, answers in modes:
             with quantization_mode(model, mode), paddle.no_grad():
                 found = paddle.utils.flatten(model(*inputs))
                 answers.append([one.numpy() for one in found if isinstance(one, Tensor)])

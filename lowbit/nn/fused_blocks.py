@@ -1,10 +1,10 @@
-"""Fused blocks: batch norm, residual sum and ReLU in one pass and one autograd node, put in by conversion.
+"""Fused blocks: batch norm, residual sum and activation in one pass and one autograd node, by conversion.
 
 A block is converted only where its code is known: classes of a registry, whose forward must be the one this
 file was written for, layers next to each other in `nn.Sequential`, or layers that the user names. Parameters
 and sublayers stay where they are, so `state_dict` keeps its names. Each fused step checks its layers when it
 runs and calls them one by one where it cannot run as one: hooks on an inner layer, another batch norm, an
-activation that is no ReLU, evaluation, mixed precision, GPUs, export.
+activation other than ReLU, ReLU6 and hard swish, evaluation, mixed precision, GPUs, export.
 
 Example::
 
@@ -31,6 +31,7 @@ from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
 from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
 
 _FusedForward = Callable[[Any, Tensor], Tensor]
@@ -99,9 +100,9 @@ def norm_act(
     >>> norm_act(nn.BatchNorm2D(2), paddle.ones([1, 2, 3, 3]), F.relu).shape
     [1, 2, 3, 3]
     """
-    relu = activation is F.relu or (type(activation) is nn.ReLU and not _has_hooks(activation))
-    if (activation is None or relu) and _is_plain_norm(norm):
-        y = fused_batch_norm(norm, x, residual, relu=relu)
+    kind = _activation_kind(activation)
+    if kind is not None and _is_plain_norm(norm):
+        y = fused_batch_norm(norm, x, residual, activation=kind)
         if y is not None:
             return y
     y = norm(x)
@@ -149,12 +150,13 @@ def _convert(layer: nn.Layer) -> str | None:
         return None
     kind = type(layer)
     known = _REGISTRY.get(kind)
-    if known is not None and known.is_unchanged(kind):
+    if known is not None and known.is_unchanged(kind) and known.applies(layer):
         layer.__class__ = _fused_class(kind, known.forward)
         return known.what
-    if kind.forward is nn.Sequential.forward and (pairs := len(_pairs(list(layer)))):
+    if kind.forward is nn.Sequential.forward and (pairs := _pairs(list(layer))):
+        kinds = ", ".join(dict.fromkeys(type(layer[at + 1]).__name__ for at in sorted(pairs)))
         layer.__class__ = _fused_class(kind, _sequential)
-        return f"batch norm + ReLU: {pairs}"
+        return f"batch norm + {kinds}: {len(pairs)}"
     return None
 
 
@@ -166,6 +168,7 @@ class _Known:
     forward: _FusedForward
     what: str
     digest: str  # of the source of the class's own forward, for which `forward` was written
+    applies: Callable[[Any], bool] = lambda layer: True
 
     def is_unchanged(self, kind: type[nn.Layer]) -> bool:
         return source_digest(kind) == self.digest
@@ -183,12 +186,24 @@ def source_digest(kind: type[nn.Layer]) -> str:
     return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:12]
 
 
-def _known(kind: type[nn.Layer], what: str, digest: str) -> Callable[[_FusedForward], _FusedForward]:
+def _known(
+    kind: type[nn.Layer], what: str, digest: str, applies: Callable[[Any], bool] = lambda layer: True
+) -> Callable[[_FusedForward], _FusedForward]:
     def register(forward: _FusedForward) -> _FusedForward:
-        _REGISTRY[kind] = _Known(forward, what, digest)
+        _REGISTRY[kind] = _Known(forward, what, digest, applies)
         return forward
 
     return register
+
+
+# The old batch norm has its activation within: DenseNet, and PaddleClas's ConvBNLayer.
+_INNER = {"relu": Activation.RELU, "relu6": Activation.RELU6, "hard_swish": Activation.HARDSWISH}
+
+
+@_known(nn.BatchNorm, "batch norm with its activation", "f77644306d71", lambda norm: norm._act in _INNER)
+def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
+    y = fused_batch_norm(self, x, activation=_INNER[self._act]) if self._act in _INNER else None
+    return self._plain.forward(self, x) if y is None else y
 
 
 @_known(resnet.BasicBlock, "2 batch norms + ReLU, with the residual sum", "a1ef458c00df")
@@ -269,8 +284,9 @@ def _run_layers(layers: list[nn.Layer], x: Tensor) -> Tensor:
 
 
 def _pairs(layers: list[nn.Layer]) -> set[int]:
-    """The places of batch norms that a ReLU follows."""
-    return {at for at, (norm, act) in enumerate(pairwise(layers)) if _is_norm(norm) and type(act) is nn.ReLU}
+    """The places of batch norms that an activation follows."""
+    pairs = enumerate(pairwise(layers))
+    return {at for at, (norm, act) in pairs if _is_norm(norm) and type(act) in _ACTIVATIONS}
 
 
 # Layers that the user names. ----------------------------------------------------------------------------
@@ -313,7 +329,7 @@ def _pair_of(group: Sequence[str], layers: dict[str, nn.Layer]) -> tuple[nn.Laye
 
 
 def _norm_with_relu(self: Any, x: Tensor) -> Tensor:
-    y = None if _has_hooks(self) else fused_batch_norm(self, x, None, relu=True)
+    y = None if _has_hooks(self) else fused_batch_norm(self, x, None, activation=Activation.RELU)
     if y is None:
         return self._plain.forward(self, x)
     setattr(y, _RECTIFIED, y.inplace_version)
@@ -349,6 +365,25 @@ def _trial(net: nn.Layer, example: Tensor) -> list[Tensor]:
 # What may be fused. -------------------------------------------------------------------------------------
 
 
+_ACTIVATIONS = {
+    nn.ReLU: Activation.RELU,
+    nn.ReLU6: Activation.RELU6,
+    nn.Hardswish: Activation.HARDSWISH,
+}
+_FUNCTIONS = {F.relu: Activation.RELU, F.relu6: Activation.RELU6, F.hardswish: Activation.HARDSWISH}
+
+
+def _activation_kind(activation: nn.Layer | Callable[[Tensor], Tensor] | None) -> Activation | None:
+    """What the kernels call it; None for one that they do not have, or with hooks."""
+    if activation is None:
+        return Activation.NONE
+    if not isinstance(activation, nn.Layer):
+        return _FUNCTIONS.get(activation)
+    if _has_hooks(activation) or "forward" in vars(activation):
+        return None
+    return _ACTIVATIONS.get(type(activation))
+
+
 def _is_norm(layer: nn.Layer | None) -> bool:
     return type(layer) is nn.BatchNorm2D
 
@@ -376,5 +411,5 @@ def _unfused(net: nn.Layer, fused: dict[str, str]) -> dict[str, str]:
         elif _has_hooks(layer):
             found[name] = "it has hooks"
         else:
-            found[name] = f"lowbit does not know the forward of {kind}, or no ReLU follows"
+            found[name] = f"lowbit does not know the forward of {kind}, or no ReLU or hard swish follows"
     return found

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.qt_autograd import BackwardQuantizers
@@ -45,9 +46,22 @@ def quantization_mode(model: nn.Layer, how: Way) -> Iterator[None]:
         for layer in filter(is_quantized, model.sublayers(include_self=True)):
             for name in _LEFT_OUT[how]:
                 # An attribute of the object hides the sublayer of that name, which stays where it is.
+                undo.callback(_put_back, layer, name, layer.__dict__.get(name))
                 object.__setattr__(layer, name, _unchanged)
-                undo.callback(object.__delattr__, layer, name)
+        for layer in model.sublayers(include_self=True) if _LEFT_OUT[how] else ():
+            if isinstance(layer, QuantizedMatmul):  # both operands are activations
+                for name in (f"{side}_quantizer" for side in SIDES):
+                    undo.callback(_put_back, layer, name, layer.__dict__.get(name))
+                    object.__setattr__(layer, name, _unchanged)
         yield
+
+
+def _put_back(layer: nn.Layer, name: str, before: object | None) -> None:
+    """What the attribute was before: another mode's, or none, which shows the sublayer again."""
+    if before is None:
+        object.__delattr__(layer, name)
+    else:
+        object.__setattr__(layer, name, before)
 
 
 def _unchanged(x: Tensor) -> Tensor:

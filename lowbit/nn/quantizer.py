@@ -147,6 +147,15 @@ class Quantizer(nn.Layer):
             return scale_from_range(self._known(self.kept).range, self.grid())
         return None
 
+    def set_scale(self, scale: Tensor) -> None:
+        """Give evaluation another scale, one that was learned elsewhere; the spec must keep scales."""
+        if self.step is not None:
+            self.step.start(scale)
+        elif self.kept is not None:
+            self.kept.restart(scale * self.grid().highest)
+        else:
+            raise LowbitError(f"{self._who()} chooses its scale in every call ({self.spec}): none can be set")
+
     @property
     def gives_integers(self) -> bool:
         """Whether what evaluation makes of a value is an integer times a scale."""

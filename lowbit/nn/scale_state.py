@@ -208,8 +208,16 @@ class RunningRange(nn.Layer):
 
     def update(self, range_: Tensor) -> bool:
         """Take in a batch's ranges; one that is not finite is counted and left out. Returns if it entered."""
+        return self._update(range_, self._saved())
+
+    def restart(self, range_: Tensor) -> bool:
+        """As `update`, but everything from before is forgotten."""
+        return self._update(range_, None)
+
+    def _update(self, range_: Tensor, saved: dict[str, Any] | None) -> bool:
         state = self._scaling.new_state()
-        state.load_state_dict(self._saved())
+        if saved is not None:
+            state.load_state_dict(saved)
         entered = state.update(range_.reshape(self._buffers["range"].shape))
         for name, value in self._full_size(state.state_dict()).items():
             self._buffers[name].set_value(value)

@@ -79,7 +79,8 @@ def _channels(shape: tuple[int, ...], own: tuple[int, ...]) -> Layout | None:
     return Layout(math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:]))
 
 
-def _levels(grid: Grid) -> Levels:
+def levels(grid: Grid) -> Levels:
+    """The grid as the kernels take it."""
     return Levels(grid.lowest, grid.highest, grid.signed)
 
 
@@ -100,7 +101,7 @@ def on_grid(
         scale.data_ptr(),
         _address(bound),
         seen_as,
-        _levels(grid),
+        levels(grid),
         integers=integers,
     )
     return y
@@ -128,7 +129,7 @@ def straight_through(
         _address(bound),
         _address(dbound),
         seen_as,
-        _levels(grid),
+        levels(grid),
     )
     return dx, dbound
 
@@ -141,7 +142,7 @@ def learned_step(
     dx = new_tensor(x.shape) if learning[0] else None
     dstep = new_tensor(step.shape) if learning[1] else None
     quantize_kernels().lsq_grad(
-        x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, _levels(grid)
+        x.data_ptr(), dy.data_ptr(), _address(dx), step.data_ptr(), _address(dstep), seen_as, levels(grid)
     )
     return dx, dstep
 

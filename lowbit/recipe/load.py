@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lowbit.recipe.recipe import Recipe, Sources
 
 _FOLDERS = ("recipes", "qt_config")  # where the repository has them, and low-precision training's original
 _ABOUT = ("description", "reached")  # keys of a recipe that are for people
+_PTQ = re.compile(r"ptq_w([2-8])a([2-8])")
 _KINDS = {"ptq": "post-training", "qat": "QAT", "qt": "low-precision training"}
 
 
@@ -25,6 +27,7 @@ def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
     """The recipe that is meant: the name of a bundled one, a file, values in any dialect, or a Recipe itself.
 
     A text with a path separator or the suffix .yaml or .yml is a file, any other a name (`list_recipes`).
+    `ptq_wNaM` stands for `ptq_w4a4` with N bits for weights and M for inputs.
 
     >>> load_recipe("qat_w4a4") == load_recipe("qt_config/qat_w4a4.yaml")
     True
@@ -36,6 +39,9 @@ def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
     if not isinstance(source, str | os.PathLike):
         what = type(source).__name__
         raise LowbitError(f"a recipe is a name, a path, a dict or a lowbit.Recipe, got {what}")
+    bits = _PTQ.fullmatch(os.fspath(source))
+    if bits and source not in bundled_names(RECIPES):
+        return make_recipe(_ptq_values(*bits.groups()), os.fspath(source))
     path = find_file(os.fspath(source), RECIPES, "recipe", _FOLDERS)
     values, lines = _read_file(path)
     return _read(values, {at: f"{path}:{line}" for at, line in lines.items()}, str(path))
@@ -60,6 +66,14 @@ def recipe_file_values(name: str) -> dict[str, Any]:
     """
     values, _ = _read_file(find_file(name, RECIPES, "recipe", _FOLDERS))
     return {key: value for key, value in values.items() if key not in _ABOUT}
+
+
+def _ptq_values(weight_bits: str, input_bits: str) -> dict[str, Any]:
+    """The recipe of 4 bits without training, with other bits in all layers but the first and the last."""
+    values = recipe_file_values("ptq_w4a4")
+    forward = values["rules"][0]["forward"]
+    forward["weight"]["grid"], forward["input"]["grid"] = f"int{weight_bits}", f"int{input_bits}"
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)

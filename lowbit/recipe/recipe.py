@@ -16,7 +16,7 @@ from lowbit.numerics import FULL
 from lowbit.recipe.model_layers import ModelLayer, find_layers
 from lowbit.recipe.plan import PRODUCTS, Plan, operands_of
 from lowbit.recipe.rules import Rule
-from lowbit.recipe.spec import FrozenSection, TensorSpec
+from lowbit.recipe.spec import NO_ROTATION, PER_TENSOR, FrozenSection, SpecSettings, TensorSpec
 
 Sources = Mapping[KeyPath, str]  # where each key of a recipe was written, such as `recipe.yaml:7`
 # product -> operand -> key of a TensorSpec -> value
@@ -71,6 +71,66 @@ class Pact(FrozenSection):
     weight_decay: Annotated[Number, Field(ge=0)] = 1e-4
 
 
+class ActivationMatmul(FrozenSection):
+    """Products of two activations, such as attention's QKᵀ and AV: both operands, and the output's gradient.
+
+    Operands have one scale each, kept from batch to batch, and `sign: auto`, so that softmax's output is on
+    an unsigned grid, unless the recipe says otherwise.
+
+    >>> str(ActivationMatmul(operands={"grid": "int8"}).operand_spec())
+    'int8/uint8 per-tensor moving_average'
+    """
+
+    operands: SpecSettings
+    grad_output: SpecSettings | None = None  # low-precision training; its scale is chosen in every call
+
+    @model_validator(mode="after")
+    def _can_be_had(self) -> ActivationMatmul:
+        try:
+            specs = {"operands": self.operand_spec(), "grad_output": self.gradient_spec()}
+        except LowbitError as error:
+            raise ValueError(str(error)) from None
+        for name, spec in specs.items():
+            if spec is not None and not spec.grid.is_integer:
+                raise ValueError(f"{name} needs an integer grid, such as int8")
+            if spec is not None and (spec.granularity != PER_TENSOR or spec.rounding != "nearest"):
+                raise ValueError(f"{name} has one scale (per-tensor) and rounding nearest")
+            if spec is not None and (spec.rotation != NO_ROTATION or spec.clip != "none"):
+                raise ValueError(f"{name} takes no rotation and no clip")
+        return self
+
+    def operand_spec(self) -> TensorSpec:
+        """Of each of the two operands."""
+        given = self.operands.given()
+        grid = given.get("grid")
+        sign = {} if grid is not None and not grid.signed else {"sign": "auto"}
+        return TensorSpec(**{"scaling": "moving_average"} | sign | given)
+
+    def gradient_spec(self) -> TensorSpec | None:
+        """Of the output's gradient; None where it stays as it is."""
+        return None if self.grad_output is None else TensorSpec(**self.grad_output.given())
+
+
+class Reconstruction(FrozenSection):
+    """Learned rounding after calibration: every block of the network learns to give its fp32 outputs.
+
+    Of weights it is learned whether they are rounded up or down (AdaRound), block by block (BRECQ), while
+    the quantization of inputs is left out at random (QDrop) and their steps are learned, too.
+    """
+
+    iterations: Count = 400  # of each block; 0: compensation alone
+    batch_size: Annotated[Count, Field(ge=1)] = 32
+    # For 400 iterations; with n of them 400 / n times as large, so that as far can be gone.
+    learning_rate: Annotated[Number, Field(gt=0)] = 0.008  # of the rounding
+    step_learning_rate: Annotated[Number, Field(ge=0)] = 0.0012  # of inputs' steps, relative; 0: they stay
+    norm_learning_rate: Annotated[Number, Field(ge=0)] = 0.0008  # of batch norms and biases, relative
+    regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
+    drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
+    compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
+    crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
+    equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
     """A layer of a model with its plan, the numbers of the rules that made it, and why it is left alone."""
@@ -97,6 +157,26 @@ class Recipe(FrozenSection):
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
     outputs: Literal["full", "quantized"] = "full"
+    matmul: ActivationMatmul | None = None
+    reconstruction: Reconstruction | None = None
+
+    @model_validator(mode="after")
+    def _has_batches_for_matmul(self) -> Recipe:
+        spec = None if self.matmul is None else self.matmul.operand_spec()
+        what = None if spec is None else needs_calibration(spec, straight_through=True)
+        if what and not self.calibration.steps:
+            raise ValueError(
+                f"matmul has {what}, which calibration finds out; add calibration: {{steps: 20}}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reconstructs_on_images(self) -> Recipe:
+        if self.reconstruction is not None and not self.calibration.steps:
+            raise ValueError("reconstruction needs images: give calibration: {steps: 16}, too")
+        if self.reconstruction is not None and self.calibration.correct_bias:
+            raise ValueError("reconstruction corrects biases itself: leave out calibration.correct_bias")
+        return self
 
     @property
     def quantizes_gradients(self) -> bool:
@@ -137,6 +217,8 @@ class Recipe(FrozenSection):
             plan = _plan_of(settings)
             if not self.calibration.steps:
                 _check_without_calibration(plan)
+            if self.reconstruction is not None:
+                _check_can_reconstruct(plan)
         except LowbitError as error:
             made = self._rules_behind(str(error), numbers)
             raise LowbitError(f'the plan of layer "{layer.name}" (from {made}): {error}') from None
@@ -207,6 +289,15 @@ def _check_without_calibration(plan: Plan) -> None:
                     f"{product.name}.{operand}: it has {what}, which calibration finds out; "
                     "add calibration: {steps: 20}"
                 )
+
+
+def _check_can_reconstruct(plan: Plan) -> None:
+    spec = plan.forward.weight
+    if spec.grid.is_integer and spec.scaling.name not in ("fixed", "learned"):
+        raise LowbitError(
+            f"forward.weight: reconstruction learns how to round at scales that stay, but it has scaling "
+            f"{spec.scaling}; give it scaling: fixed"
+        )
 
 
 def describe_layers(layers: Iterable[LayerPlan]) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ class Engine:
     """An exported ONNX file in lowbit's own runtime: integers from layer to layer, everywhere the same bits.
 
     engine = Engine("out/inference.onnx", threads=1)
-    logits = engine(images)                 # float32, batches of any size
+    logits = engine(images)  # float32, batches of any size
     first, second = engine.run_all([a, b])  # several inputs or outputs
 
     It needs neither Paddle nor ONNX. Files are planned once per size of their inputs; a run then allocates

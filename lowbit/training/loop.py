@@ -59,7 +59,7 @@ def train(
         try:
             if resumed is None:
                 keep_baseline(session, keeper, log, display)
-                session.calibrate()
+                session.calibrate(display, run.reconstruction)
                 if session.average:
                     session.average.reset()  # calibration has changed the weights of quantizers
             session.clock = RunClock(total=config.Global.epochs * steps, done=session.progress.step)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import paddle
 import paddle.nn.functional as F
 from paddle.nn import Layer
 
 from lowbit.config import Config
-from lowbit.config.schema import CrossEntropy, DistillationSection
+from lowbit.config.schema import CrossEntropy, DistillationSection, LossItem
+from lowbit.data import Batch
 from lowbit.errors import LowbitError
 from lowbit.models import build_model, load_weights
 from lowbit.training.checkpoint import SUFFIX
@@ -30,6 +32,83 @@ def cross_entropy(section: CrossEntropy, logits: paddle.Tensor, labels: paddle.T
         own = F.nll_loss(log_likelihood, labels)
         loss = (1 - section.epsilon) * own - section.epsilon * log_likelihood.mean()
     return loss if section.weight == 1 else section.weight * loss
+
+
+AUXILIARY_WEIGHT = 0.3  # of the other classifiers' losses, as in GoogLeNet's paper and in PaddleClas
+
+
+def split_outputs(outputs: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    """A network's logits, and those of auxiliary classifiers, which some networks return in training.
+
+    Several tensors are a tuple or list whose first is the logits and whose others are of the same shape;
+    None stands for a classifier that is switched off.
+
+    >>> logits, auxiliary = split_outputs([paddle.ones([2, 10]), paddle.ones([2, 10])])
+    >>> len(auxiliary)
+    1
+    """
+    if isinstance(outputs, paddle.Tensor):
+        return outputs, []
+    parts = [part for part in outputs if part is not None] if isinstance(outputs, list | tuple) else []
+    if not parts or not all(isinstance(part, paddle.Tensor) for part in parts):
+        raise LowbitError(
+            f"forward must return one tensor of logits, or several of one shape; it returns a "
+            f"{type(outputs).__name__}"
+        )
+    shapes = [list(part.shape) for part in parts]
+    if any(shape != shapes[0] for shape in shapes):
+        raise LowbitError(f"forward returns tensors {shapes}: auxiliary logits must be like the first")
+    return parts[0], parts[1:]
+
+
+def cross_entropy_of_outputs(
+    outputs: Any, labels: paddle.Tensor, section: CrossEntropy | None = None
+) -> paddle.Tensor:
+    """`cross_entropy` of whatever a network returns in training; auxiliary classifiers count 0.3 each."""
+    section = section or CrossEntropy()
+    logits, auxiliary = split_outputs(outputs)
+    loss = cross_entropy(section, logits, labels)
+    for one in auxiliary:
+        loss = loss + AUXILIARY_WEIGHT * cross_entropy(section, one, labels)
+    return loss
+
+
+def mixed_cross_entropy(
+    section: CrossEntropy,
+    logits: paddle.Tensor,
+    labels: paddle.Tensor,
+    others: paddle.Tensor,
+    shares: paddle.Tensor,
+) -> paddle.Tensor:
+    """Cross entropy with targets of two classes: `shares` of `labels`, the rest of `others`.
+
+    The loss is linear in the target, so it is the mean of two losses; no soft target is built.
+    """
+    log_likelihood = F.log_softmax(logits)
+    own = F.nll_loss(log_likelihood, labels, reduction="none")
+    other = F.nll_loss(log_likelihood, others, reduction="none")
+    loss = (shares * own + (1 - shares) * other).mean()
+    if section.epsilon:
+        loss = (1 - section.epsilon) * loss - section.epsilon * log_likelihood.mean()
+    return loss if section.weight == 1 else section.weight * loss
+
+
+def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
+    """The training loss of a batch: of the network's logits, and 0.3 of those of auxiliary classifiers."""
+    labels = paddle.to_tensor(batch.labels)
+    mixed = ()
+    if batch.other_labels is not None:
+        mixed = (paddle.to_tensor(batch.other_labels), paddle.to_tensor(batch.shares))
+
+    def of(logits: paddle.Tensor) -> paddle.Tensor:
+        if mixed:
+            return mixed_cross_entropy(item.cross_entropy, logits, labels, *mixed)
+        return cross_entropy(item.cross_entropy, logits, labels)
+
+    loss = of(heads[0])
+    for logits in heads[1:]:
+        loss = loss + AUXILIARY_WEIGHT * of(logits)
+    return loss
 
 
 def divergence(logits: paddle.Tensor, teacher: paddle.Tensor, temperature: float) -> paddle.Tensor:

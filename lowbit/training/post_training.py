@@ -93,7 +93,8 @@ def calibrate_run(
         try:
             keeper = CheckpointManager(run, session)
             fp32 = keep_baseline(session, keeper, log, display)
-            batches, wanted = session.calibrate(), session.recipe.calibration.steps
+            batches = session.calibrate(display, run.reconstruction)
+            wanted = session.recipe.calibration.steps
             there_were = "" if batches == wanted else f" (all there are; {wanted} were asked for)"
             size = config.DataLoader.Train.sampler.batch_size
             display.message(f"Calibrated on {batches} batches of {size} images{there_were}")

@@ -67,6 +67,11 @@ class RunDirectory:
         # The file stays: removing it would let a third process lock a new one beside a waiting second.
         os.close(self._lock)
 
+    @property
+    def reconstruction(self) -> Path:
+        """Where reconstruction keeps the blocks that are done, until all of them are."""
+        return self.path / "reconstruction"
+
     def checkpoint(self, name: str) -> Path:
         """Where the checkpoint of this name is, or will be."""
         return self.checkpoints / f"{name}{SUFFIX}"

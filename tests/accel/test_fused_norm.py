@@ -13,9 +13,10 @@ from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
 from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
-from lowbit.accel.norm_ops import fast_norm_ops
+from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
+from lowbit.kernels.norm import Activation
 from lowbit.nn.convert import prepare
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
@@ -116,6 +117,54 @@ def test_what_it_does_not_take_is_refused(x):
     assert not takes(x, norm._mean, norm._variance, norm.weight, norm.bias)
     with pytest.raises(LowbitError, match="takes"):
         _one_pass(norm, x, None, rectified=False)
+
+
+@pytest.mark.parametrize("function", [F.relu6, F.hardswish])
+@pytest.mark.parametrize("strange", [None, np.nan, np.inf])
+def test_other_activations_have_the_bits_of_paddles(function, strange):
+    kind = {F.relu6: Activation.RELU6, F.hardswish: Activation.HARDSWISH}[function]
+    random = np.random.default_rng(0)
+    values, dy = random.standard_normal((2, 4, 3, 9, 7)) * 3
+    if strange is not None:
+        values[0, 1, 2, 3] = strange  # all of channel 1 becomes NaN
+    found = []
+    for fused in (False, True):
+        norm, x = _norm(3), tensor(values)
+        norm.weight.set_value(norm.weight * 3)  # far into both ends of the activation
+        with fast_norm_ops():
+            y = fused_batch_norm(norm, x, activation=kind) if fused else function(norm(x))
+            (y * paddle.to_tensor(dy.astype(np.float32))).sum().backward()
+        found.append([t.numpy() for t in (y, norm._mean, x.grad, norm.weight.grad, norm.bias.grad)])
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [Activation.RELU6, Activation.HARDSWISH])
+def test_gradients_of_gradients_of_other_activations(kind):
+    def function(z: Tensor) -> Tensor:
+        """By operators that have second derivatives; Paddle's own have none."""
+        relu = nn.functional.relu
+        if kind == Activation.RELU6:
+            return relu(z) - relu(z - 6)
+        return (relu(z + 3) - relu(z - 3)) * z / 6
+
+    values, norm, found = np.random.default_rng(0).standard_normal((2, 3, 6, 5)), nn.BatchNorm2D(3), []
+    for fused in (False, True):
+        x = tensor(values)
+        with fast_norm_ops():
+            y = fused_batch_norm(norm, x, activation=kind) if fused else function(norm(x))
+            first = paddle.grad((y**3).sum(), [x, norm.weight, norm.bias], create_graph=True)
+            sum((gradient**2).sum() for gradient in first).backward()
+        found.append([tensor.numpy() for tensor in (*first, x.grad)])
+    for theirs, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-2)
+
+
+def test_a_sum_and_another_activation_are_not_fused():
+    norm, x = _norm(3), tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 4)))
+    with fast_norm_ops():
+        assert fused_batch_norm(norm, x, x * 2, activation=Activation.RELU6) is None
+        assert fused_batch_norm(norm, x, x * 2, activation=Activation.RELU) is not None
 
 
 def test_an_other_of_another_shape_is_not_taken():

@@ -208,3 +208,39 @@ def test_a_fused_network(images, labels, tmp_path):
         step(net, images, labels)
         lowbit.export(net, tmp_path, example=images[:3], data=images)
         assert lowbit.verify(net, tmp_path, (images, labels), latency=False).passed
+
+
+def test_forms_are_written_to_their_folders(images, tmp_path):
+    net = lowbit.quantize(build(), PTQ, data=images)
+    full = lowbit.export(net, tmp_path, example=images[:3], form="fp32")
+    assert full.directory == tmp_path / "fp32" and [one.form for one in full.formats] == ["fp32", "fp32"]
+    simulated = lowbit.export(net, tmp_path, example=images[:3], form="simulated")
+    assert [(one.format, one.form) for one in simulated.formats] == [("paddle", "simulated")]
+    with pytest.raises(LowbitError, match='no form "int6"'):
+        lowbit.export(net, tmp_path, example=images[:3], form="int6")
+
+
+def test_a_form_that_is_slower_than_fp32_is_named(images, tmp_path, export_times):
+    net = lowbit.quantize(build(), PTQ, data=images)
+    assert "SLOWER" not in str(lowbit.export(net, tmp_path, example=images[:3]))
+    export_times["quantized"] = 0.05
+    made = lowbit.export(net, tmp_path, example=images[:3])
+    assert all(gain.is_slower for one in made.formats for gain in one.engines)
+    assert "SLOWER THAN FP32: paddle in Paddle Inference" in str(made) and "--form fp32" in str(made)
+    assert "faster" not in str(lowbit.export(net, tmp_path, example=images[:3], latency=False)).split("\n")[1]
+
+
+def test_weights_in_fewer_bits(images, labels, tmp_path):
+    net = lowbit.quantize(build(), PTQ, data=images)
+    made = lowbit.export(net, tmp_path, example=images, formats="onnx", weight_bits=7)
+    weights = {
+        one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(made.files[0]).graph.initializer
+    }
+    integers = [value for name, value in weights.items() if name.endswith("weight.integers")]
+    assert integers and all(np.abs(value.astype(int)).max() == 63 for value in integers)
+    assert "rounded to 7 bits" in str(made)
+    assert made.formats[0].same_class > 0.9  # compared with the 8 bits that were calibrated
+    found = lowbit.verify(net, tmp_path, (images, labels), engines="onnxruntime", latency=False)
+    assert 0 < found.engines[0].agreement <= 1
+    with pytest.raises(LowbitError, match="no weights of more than 8 bits"):
+        lowbit.export(net, tmp_path, example=images, formats="onnx", weight_bits=8)

@@ -63,7 +63,7 @@ def test_qat_without_data_is_finished_by_calibrate(images, labels):
 
 
 def test_post_training_quantization_corrects_biases_once(images):
-    net = lowbit.quantize(build(), PTQ)
+    net = lowbit.quantize(build(), PTQ, example=images[:2])
     assert lowbit.calibrate(net, [images], steps=1).biases_corrected == 3
     bias = net.conv1.bias.numpy().copy()
     assert lowbit.calibrate(net, [images]).biases_corrected == 0
@@ -144,7 +144,7 @@ def test_an_unprepared_network_cannot_be_calibrated(images):
 
 
 def test_the_result_in_all_its_forms(images):
-    done = lowbit.calibrate(lowbit.quantize(build(), PTQ), images)
+    done = lowbit.calibrate(lowbit.quantize(build(), PTQ, example=images[:2]), images)
     assert "40 samples" in str(done) and "40 samples" in done._repr_html_()
     assert done.to_dict()["samples"] == 40
     with pytest.raises(AttributeError):

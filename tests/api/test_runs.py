@@ -7,7 +7,8 @@ import inspect
 import pytest
 
 import lowbit
-from lowbit.api import analysis, deploy, evaluation, runs, verify
+from lowbit.api import advise, analysis, deploy, evaluation, runs, verify
+from lowbit.cli import advise as advise_command
 from lowbit.cli import analyze, quantize, train
 from lowbit.cli import evaluate as eval_command
 from lowbit.cli import export as export_command
@@ -25,6 +26,7 @@ PAIRS = [
     (export_command.export, deploy.export_run),
     (verify_command.verify, verify.verify_run),
     (analyze.analyze, analysis.analyze_run),
+    (advise_command.advise, advise.advise_run),
 ]
 SPELLINGS = {"format_": "formats", "no_latency": "latency"}
 

@@ -27,6 +27,8 @@ def test_figures_and_table(small, capsys):
     shown = capsys.readouterr().out
     assert "batch 2" in step["title"] and step["title"] in shown and "W4A4G4" in shown
     assert {row["side"]: row["faster"] for row in step["rows"]}["Paddle fp32"] == 1
+    assert step["fastest"] == min(step["rows"], key=lambda row: row["seconds"])["side"]
+    assert f"fastest: {step['fastest']}" in shown
     assert all(row["least"] <= row["faster"] <= row["most"] for row in layer["rows"])
     assert all(row["share_of_ceiling"] is None or row["share_of_ceiling"] > 0 for row in layer["rows"])
 

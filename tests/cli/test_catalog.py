@@ -7,7 +7,7 @@ import pytest
 from lowbit.cli.options import complete_config, complete_model, complete_recipe
 from lowbit.config import list_configs
 from lowbit.data import open_dataset
-from lowbit.models import list_models, model_names
+from lowbit.models import list_models, model_names, ppcls_is_installed, ppcls_names
 from lowbit.recipe import list_recipes
 
 
@@ -38,6 +38,14 @@ def test_models_as_json(run):
     found = json.loads(run("lowbit", "models", "--json").out)
     assert [entry["name"] for entry in found if entry["type"] == "model"] == model_names()
     assert {entry["name"] for entry in found if entry["type"] == "config"} >= {"digits", "lite"}
+
+
+@pytest.mark.skipif(not ppcls_is_installed(), reason="PaddleClas's package ppcls is not installed")
+def test_models_of_paddleclas(run):
+    found = json.loads(run("lowbit", "models", "--from", "ppcls", "--json").out)
+    assert [entry["name"] for entry in found] == ppcls_names()
+    out = run("lowbit", "models", "--from", "ppcls").out
+    assert "PPLCNet_x1_0" in out and "Configs" not in out
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,16 @@ def test_help_teaches_with_examples_and_shows_no_markup(run, monkeypatch):
     assert "lowbit plan resnet20 --recipe qat_w4a4" in result.out.split("Example")[1]
     assert "**" not in result.out
     assert "`" not in result.out
+
+
+def test_tensors_between_layers(run):
+    result = run("lowbit", "plan", "resnet20", "--recipe", "ptq_w7a8", "--num-classes", 10)
+    assert "layer1.0 (input)" in result.out and "19 of 19 tensors between layers are quantized" in result.out
+    found = json.loads(run("lowbit", "plan", "resnet20", "--recipe", "ptq_w7a8", "--json").out)
+    assert found["outputs"][0] == {
+        "owner": "layer1.0",
+        "place": "input",
+        "readers": ["layer1.0.conv1"],
+        "spec_of": "layer1.0.conv1",
+    }
+    assert found["outputs_in_floats"] == []

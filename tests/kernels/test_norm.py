@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.norm import Norm, Pool, norm_kernels
+from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -144,18 +144,34 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
     _in_every_variant(compute)
 
 
+def _activated(x: np.ndarray, activation: Activation) -> np.ndarray:
+    if activation == Activation.HARDSWISH:
+        return _activated(x + F32(3), Activation.RELU6) * x / F32(6)
+    positive = np.where(x < 0, F32(0), x)  # NaN stays NaN
+    return np.where(positive > 6, F32(6), positive)
+
+
+def _slope(x: np.ndarray, activation: Activation) -> np.ndarray:
+    if activation == Activation.RELU6:
+        return ((x > 0) & (x < 6)).astype(F32)
+    above, below = (x + F32(3) > 0).astype(F32), (x + F32(3) < 6).astype(F32)
+    return above * (F32(2) * x + F32(3)) / F32(6) * below + (F32(1) - below)
+
+
 @settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
     summed=st.booleans(),
-    rectified=st.booleans(),
+    activation=st.sampled_from(Activation),
     strange=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf]),
     packed=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
-    shape, summed, rectified, strange, packed, seed
+def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
+    shape, summed, activation, strange, packed, seed
 ):
+    if summed and activation:
+        activation = Activation.RELU  # the only one after a sum
     random = np.random.default_rng(seed)
     scale = random.uniform(1e-2, 2, shape[:2]).astype(F32)
     x = random.integers(-20, 21, shape).astype(F32) * scale[..., None]
@@ -167,13 +183,15 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
     norm = Norm(
         _at(x), _at(weight), _at(bias), Layout(*shape), 1e-5, 0.9, scale=_at(scale) if packed else None
     )
-    both = norm._replace(other=_at(other) if summed else None, rectified=rectified)
+    both = norm._replace(other=_at(other) if summed else None, activation=activation)
 
     def alone(mean: int, inverse: int) -> list[np.ndarray]:
         y, moved = np.empty(shape, F32), np.zeros((2, shape[1]), F32)
         norm_kernels().batch_norm_forward(norm, _at(y), mean, inverse, *map(_at, moved))
         y, given = y + other if summed else y, dy
-        if rectified:
+        if activation > Activation.RELU:
+            y, given = _activated(y, activation), dy * _slope(y, activation)
+        elif activation:
             bits, given = np.empty((y.size + 7) // 8, np.uint8), np.empty(shape, F32)
             norm_kernels().relu_forward(_at(y), _at(y), _at(bits), y.size)
             norm_kernels().relu_backward(_at(dy), _at(bits), _at(given), y.size)
@@ -191,7 +209,7 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
         fits = norm_kernels().batch_norm_forward(
             both,
             *(y.at, mean.at, inverse.at, *map(_at, moved)),
-            bits=bits.at if summed and rectified else None,
+            bits=bits.at if summed and activation else None,
             multiples=multiples.at if packed else None,
             largest=largest.at,
         )
@@ -199,13 +217,13 @@ def test_with_a_sum_and_a_relu_it_has_the_bits_of_one_after_the_other(
             both._replace(x=None if fits else both.x),
             *(mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at),
             dother=dother.at,
-            bits=bits.at if summed and rectified else None,
+            bits=bits.at if summed and activation else None,
             multiples=multiples.at if fits else None,
             largest=largest_dx.at,
         )
         np.testing.assert_array_equal(largest.checked(), np.abs(y.values).max(2))
         np.testing.assert_array_equal(largest_dx.checked(), np.abs(dx.values).max(2))
-        if not rectified:
+        if not activation:
             dother.values[:] = dy
         found = [y.checked(), moved, *(result.checked() for result in (dx, dweight, dbias, dother))]
         bits.checked(), multiples.checked()

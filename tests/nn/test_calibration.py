@@ -186,3 +186,42 @@ def test_without_a_bias_or_with_a_folded_batch_norm():
         prepare(nn.Sequential(nn.Linear(2, 2)), recipe(batch_norm={"fold": "training"}), paddle.ones([1, 2]))
     with pytest.raises(LowbitError, match="correct_bias needs batches"):
         make_recipe({"rules": [{"skip": True}], "calibration": {"correct_bias": True}})
+
+
+def test_with_outputs_quantized_biases_are_on_the_grid_of_the_sums():
+    """So that bias and batch norm together are whole steps of input scale times weight scale."""
+    paddle.seed(0)
+    net = nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.Hardswish(), nn.Conv2D(4, 2, 1))
+    net[1]._mean.set_value(paddle.to_tensor([0.5, -1.0, 0.0, 2.0]))
+    net[1]._variance.set_value(paddle.to_tensor([0.3, 2.0, 1.0, 0.1]))
+    net[1].weight.set_value(paddle.to_tensor([1.0, -0.5, 0.0, 2.0]))  # one that hides its channel
+    values = {
+        "rules": [
+            {
+                "forward": {
+                    "input": {"grid": "int8", "sign": "auto", "scaling": "fixed"},
+                    "weight": {"grid": "int7-narrow", "granularity": "N"},
+                }
+            }
+        ],
+        "calibration": {"steps": 1, "correct_bias": True},
+        "outputs": "quantized",
+    }
+    x = paddle.randn([4, 3, 8, 8])
+    prepare(net, make_recipe(values), x)
+    calibrate(net, [x])
+    correct_biases(net, [x])
+    for layer, norm in ((net[0], net[1]), (net[3], None)):
+        step = float(layer.input_quantizer.scale()) * layer.weight_quantizer.integers(layer.weight)[1].numpy()
+        bias, gain = layer.bias.numpy().astype(np.float64), 1.0
+        if norm is not None:
+            gain = norm.weight.numpy() / np.sqrt(norm._variance.numpy() + norm._epsilon)
+            bias = (bias - norm._mean.numpy()) * gain + norm.bias.numpy()
+        shown = np.abs(gain * np.ones(len(bias))) > 0
+        steps = (
+            (bias[shown] / (step.reshape([-1]) * gain)[shown])
+            if norm is not None
+            else bias / step.reshape([-1])
+        )
+        np.testing.assert_allclose(steps, np.rint(steps), atol=2e-2)
+        assert np.abs(steps).max() > 1

@@ -141,9 +141,10 @@ def test_calibration_of_nothing_is_an_error():
         model(paddle.ones([2, 4]))
 
 
-@pytest.mark.parametrize("name", ["qat_w8a8", "qat_w4a4", "qat_w2a2"])
+@pytest.mark.parametrize("name", ["qat_w8a8", "qat_w7a8", "qat_w4a4", "qat_w2a2"])
 def test_the_recipes_that_come_with_lowbit_train(name):
-    model = prepare(build_model("resnet20", num_classes=10), load_recipe(RECIPES / f"{name}.yaml"))
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
+    model = prepare(build_model("resnet20", num_classes=10), recipe, _images())
     calibrate(model, [_images(7)])
     optimizer = paddle.optimizer.Momentum(0.01, parameters=model.parameters())
     assert np.isfinite(_train(model, optimizer, range(2))).all()

@@ -24,7 +24,6 @@ from lowbit.nn import (
 from lowbit.nn.convert import quantizing_only
 from lowbit.nn.edge_quantizers import SharedQuantizer
 from lowbit.recipe import Recipe, dump_recipe, make_recipe
-from tests.nn.test_edges import Block
 from tests.support import networks
 
 IMAGES = np.random.default_rng(0).standard_normal([4, 3, 8, 8], dtype=np.float32)
@@ -43,7 +42,7 @@ def images() -> paddle.Tensor:
 
 def make(**options) -> nn.Layer:
     paddle.seed(0)
-    net = nn.Sequential(nn.Conv2D(3, 4, 1), Block(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1))
+    net = nn.Sequential(nn.Conv2D(3, 4, 1), networks.ResidualBlock(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1))
     prepare(net, recipe(**options), images())
     calibrate(net, [images()])
     return net.eval()
@@ -90,7 +89,7 @@ def test_a_copy_has_its_own_quantizers_and_a_checkpoint_all_of_them():
     net = make()
     other = copy.deepcopy(net)
     assert other[1].first.input_quantizer.source is other[0].output_quantizer is not net[0].output_quantizer
-    again = nn.Sequential(nn.Conv2D(3, 4, 1), Block(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1))
+    again = nn.Sequential(nn.Conv2D(3, 4, 1), networks.ResidualBlock(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1))
     prepare(again, recipe(), images())
     missing, unexpected = again.set_state_dict(net.state_dict())
     assert not missing and not unexpected
@@ -101,7 +100,9 @@ def test_a_copy_has_its_own_quantizers_and_a_checkpoint_all_of_them():
 
 
 def test_names_of_parameters_stay():
-    before = nn.Sequential(nn.Conv2D(3, 4, 1), Block(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1)).state_dict()
+    before = nn.Sequential(
+        nn.Conv2D(3, 4, 1), networks.ResidualBlock(), nn.AvgPool2D(2), nn.Conv2D(4, 5, 1)
+    ).state_dict()
     more = set(make().state_dict()) - set(before)
     assert set(before) <= set(make().state_dict()) and all("quantizer" in name for name in more)
 
@@ -159,17 +160,29 @@ def test_what_was_done_is_told():
     assert "3 of 3 tensors between layers are quantized, too" in str(preparation_of(make()))
 
 
-@pytest.mark.parametrize("kind", [networks.TwoReaders, networks.StridedShortcut, networks.Crop])
+# A head that only training reads has no scales after calibration, and to_static inside a model is not for
+# training with quantizers: with or without `outputs: quantized`.
+APART = (networks.AuxiliaryHead, networks.Static, networks.StaticTail)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in networks.NETWORKS if kind not in APART])
 def test_networks_built_to_break_it_train_and_answer(kind):
     paddle.seed(0)
     net = kind()
     x, labels = paddle.randn([4, 3, 16, 16]), paddle.to_tensor([0, 1, 2, 3])
-    prepare(net, recipe(scaling="moving_average"), x)
+    try:
+        prepare(net, recipe(scaling="moving_average"), x)
+    except LowbitError as error:  # Paddle translates no zip(…, strict=True) and no code of some of these
+        assert "as a program" in str(error) and not edge_quantizers(net)
+        return
     calibrate(net, [x])
     net.train()
     assert np.isfinite(net.backward_pass(x, labels))
     with eval_mode(net):
-        assert all(np.isfinite(out.numpy()).all() for out in paddle.utils.flatten(net(x)))
+        first, again = net(x), copy.deepcopy(net)(x)
+    for one, other in zip(paddle.utils.flatten(first), paddle.utils.flatten(again), strict=True):
+        assert np.isfinite(one.numpy()).all()
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 def test_weights_in_fewer_bits_for_a_while():

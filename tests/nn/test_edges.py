@@ -12,22 +12,12 @@ from lowbit.errors import LowbitError
 from lowbit.models import build_model
 from lowbit.nn.edges import Edge, find_edges
 from lowbit.recipe import find_layers
+from tests.support.networks import ResidualBlock
 
 
 def edges_of(net: nn.Layer, size: int = 32, channels: int = 3, left_out: tuple[str, ...] = ()):
     layers = [layer.name for layer in find_layers(net) if layer.name not in left_out]
     return find_edges(net, [paddle.ones([1, channels, size, size])], layers)
-
-
-class Block(nn.Layer):
-    """Two layers around a sum, with activations as functions: only the block and its layers are modules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.bn = nn.Conv2D(4, 4, 1), nn.Conv2D(4, 4, 1), nn.BatchNorm2D(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.second(F.relu(self.first(x)))) + x)
 
 
 class Branches(nn.Layer):
@@ -51,7 +41,7 @@ def test_one_layer_that_reads_keeps_its_own_quantizer():
 
 
 def test_a_residual_block_owns_its_sum_and_its_input():
-    found = edges_of(nn.Sequential(nn.Conv2D(3, 4, 1), Block(), Block(), nn.Conv2D(4, 4, 1)))
+    found = edges_of(nn.Sequential(nn.Conv2D(3, 4, 1), ResidualBlock(), ResidualBlock(), nn.Conv2D(4, 4, 1)))
     assert found.without_module == ()
     assert found.found == (
         Edge("0", "output", ("1.first",), "1.first"),
@@ -65,7 +55,7 @@ def test_a_tensor_that_is_only_an_input_belongs_to_who_takes_it():
     class Net(nn.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.block, self.head = nn.Conv2D(3, 4, 1), Block(), nn.Conv2D(4, 4, 1)
+            self.stem, self.block, self.head = nn.Conv2D(3, 4, 1), ResidualBlock(), nn.Conv2D(4, 4, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.block(F.relu(self.stem(x))))

@@ -14,6 +14,7 @@ from paddle.vision import models as vision
 
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
+from lowbit.kernels.norm import Activation
 from lowbit.models import build_model
 from lowbit.nn import fused_blocks
 from lowbit.nn.convert import prepare
@@ -28,8 +29,24 @@ NETWORKS: dict[str, Callable[[], nn.Layer]] = {
     "resnet20": lambda: build_model("resnet20", 10),
     "mobilenet_v2": lambda: vision.mobilenet_v2(scale=0.25, num_classes=10),
     "mobilenet_v3": lambda: vision.mobilenet_v3_small(num_classes=10),
+    "old": lambda: OldBlocks(),
     "vgg": lambda: vision.VGG(_vgg_features(), num_classes=0, with_pool=False),
 }
+
+
+class OldBlocks(nn.Layer):
+    """The batch norm of DenseNet and of PaddleClas's ConvBNLayer, with its activation within, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = ("relu", "relu6", "hard_swish", "sigmoid", None)
+        self.convs = nn.LayerList([nn.Conv2D(3 if n == 0 else 8, 8, 3, padding=1) for n in range(5)])
+        self.norms = nn.LayerList([nn.BatchNorm(8, act=kind) for kind in kinds])
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x))
+        return x
 
 
 def _vgg_features() -> nn.Layer:
@@ -99,7 +116,7 @@ def test_fusing_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     net = build_model("resnet20", 10)
     fuse(net)
     _step(net, paddle.randn([2, 3, 32, 32]))
-    assert len(calls) == 19 and all(call["relu"] for call in calls)
+    assert len(calls) == 19 and all(call["activation"] == Activation.RELU for call in calls)
 
 
 def test_unfuse_gives_classes_back() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lowbit.errors import LowbitError
 from lowbit.serve import Limits, make_app, open_served_model, serve
 from lowbit.serve.protocol import HEADER_LENGTH
-from tests.serve.conftest import Doubling, doubling_model
+from tests.support.serving import Doubling, doubling_model
 
 httpx = pytest.importorskip("httpx")
 

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.serve.batching import Batcher
-from tests.serve.conftest import Doubling
+from tests.support.serving import Doubling
 
 
 def rows(count: int, value: float) -> list[np.ndarray]:

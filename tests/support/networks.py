@@ -452,6 +452,17 @@ class OtherShapes(Network):
         return self.conv(F.relu(self.point(y)))
 
 
+class ResidualBlock(nn.Layer):
+    """Two layers around a sum, with activations as functions: only the block and its layers are modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.bn = nn.Conv2D(4, 4, 1), nn.Conv2D(4, 4, 1), nn.BatchNorm2D(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.second(F.relu(self.first(x)))) + x)
+
+
 NETWORKS = [
     Plain, TwoReaders, Crop, StridedShortcut, DenseConcat, SharedLayers, TiedWeights, SqueezeExcite,
     NormOfOnePixel, EfficientNetDropPath, PaddleClasDropPath, StochasticDepth, AuxiliaryHead, Recompute,

@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
     values = tiny_values(tmp_path / "other", checkpoints=str(folder))
     values["Arch"] = {"name": "resnet20", "class_num": 10}
     with pytest.raises(
-        LowbitError, match=r"checkpoint of tests\.tiny_net:TinyNet, the config trains resnet20"
+        LowbitError, match=r"checkpoint of tests\.support\.tiny_net:TinyNet, the config trains resnet20"
     ):
         train(loop.Config.model_validate(values))
 

@@ -6,7 +6,7 @@ import pytest
 from scipy.special import log_softmax, softmax
 
 from lowbit.config.schema import CrossEntropy, DistillationSection
-from lowbit.training.losses import cross_entropy, distilled, divergence
+from lowbit.training.losses import cross_entropy, cross_entropy_of_outputs, distilled, divergence
 
 LOGITS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32) * 3
 TEACHER = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32) * 3
@@ -49,3 +49,12 @@ def test_the_loss_is_weighed_from_its_two_parts(weight):
     assert parts["ce"] == pytest.approx(-np.mean(log_softmax(LOGITS, axis=1)[range(5), LABELS]), rel=1e-5)
     assert parts["kl"] == pytest.approx(plain_divergence(LOGITS, TEACHER, 3.0), rel=1e-5)
     assert loss.item() == pytest.approx((1 - weight) * parts["ce"] + weight * parts["kl"], rel=1e-6)
+
+
+def test_auxiliary_classifiers_count_three_tenths_each():
+    logits, other, labels = (paddle.to_tensor(one) for one in (LOGITS, TEACHER, LABELS))
+    own, theirs = (float(cross_entropy(CrossEntropy(), one, labels)) for one in (logits, other))
+    assert float(cross_entropy_of_outputs(logits, labels)) == pytest.approx(own)
+    assert float(cross_entropy_of_outputs([logits, other, None, other], labels)) == pytest.approx(
+        own + 0.6 * theirs
+    )

@@ -79,7 +79,7 @@ class Odd(paddle.nn.Layer):
 
     def forward(self, x):
         x = self.conv(x)
-        return {"grey": x, "map": x, "tuple": (x, x)}[self.answer]
+        return {"grey": x, "map": x, "tuple": (x, x.mean([2, 3])), "text": "logits"}[self.answer]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,8 @@ class Odd(paddle.nn.Layer):
     [
         ("grey", r'does not run on a batch of images \[128, 3, 32, 32\], in layer "conv" \(Conv2D\)'),
         ("map", r"logits \[128, 10\] .*it returns \[128, 10, 32, 32\]"),
-        ("tuple", r"logits \[128, 10\] .*it returns tuple"),
+        ("tuple", r"tensors \[\[128, 10, 32, 32\], \[128, 10\]\]: auxiliary logits must be like the first"),
+        ("text", r"one tensor of logits, or several of one shape; it returns a str"),
     ],
 )
 def test_a_network_that_does_not_fit_is_told_so(tmp_path, answer, message):

@@ -17,11 +17,11 @@ from lowbit.deploy.export import check_finite, check_image_shape, drafting, expe
 from lowbit.deploy.onnx.fold import DeployedLayer, attach_layers, deployed_layers, fold
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant, to_onnx
 from lowbit.deploy.onnx.qdq import Quantized, Target, describe_form, quantize, resolve_target
-from lowbit.deploy.onnx.trace import read_program, trace
+from lowbit.deploy.onnx.trace import called_layers, read_program, trace
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
-from lowbit.nn import DeployedOperand, deployed_edges, quantization_mode
+from lowbit.nn import DeployedOperand, deployed_edges, has_quantized_layers, quantization_mode
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _CONSTANT = (
@@ -71,8 +71,7 @@ def export_onnx(
     elif inputs is None:
         raise LowbitError("export_onnx needs to know what the model takes: give image_shape or inputs")
     check_finite(model, model_name)
-    layers = deployed_layers(model, quantized=quantized)
-    if quantized and not layers:
+    if quantized and not has_quantized_layers(model):
         raise LowbitError(
             f"{model_name} has no quantized layer: prepare it with a recipe first, or export it in fp32"
         )
@@ -83,11 +82,13 @@ def export_onnx(
         else:
             expected = answers_of(model, inputs.examples, model_name)
     program = trace(model, inputs.specs(), model_name)
+    called = called_layers(program)  # a layer that evaluation does not call has no scales, and needs none
+    layers = deployed_layers(model, called, quantized=quantized)
     edges = deployed_edges(model) if quantized else {}
     written, notes = _build(program, layers, edges, resolved, model_name, checkpoint)
     fp32 = written
     if quantized:
-        fp32, _ = _build(program, deployed_layers(model, quantized=False), {}, None, model_name)
+        fp32, _ = _build(program, deployed_layers(model, called, quantized=False), {}, None, model_name)
     with drafting(path.parent, str(path)) as draft:
         content = add_digest(written.SerializeToString(), ONNX)
         (draft / path.name).write_bytes(content)

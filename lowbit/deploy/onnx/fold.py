@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from paddle import nn
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
 from lowbit.deploy.onnx.trace import layer_names
 from lowbit.nn import DeployedOperand, Quantizer, deployed_input, deployed_weight, eval_mode, is_quantized
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
+from lowbit.nn.deployed_form import deployed_operand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +25,22 @@ class DeployedLayer:
     input: DeployedOperand | None
 
 
-def deployed_layers(model: nn.Layer, *, quantized: bool = True) -> dict[str, DeployedLayer]:
-    """The model's quantized layers by name; without `quantized`, what they would be in fp32."""
+def deployed_layers(
+    model: nn.Layer, called: Collection[str] | None = None, *, quantized: bool = True
+) -> dict[str, DeployedLayer]:
+    """The quantized layers, all or those `called`; without `quantized`, what they would be in fp32."""
     found = {}
     with eval_mode(model):
         for name, layer in layer_names(model).items():
-            if is_quantized(layer):
+            if is_quantized(layer) and (called is None or name in called):
                 found[name] = _deployed(layer) if quantized else _in_fp32(layer)
+        for name, layer in model.named_sublayers():
+            if isinstance(
+                layer, QuantizedMatmul
+            ):  # each operand is a layer of its own here, without a weight
+                for side in SIDES:
+                    operand = deployed_operand(getattr(layer, f"{side}_quantizer")) if quantized else None
+                    found[f"{name}.{side}"] = DeployedLayer(weight=np.zeros(0), bias=None, input=operand)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +39,39 @@ class QuantizedConstant:
         return self.integers.astype(np.float32) * self.scale
 
 
+@dataclass(frozen=True)
+class BatchSize:
+    """A size that is the batch's times a factor, as that of windows that were made part of the batch.
+
+    >>> BatchSize() * 4 // 2
+    BatchSize(factor=Fraction(2, 1))
+    """
+
+    factor: Fraction = Fraction(1)
+
+    def __mul__(self, other: object) -> BatchSize:
+        return BatchSize(self.factor * _whole(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: object) -> BatchSize | float:
+        if isinstance(other, BatchSize):
+            return float(self.factor / other.factor)
+        return BatchSize(self.factor / _whole(other))
+
+    def __floordiv__(self, other: object) -> BatchSize | float:
+        found = self / other
+        if isinstance(found, BatchSize) and found.factor.denominator != 1:
+            raise ValueError("depends on the batch's size in a way that is not a multiple of it")
+        return found
+
+
+def _whole(number: object) -> int:
+    if not isinstance(number, int | float) or number != int(number) or not number:
+        raise ValueError("not a whole number")
+    return int(number)
+
+
 @dataclass
 class Node:
     """One operator, in ONNX's words; "" stands for an input that is left out.
@@ -66,8 +100,11 @@ class Graph:
         self.types: dict[str, str] = {}  # of inputs and outputs that are not float32
         self.nodes: list[Node] = []
         self.constants: dict[str, np.ndarray | QuantizedConstant] = {}
-        # Shapes in which a size is only known when the network runs (the batch's) have a None there.
+        # What is known of numbers that are computed from shapes: integers, multiples of the batch's size, or
+        # None where nothing is. Each is also a tensor of the graph.
         self.partial: dict[str, np.ndarray] = {}
+        # Of tensors with one size of -1: which multiple of the batch's size it is, if not the batch's itself.
+        self.multiples: dict[str, Fraction] = {}
         self.shapes: dict[str, list[int]] = {input_: list(shape)}
         self.weights_of: dict[str, str] = {}  # weights whose values come from the model's layer of that name
         self.layer_outputs: dict[str, str] = {}  # the tensor that a layer gives; see `fold`
@@ -112,22 +149,35 @@ class Graph:
             return self.constant(self._compute(kind, inputs, attributes))
         names = [self.new_name(f"/{kind.lower()}") for _ in range(outputs)]
         self.nodes.append(Node(kind, list(inputs), names, attributes))
+        shape = known_shape(kind, [self.shapes.get(name, []) for name in inputs], attributes, shape)
+        given = [self.multiples.get(name) for name in inputs if -1 in self.shapes.get(name, ())]
         for name in names:
             self.shapes[name] = list(shape)
+            if given and given[0] is not None:
+                self.multiples[name] = given[0]
         return names[0]
 
-    def add_partial(self, value: np.ndarray) -> str:
-        """A shape or a part of one; where all sizes are known it is a constant like any other."""
+    def add_sizes(self, kind: str, inputs: Sequence[str], value: np.ndarray, **attributes: Any) -> str:
+        """A node that computes with sizes; `value` is what is known of its result (see `partial`).
+
+        Where all sizes are known it is a constant like any other.
+        """
         value = np.asarray(value)
-        if value.dtype != object or not any(size is None for size in value.flat):
+        if value.dtype != object or all(isinstance(size, int | np.integer) for size in value.flat):
             return self.constant(value.astype(np.int64))
-        name = self.new_name("/sizes")
+        name = self.add(kind, [self.as_int64(name) for name in inputs], shape=value.shape, **attributes)
         self.partial[name] = value
-        self.shapes[name] = list(value.shape)
+        return name
+
+    def as_int64(self, name: str) -> str:
+        """A constant of integers of another type as int64, in which sizes are computed."""
+        value = self.constants.get(name)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "i" and value.dtype != np.int64:
+            return self.constant(value.astype(np.int64))
         return name
 
     def known(self, name: str) -> np.ndarray | None:
-        """The value of a tensor that does not depend on the images, or does so in its Nones only."""
+        """The value of a tensor that depends on no image, or on their number only (see `partial`)."""
         return self.partial[name] if name in self.partial else self.constants.get(name)
 
     def consumers(self, name: str) -> list[Node]:
@@ -140,6 +190,15 @@ class Graph:
         """Take a node out; who used its output uses `instead`."""
         self.nodes = [other for other in self.nodes if other is not node]
         self.replace(node.outputs[0], instead)
+
+    def drop_unused(self) -> None:
+        """Take out the nodes that no output needs, such as those of sizes that turned out to be known."""
+        needed, kept = set(self.outputs), []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.outputs):
+                needed.update(node.inputs)
+                kept.append(node)
+        self.nodes = kept[::-1]
 
     def replace(self, old: str, new: str) -> None:
         """Whoever uses the tensor `old` uses `new` from now on."""
@@ -154,6 +213,8 @@ class Graph:
             node.outputs = [new if name == old else name for name in node.outputs]
         self.replace(old, new)
         self.shapes[new] = self.shapes.pop(old)
+        if old in self.multiples:
+            self.multiples[new] = self.multiples.pop(old)
         if old in self.types:
             self.types[new] = self.types.pop(old)
         self.layer_outputs = {
@@ -175,6 +236,52 @@ class Graph:
         return np.asarray(ReferenceEvaluator(model).run(None, present)[0])
 
 
+_LIKE_FIRST = {
+    "Relu", "Sigmoid", "Tanh", "Abs", "Exp", "Log", "Sqrt", "Floor", "Ceil", "Erf", "Neg", "Clip", "Cast",
+    "HardSwish", "HardSigmoid", "LeakyRelu", "Reciprocal", "Softmax", "LayerNormalization",
+    "BatchNormalization",
+}  # fmt: skip
+_BROADCAST = {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"}
+
+
+def known_shape(
+    kind: str, inputs: list[list[int]], attributes: dict[str, Any], shape: Sequence[int]
+) -> list[int]:
+    """A node's shape, with sizes from its inputs in the place of a -1.
+
+    Paddle forgets sizes behind a reshape by the batch's size.
+
+    >>> known_shape("Transpose", [[-1, 4, 9]], {"perm": [0, 2, 1]}, [-1, -1, -1])
+    [-1, 9, 4]
+    """
+    shape = list(shape)
+    if -1 not in shape:
+        return shape
+    own: list[int] = []
+    if kind in _LIKE_FIRST:
+        own = inputs[0]
+    elif kind == "Transpose":
+        own = [inputs[0][axis] for axis in attributes["perm"]]
+    elif kind == "MatMul" and len(inputs[0]) > 1 and len(inputs[1]) > 1:
+        own = [*_broadcast([one[:-2] for one in inputs[:2]]), inputs[0][-2], inputs[1][-1]]
+    elif kind in _BROADCAST:
+        own = _broadcast(inputs)
+    if len(own) != len(shape):
+        return shape
+    return [known if size == -1 else size for size, known in zip(shape, own, strict=True)]
+
+
+def _broadcast(shapes: list[list[int]]) -> list[int]:
+    rank = max(map(len, shapes))
+    wide = [[1] * (rank - len(shape)) + list(shape) for shape in shapes]
+    return [_common(sizes) for sizes in zip(*wide, strict=True)]
+
+
+def _common(sizes: Sequence[int]) -> int:
+    known = [size for size in sizes if size not in (-1, 1)]
+    return known[0] if known else (-1 if -1 in sizes else 1)
+
+
 # Operators that came after opset 13, and with which they came.
 OPSET_OF = {"HardSwish": 14, "LayerNormalization": 17, "Mish": 18}
 
@@ -190,12 +297,9 @@ _4_BITS = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 
 def to_onnx(graph: Graph, name: str, description: dict[str, Any]) -> onnx.ModelProto:
     """The model, checked; `description` becomes its metadata under the key "lowbit", as JSON."""
+    graph.drop_unused()
     nodes = _plain_nodes(graph)
     used = {name for node in nodes for name in node.inputs}
-    for name_ in used & graph.partial.keys():
-        raise LowbitError(
-            f"the size of a batch is used as a number ({name_}), which an ONNX file of lowbit cannot do"
-        )
     constants = {key: value for key, value in graph.constants.items() if key in used}
     opset = max([_OLDEST, *(OPSET_OF.get(node.kind, 0) for node in nodes)])
     if any(value.dtype in _4_BITS for value in constants.values()):

@@ -16,6 +16,7 @@ from lowbit.deploy.onnx.converters import Op, Result, find_converter
 from lowbit.deploy.onnx.graph import MARK, Graph
 from lowbit.errors import LowbitError
 from lowbit.nn import edge_name, edge_quantizers, eval_mode, is_quantized
+from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
 
 PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
@@ -54,6 +55,16 @@ def read_mark(message: str) -> tuple[str, str] | None:
     return (layer, role) if prefix == _PREFIX and role in _ROLES else None
 
 
+def called_layers(program: Any) -> set[str]:
+    """The names of the convolutions and Linear layers that the program of a `trace` runs through."""
+    marks = [
+        read_mark(operation.attrs()["message"])
+        for operation in program.main_program.global_block().ops
+        if operation.name() == "pd_op.print"
+    ]
+    return {mark[0] for mark in marks if mark is not None}
+
+
 def layer_names(model: nn.Layer) -> dict[str, nn.Layer]:
     """The model's convolutions and Linear layers; one that it uses in two places has its first name."""
     layers = dict(model.named_sublayers(include_self=True))
@@ -82,6 +93,10 @@ def _marked(model: nn.Layer) -> Iterator[None]:
                 lambda _layer, _inputs, output, name=name: _mark(output, name, "output")
             )
             undo.callback(hook.remove)
+        for name, layer in model.named_sublayers():
+            if isinstance(layer, QuantizedMatmul):
+                object.__setattr__(layer, "forward", _marked_product(name))
+                undo.callback(object.__delattr__, layer, "forward")
         for at, quantizer in edge_quantizers(model).items():
             object.__setattr__(quantizer, "forward", _marked_edge(edge_name(*at)))
             undo.callback(object.__delattr__, quantizer, "forward")
@@ -105,6 +120,15 @@ def _marked_forward(layer: nn.Layer, name: str) -> Callable[..., Tensor]:
     return forward
 
 
+def _marked_product(name: str) -> Callable[..., Tensor]:
+    @paddle.jit.not_to_static
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        left, right = (_mark(one, f"{name}.{side}", "input") for one, side in zip((x, y), SIDES, strict=True))
+        return paddle.matmul(left, right)
+
+    return forward
+
+
 def _mark(x: Any, layer: str, role: str) -> Any:
     """The same tensor behind an operator that changes nothing and carries a message; it never runs."""
     is_value = isinstance(x, paddle.pir.Value)
@@ -122,6 +146,8 @@ def read_program(program: Any) -> Graph:
     results: dict[str, Result] = {}  # by the id of a value
     for operation in operations:
         values = operation.results()
+        if operation.name() == "builtin.split" and operation.operands_source()[0].id not in results:
+            continue  # a list that only the gradient needs, as einsum has
         op = _read(operation, results)
         if op.name == "pd_op.data":
             outputs = [op.attributes["name"]]
@@ -135,7 +161,8 @@ def read_program(program: Any) -> Graph:
         elif op.name == "pd_op.print":
             outputs = [_read_mark(op, graph)]
         else:
-            outputs = [find_converter(op)(op, graph)]
+            found = find_converter(op)(op, graph)
+            outputs = list(found) if isinstance(found, tuple) else [found]
         results |= {value.id: output for value, output in zip(values, outputs, strict=False)}
     graph.outputs = _outputs(program.outputs, results, graph)
     return graph
@@ -165,11 +192,10 @@ def _read(operation: Any, results: dict[str, Result]) -> Op:
         key: value.name.lower() if isinstance(value, paddle.base.core.DataType) else value
         for key, value in operation.attrs().items()
     }
-    shapes = [
-        list(value.shape) if value.initialized() and value.is_dense_tensor_type() else []
-        for value in operation.results()
-    ]
-    return Op(operation.name(), attributes, inputs, shapes)
+    shapes = [list(value.shape) if _is_tensor(value) else [] for value in operation.results()]
+    first = next(iter(operation.results()), None)
+    kind = _type(first) if first is not None and _is_tensor(first) else "float32"
+    return Op(operation.name(), attributes, inputs, shapes, kind)
 
 
 def _read_mark(op: Op, graph: Graph) -> str:
@@ -197,6 +223,10 @@ def _outputs(outputs: list[Any], results: dict[str, Result], graph: Graph) -> li
         graph.types[name] = _type(value)
         names.append(name)
     return names
+
+
+def _is_tensor(value: Any) -> bool:
+    return value.initialized() and value.is_dense_tensor_type()
 
 
 def _type(value: Any) -> str:

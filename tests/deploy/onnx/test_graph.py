@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lowbit.deploy.onnx.graph import Graph, Node, QuantizedConstant, to_onnx
+from lowbit.deploy.onnx.graph import BatchSize, Graph, Node, QuantizedConstant, to_onnx
 from lowbit.errors import LowbitError
 
 
@@ -20,8 +20,9 @@ def test_what_is_constant_is_computed_at_once():
 
 def test_sizes_that_are_known_become_a_constant():
     graph = Graph("x", [-1, 2])
-    assert graph.known(graph.add_partial(np.array([None, 2], object))).tolist() == [None, 2]
-    name = graph.add_partial(np.array([3, 2], object))
+    sizes = np.array([BatchSize(), 2], object)
+    assert graph.known(graph.add_sizes("Shape", ["x"], sizes)).tolist() == [BatchSize(), 2]
+    name = graph.add_sizes("Shape", ["x"], np.array([3, 2], object))
     assert graph.constants[name].dtype == np.int64
 
 
@@ -111,9 +112,7 @@ def test_what_the_checker_refuses():
         to_onnx(simple("NoSuchOperator"), "net", {})
 
 
-def test_a_batchs_size_as_a_number():
-    graph = Graph("x", [-1, 3])
-    size = graph.add_partial(np.array([None], object))
-    graph.outputs = [graph.add("Mul", ["x", size], shape=[-1, 3])]
-    with pytest.raises(LowbitError, match="the size of a batch is used as a number"):
-        to_onnx(graph, "net", {})
+def test_nodes_that_nothing_needs_are_left_out():
+    graph = simple("Relu")
+    graph.add_sizes("Shape", ["x"], np.array([BatchSize(), 3], object))
+    assert [node.op_type for node in to_onnx(graph, "net", {}).graph.node] == ["Relu"]

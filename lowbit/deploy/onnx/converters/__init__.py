@@ -1,6 +1,13 @@
 """Converters of Paddle's operators to ONNX, registered by name when their module is imported."""
 
-from lowbit.deploy.onnx.converters import elementwise, products, shapes, spatial  # noqa: F401
+from lowbit.deploy.onnx.converters import (  # noqa: F401
+    elementwise,
+    indexing,
+    normalization,
+    products,
+    shapes,
+    spatial,
+)
 from lowbit.deploy.onnx.converters.registry import Op, Result, find_converter, operator_names
 
 __all__ = ["Op", "Result", "find_converter", "operator_names"]

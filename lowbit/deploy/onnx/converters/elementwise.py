@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lowbit.deploy.onnx.converters.registry import Op, Result, converts
-from lowbit.deploy.onnx.graph import Graph
+from lowbit.deploy.onnx.graph import BatchSize, Graph
 
 _UNARY = {
     "relu": "Relu",
@@ -22,6 +23,11 @@ _UNARY = {
     "floor": "Floor",
     "ceil": "Ceil",
     "softsign": "Softsign",
+    "sign": "Sign",
+    "erf": "Erf",
+    "sin": "Sin",
+    "cos": "Cos",
+    "reciprocal": "Reciprocal",
     "hardswish": "HardSwish",
     "mish": "Mish",
 }
@@ -34,7 +40,23 @@ _BINARY = {
     "minimum": "Min",
     "elementwise_pow": "Pow",
 }
-_ON_SIZES = {"add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b}
+_ON_SIZES = {
+    "divide": operator.truediv,
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "floor_divide": operator.floordiv,
+    "maximum": max,
+    "minimum": min,
+}
+_COMPARISONS = {
+    "equal": "Equal",
+    "greater_than": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "less_than": "Less",
+    "less_equal": "LessOrEqual",
+}
+_LOGICAL = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
 
 
 @converts(*_UNARY, *(f"{name}_" for name in _UNARY))
@@ -44,9 +66,60 @@ def unary(op: Op, graph: Graph) -> Result:
 
 @converts(*_BINARY, *(f"{name}_" for name in _BINARY))
 def binary(op: Op, graph: Graph) -> Result:
-    if any(name in graph.partial for name in op.inputs):
+    if _are_sizes(op, graph):
         return _of_sizes(op, graph)
     return graph.add(_BINARY[_plain(op)], op.inputs, shape=op.shape)
+
+
+@converts("floor_divide")
+def floor_divide(op: Op, graph: Graph) -> Result:
+    if _are_sizes(op, graph):
+        return _of_sizes(op, graph)
+    return graph.add("Floor", [graph.add("Div", op.inputs, shape=op.shape)], shape=op.shape)
+
+
+@converts("remainder")
+def remainder(op: Op, graph: Graph) -> Result:
+    """With the sign of the divisor, as in Python: x - floor(x / y)·y."""
+    x, y = op.inputs
+    whole = graph.add("Floor", [graph.add("Div", [x, y], shape=op.shape)], shape=op.shape)
+    return graph.add("Sub", [x, graph.add("Mul", [whole, y], shape=op.shape)], shape=op.shape)
+
+
+@converts(*_COMPARISONS)
+def compare(op: Op, graph: Graph) -> Result:
+    return graph.add(_COMPARISONS[_plain(op)], op.inputs, shape=op.shape)
+
+
+@converts("not_equal")
+def not_equal(op: Op, graph: Graph) -> Result:
+    return graph.add("Not", [graph.add("Equal", op.inputs, shape=op.shape)], shape=op.shape)
+
+
+@converts(*_LOGICAL)
+def logical(op: Op, graph: Graph) -> Result:
+    return graph.add(_LOGICAL[_plain(op)], op.inputs, shape=op.shape)
+
+
+@converts("logical_not")
+def logical_not(op: Op, graph: Graph) -> Result:
+    return graph.add("Not", op.inputs, shape=op.shape)
+
+
+@converts("where", "where_")
+def where(op: Op, graph: Graph) -> Result:
+    return graph.add("Where", op.inputs, shape=op.shape)
+
+
+@converts("masked_fill", "masked_fill_")
+def masked_fill(op: Op, graph: Graph) -> Result:
+    x, mask, value = op.inputs
+    return graph.add("Where", [mask, value, x], shape=op.shape)
+
+
+@converts("add_n")
+def add_n(op: Op, graph: Graph) -> Result:
+    return graph.add("Sum", op.inputs[0], shape=op.shape)
 
 
 @converts("relu6")
@@ -120,6 +193,19 @@ def softplus(op: Op, graph: Graph) -> Result:
     return graph.add("Softplus", op.inputs, shape=op.shape)
 
 
+@converts("selu")
+def selu(op: Op, graph: Graph) -> Result:
+    return graph.add("Selu", op.inputs, shape=op.shape, alpha=op["alpha"], gamma=op["scale"])
+
+
+@converts("logsigmoid")
+def logsigmoid(op: Op, graph: Graph) -> Result:
+    """-softplus(-x), which does not overflow."""
+    (x,) = op.inputs
+    turned = graph.add("Softplus", [graph.add("Neg", [x], shape=op.shape)], shape=op.shape)
+    return graph.add("Neg", [turned], shape=op.shape)
+
+
 @converts("square")
 def square(op: Op, graph: Graph) -> Result:
     return graph.add("Mul", [op.inputs[0]] * 2, shape=op.shape)
@@ -141,14 +227,12 @@ def scale(op: Op, graph: Graph) -> Result:
     """x · scale + bias, or (x + bias) · scale."""
     x, factor, bias = op.inputs[0], op.number(1, graph), op["bias"]
     if x in graph.partial:
-        if factor != 1 or bias != int(bias):
-            raise op.refuse("computes with the batch's size")
-        return graph.add_partial(_each(graph.partial[x], lambda size: size + int(bias)))
-    kind = graph.constants[x].dtype if x in graph.constants else np.dtype(np.float32)
+        return _scaled_size(op, graph, x, factor, bias)
+    kind = np.dtype(op.type)
     steps = [("Mul", factor, 1.0), ("Add", bias, 0.0)]
-    for operator, number, neutral in steps if op["bias_after_scale"] else reversed(steps):
+    for step, number, neutral in steps if op["bias_after_scale"] else reversed(steps):
         if number != neutral:
-            x = graph.add(operator, [x, graph.constant(np.asarray(number, kind))], shape=op.shape)
+            x = graph.add(step, [x, graph.constant(np.asarray(number, kind))], shape=op.shape)
     return x
 
 
@@ -166,17 +250,41 @@ def _times(graph: Graph, x: str, factor: float) -> str:
     return graph.add("Mul", [x, graph.constant(np.float32(factor))], shape=graph.shapes[x])
 
 
+def _are_sizes(op: Op, graph: Graph) -> bool:
+    """Whether the operands are sizes, one of them the batch's; anything else is computed like any numbers."""
+    some = any(name in graph.partial for name in op.inputs)
+    return some and _plain(op) in _ON_SIZES and all(graph.known(name) is not None for name in op.inputs)
+
+
 def _of_sizes(op: Op, graph: Graph) -> str:
-    compute = _ON_SIZES.get(_plain(op))
+    """ONNX's Div of int64 rounds as // does for sizes."""
+    compute = _ON_SIZES[_plain(op)]
     left, right = (graph.known(name) for name in op.inputs)
-    if compute is None or left is None or right is None:
-        raise op.refuse("computes with the batch's size")
     left, right = np.broadcast_arrays(left.astype(object), right.astype(object))
     pairs = zip(left.flat, right.flat, strict=True)
-    found = [None if a is None or b is None else compute(int(a), int(b)) for a, b in pairs]
-    return graph.add_partial(np.array(found, object).reshape(left.shape))
+    found = [_computed(compute, a, b) for a, b in pairs]
+    kind = "Div" if _plain(op) == "floor_divide" else _BINARY[_plain(op)]
+    return graph.add_sizes(kind, op.inputs, np.array(found, object).reshape(left.shape))
 
 
-def _each(sizes: np.ndarray, compute: Callable[[Any], Any]) -> np.ndarray:
-    found = [None if size is None else compute(size) for size in sizes.flat]
-    return np.array(found, object).reshape(sizes.shape)
+def _computed(compute: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """A number or a multiple of the batch's size; None where the result is neither."""
+    if left is None or right is None:
+        return None
+    try:
+        found = compute(*(one if isinstance(one, BatchSize) else float(one) for one in (left, right)))
+    except (TypeError, ValueError):
+        return None
+    return found if isinstance(found, BatchSize) else (int(found) if found == int(found) else None)
+
+
+def _scaled_size(op: Op, graph: Graph, x: str, factor: float, bias: float) -> str:
+    if factor != int(factor) or bias != int(bias):
+        raise op.refuse("computes with the batch's size")
+    steps = [("Mul", operator.mul, int(factor)), ("Add", operator.add, int(bias))]
+    for kind, compute, number in steps if op["bias_after_scale"] else reversed(steps):
+        sizes = graph.known(x)
+        found = [_computed(compute, size, number) for size in sizes.flat]
+        value = np.array(found, object).reshape(sizes.shape)
+        x = graph.add_sizes(kind, [x, graph.constant(np.array(number, np.int64))], value)
+    return x

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from lowbit.deploy.onnx.converters.registry import Op, Result, converts
 from lowbit.deploy.onnx.graph import Graph
 
@@ -59,6 +61,35 @@ def matmul(op: Op, graph: Graph) -> Result:
             name = graph.add("Transpose", [name], shape=[shape[axis] for axis in axes], perm=axes)
         operands.append(name)
     return graph.add("MatMul", operands, shape=op.shape)
+
+
+@converts("bmm")
+def bmm(op: Op, graph: Graph) -> Result:
+    return graph.add("MatMul", op.inputs, shape=op.shape)
+
+
+@converts("mv")
+def mv(op: Op, graph: Graph) -> Result:
+    return graph.add("MatMul", op.inputs, shape=op.shape)
+
+
+@converts("einsum")
+def einsum(op: Op, graph: Graph) -> Result:
+    return graph.add("Einsum", op.inputs[0], shape=op.shape, equation=op["equation"].replace(" ", ""))
+
+
+@converts("addmm")
+def addmm(op: Op, graph: Graph) -> Result:
+    added, x, y = op.inputs
+    product = graph.add("MatMul", [x, y], shape=op.shape)
+    parts = [_times(added, op["beta"], graph), _times(product, op["alpha"], graph)]
+    return graph.add("Add", parts, shape=op.shape)
+
+
+def _times(x: str, factor: float, graph: Graph) -> str:
+    if factor == 1:
+        return x
+    return graph.add("Mul", [x, graph.constant(np.float32(factor))], shape=graph.shapes[x])
 
 
 def padding(op: Op, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> list[int]:

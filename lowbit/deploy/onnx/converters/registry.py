@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.deploy.onnx.graph import Graph
+from lowbit.deploy.onnx.graph import BatchSize, Graph
 from lowbit.errors import LowbitError
 
-Result = str | list[str]  # a tensor's name, or those of a list of tensors
+# A tensor's name, the names of a list of tensors, or a tuple with one of these for each result.
+Result = str | list[str] | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Op:
     attributes: dict[str, Any]
     inputs: Sequence[Any]  # a tensor's name, a list of names, or None
     shapes: list[list[int]]  # of the results; -1 where only known at run time
+    type: str = "float32"  # of the first result
 
     @property
     def shape(self) -> list[int]:
@@ -39,12 +41,29 @@ class Op:
             "model's forward, or export to Paddle Inference only (--format paddle)"
         )
 
-    def ints(self, index: int, graph: Graph) -> list[int | None]:
-        """The integers of an input that holds numbers: None where one depends on the batch's size."""
+    def ints(self, index: int, graph: Graph) -> list[Any]:
+        """The integers of an input that holds numbers; a BatchSize or None where one is only known later."""
         given = self.inputs[index]
-        if isinstance(given, list):
-            return [None if part is None else int(part) for name in given for part in self._flat(name, graph)]
-        return [None if part is None else int(part) for part in self._flat(given, graph)]
+        parts = [
+            part
+            for name in (given if isinstance(given, list) else [given])
+            for part in self._flat(name, graph)
+        ]
+        return [part if part is None or isinstance(part, BatchSize) else int(part) for part in parts]
+
+    def tensor_of_ints(self, index: int, graph: Graph) -> str:
+        """An input that holds numbers, as one int64 tensor of one axis, computed when the network runs."""
+        given = self.inputs[index]
+        parts = given if isinstance(given, list) else [given]
+        flat = [
+            graph.add_sizes(
+                "Reshape",
+                [part, graph.constant(np.array([-1], np.int64))],
+                np.reshape(graph.known(part), [-1]),
+            )
+            for part in parts
+        ]
+        return flat[0] if len(flat) == 1 else graph.add("Concat", flat, shape=[len(flat)], axis=0)
 
     def number(self, index: int, graph: Graph) -> float:
         """The one number of an input."""

@@ -1,6 +1,8 @@
-"""Converters of pooling, resizing and normalization."""
+"""Converters of pooling, resizing and unfolding of images."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +84,7 @@ def _means(size: int, out: int) -> np.ndarray:
     return matrix
 
 
-# Interpolation: nearest and bilinear.
+# Interpolation: nearest, bilinear and bicubic.
 
 
 @converts("nearest_interp")
@@ -98,7 +100,13 @@ def bilinear(op: Op, graph: Graph) -> Result:
     return _resize(op, graph, "linear", "align_corners" if op["align_corners"] else centred)
 
 
-def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: str) -> str:
+@converts("bicubic_interp")
+def bicubic(op: Op, graph: Graph) -> Result:
+    coordinates = "align_corners" if op["align_corners"] else "half_pixel"
+    return _resize(op, graph, "cubic", coordinates, cubic_coeff_a=-0.75)
+
+
+def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: Any) -> str:
     x = op.inputs[0]
     before, after = graph.shapes[x], op.shape
     if op["data_format"] != "NCHW" or -1 in (*before[1:], *after[1:]):
@@ -114,41 +122,28 @@ def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: str) -> s
     )
 
 
-# Batch norm with running statistics, layer norm, softmax.
-
-
-@converts("batch_norm_", "batch_norm")
-def batch_norm(op: Op, graph: Graph) -> Result:
-    x, mean, variance, gain, shift = op.inputs
-    if not (op["is_test"] or op["use_global_stats"]):
-        raise op.refuse("normalizes by the batch's own statistics: its layer is not in evaluation mode")
-    channels = graph.shapes[mean]
-    gain = gain or graph.constant(np.ones(channels, np.float32))
-    shift = shift or graph.constant(np.zeros(channels, np.float32))
-    rank = len(op.shape)
-    inputs = [gain, shift, mean, variance]
-    if op["data_format"].startswith("NC") or rank == 2:
-        return graph.add("BatchNormalization", [x, *inputs], shape=op.shape, epsilon=op["epsilon"])
-    first, last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
-    shape = [op.shape[axis] for axis in first]
-    turned = graph.add("Transpose", [x], shape=shape, perm=first)
-    y = graph.add("BatchNormalization", [turned, *inputs], shape=shape, epsilon=op["epsilon"])
-    return graph.add("Transpose", [y], shape=op.shape, perm=last)
-
-
-@converts("layer_norm")
-def layer_norm(op: Op, graph: Graph) -> Result:
-    x, gain, shift = op.inputs
-    axis = op["begin_norm_axis"]
-    sizes = op.shape[axis:]
-    values = [
-        np.full(sizes, default, np.float32) if name is None else graph.constants[name].reshape(sizes)
-        for name, default in ((gain, 1.0), (shift, 0.0))
+@converts("unfold")
+def unfold(op: Op, graph: Graph) -> Result:
+    """Patches as columns [N, C·kh·kw, patches]: a convolution whose kernels pick one number each."""
+    x = op.inputs[0]
+    channels, sizes = graph.shapes[x][1], graph.shapes[x][2:]
+    if -1 in (channels, *sizes):
+        raise op.refuse("unfolds images whose size is only known at run time")
+    height, width = op["kernel_sizes"]
+    picks = np.eye(height * width, dtype=np.float32).reshape([-1, 1, height, width])
+    weight = graph.constant(np.tile(picks, [channels, 1, 1, 1]))
+    top, left, bottom, right = op["paddings"]
+    strides, dilations = list(op["strides"]), list(op["dilations"])
+    out = [
+        (size + pads - dilation * (kernel - 1) - 1) // stride + 1
+        for size, pads, dilation, kernel, stride in zip(
+            sizes, (top + bottom, left + right), dilations, (height, width), strides, strict=True
+        )
     ]
-    inputs = [x, *map(graph.constant, values)]
-    return graph.add("LayerNormalization", inputs, shape=op.shape, axis=axis, epsilon=op["epsilon"])
-
-
-@converts("softmax", "softmax_")
-def softmax(op: Op, graph: Graph) -> Result:
-    return graph.add("Softmax", op.inputs, shape=op.shape, axis=op["axis"])
+    rows = channels * height * width
+    patches = graph.add(
+        "Conv", [x, weight], shape=[graph.shapes[x][0], rows, *out], kernel_shape=[height, width],
+        strides=strides, dilations=dilations, pads=[top, left, bottom, right], group=channels,
+    )  # fmt: skip
+    sizes_out = graph.constant(np.array([0, rows, out[0] * out[1]], np.int64))
+    return graph.add("Reshape", [patches, sizes_out], shape=[graph.shapes[x][0], rows, out[0] * out[1]])

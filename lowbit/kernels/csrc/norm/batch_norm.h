@@ -113,6 +113,21 @@ LOWBIT_INLINE float max_magnitude(const float* row, int64_t count) {
     return found;
 }
 
+// Activations other than ReLU, and their slopes, in Paddle's order of operations; NaN stays NaN, as there.
+LOWBIT_INLINE float relu6(float x) {
+    const float positive = x < 0 ? 0.0f : x;
+    return positive > 6.0f ? 6.0f : positive;
+}
+
+LOWBIT_INLINE float relu6_slope(float x) { return (x > 0) & (x < 6.0f) ? 1.0f : 0.0f; }
+
+LOWBIT_INLINE float hardswish(float x) { return relu6(x + 3.0f) * x / 6.0f; }
+
+LOWBIT_INLINE float hardswish_slope(float x) {
+    const float is_above = x + 3.0f > 0 ? 1.0f : 0.0f, is_below = x + 3.0f < 6.0f ? 1.0f : 0.0f;
+    return is_above * (2.0f * x + 3.0f) / 6.0f * is_below + (1.0f - is_below);
+}
+
 template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                       float* inverse, float* running_mean, float* running_variance,
@@ -144,12 +159,16 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         if (of.other) {
             const float* __restrict other = of.other + at;
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift + other[i];
-            if (of.rectified) relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
-        } else if (of.rectified) {
+            if (of.activation) relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
+        } else if (of.activation == LOWBIT_RELU) {
             for (int64_t i = 0; i < layout.inner; ++i) {
                 const float value = (from[i] - centre) * gain + shift;
                 to[i] = value > 0 ? value : 0.0f;
             }
+        } else if (of.activation == LOWBIT_RELU6) {
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = relu6((from[i] - centre) * gain + shift);
+        } else if (of.activation == LOWBIT_HARDSWISH) {
+            for (int64_t i = 0; i < layout.inner; ++i) to[i] = hardswish((from[i] - centre) * gain + shift);
         } else {
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
         }
@@ -176,24 +195,32 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
         from_multiples(multiples + at, of.scale[image * layout.channels + c], scratch, layout.inner);
         return static_cast<const float*>(scratch);
     };
-    // dy after the ReLU, if there is one, written to `to`. Without a residual, x tells where the ReLU was
-    // open.
+    // dy before the activation, if there is one, written to `to`. Without a residual, x tells its slope.
     const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x,
                               float* __restrict to) LOWBIT_INLINE_LAMBDA {
         const float* __restrict from = dy + at;
-        if (!of.rectified) return from;
+        if (!of.activation) return from;
         if (bits) {
             relu_backward(from, bits + bits_at(at, layout.inner), to, layout.inner);
         } else {
             const float centre = mean[c], gain = gain_of(c), shift = of.bias ? of.bias[c] : 0.0f;
-            for (int64_t i = 0; i < layout.inner; ++i) {
-                to[i] = from[i] * ((x[i] - centre) * gain + shift > 0 ? 1.0f : 0.0f);
+            const auto scaled_by = [&](auto slope) LOWBIT_INLINE_LAMBDA {
+                for (int64_t i = 0; i < layout.inner; ++i) {
+                    to[i] = from[i] * slope((x[i] - centre) * gain + shift);
+                }
+            };
+            if (of.activation == LOWBIT_RELU6) {
+                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return relu6_slope(z); });
+            } else if (of.activation == LOWBIT_HARDSWISH) {
+                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return hardswish_slope(z); });
+            } else {
+                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return z > 0 ? 1.0f : 0.0f; });
             }
         }
         return static_cast<const float*>(to);
     };
     float* rest = scratch + layout.inner;
-    if (!of.rectified) dother = nullptr;
+    if (!of.activation) dother = nullptr;
     PairSums<kWide> sums[kMaxChannels];
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;

@@ -12,14 +12,16 @@
 #include "common/channel_blocks.h"
 
 // The layout is [images, channels, pixels]. Null: `weight` is 1, `bias` is 0. `other`, if given, is a
-// residual that is added after normalization; a ReLU follows if `rectified`. `scale`, if given, has one value
-// per channel of each image, of which x may be integer multiples.
+// residual that is added after normalization; an activation follows, after a residual only a ReLU. `scale`,
+// if given, has one value per channel of each image, of which x may be integer multiples.
+enum lowbit_activation { LOWBIT_NO_ACTIVATION, LOWBIT_RELU, LOWBIT_RELU6, LOWBIT_HARDSWISH };
+
 struct lowbit_batch_norm {
     const float *x, *weight, *bias;
     lowbit_layout layout;
     float epsilon, momentum;
     const float *other, *scale;
-    int32_t rectified;
+    int32_t activation;
 };
 
 // y = (x - mean) * inverse * weight + bias + other. `mean` and `inverse` = 1 / sqrt(variance + epsilon) are
@@ -32,7 +34,7 @@ LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, flo
                                                 float* inverse, float* running_mean, float* running_variance,
                                                 uint8_t* bits, int16_t* multiples, float* largest);
 
-// dx, dweight and dbias, each if wanted. `dother` is dy after the ReLU; without a ReLU it equals dy and is
+// dx, dweight and dbias, each if wanted. `dother` is dy before the ReLU; without a ReLU it equals dy and is
 // not written. `multiples`, if given, replace x. `largest` is that of dx, as above.
 LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
                                              const int16_t* multiples, const float* mean,

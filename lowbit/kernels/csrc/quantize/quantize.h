@@ -9,7 +9,7 @@
 //   rotation ranges.h           largest magnitudes, ranges of least squared error, scales integers.h rounding
 //   to integers, nearest or stochastic, linear or logarithmic grids; 4-bit packing rounding.h rounding of one
 //   value hadamard.h         the Walsh-Hadamard transform fake_quantize.cpp  quantized values in fp32, PACT's
-//   and LSQ's gradients
+//   and LSQ's gradients; drop_quantize.cpp  the loops of block reconstruction
 // The slow references that tests compare with are in lowbit/numerics. Every loop is compiled for baseline,
 // AVX2 and AVX-512, and the variant follows the instruction set alone. Nothing is allocated.
 #pragma once
@@ -79,3 +79,17 @@ LOWBIT_PUBLIC int lowbit_quantize_grad(const float* x, const float* dy, float* d
 // sum of dy * (q - v) there and of dy * q elsewhere.
 LOWBIT_PUBLIC int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
                                   lowbit_layout layout, lowbit_grid grid);
+
+// What block reconstruction needs (drop_quantize.cpp). As lowbit_quantize, but values whose 24 random bits of
+// the draw are below the threshold stay as they are; at most 2^32 elements.
+LOWBIT_PUBLIC int lowbit_drop_quantize(const float* x, float* y, const float* scale, lowbit_layout layout,
+                                       lowbit_grid grid, const lowbit_draw* draw, uint32_t threshold);
+
+// Its LSQ gradients: values that stay give dx = dy and nothing to dstep.
+LOWBIT_PUBLIC int lowbit_drop_lsq_grad(const float* x, const float* dy, float* dx, const float* step,
+                                       float* dstep, lowbit_layout layout, lowbit_grid grid,
+                                       const lowbit_draw* draw, uint32_t threshold);
+
+// y = x + by[c], and its gradient by `by`: the sums of dy per channel.
+LOWBIT_PUBLIC int lowbit_shift_channels(const float* x, float* y, const float* by, lowbit_layout layout);
+LOWBIT_PUBLIC int lowbit_channel_sums(const float* dy, float* sums, lowbit_layout layout);

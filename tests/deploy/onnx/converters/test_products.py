@@ -67,3 +67,16 @@ def test_products_of_two_tensors(transposed, same_in_engines):
 
 def test_linear_on_more_axes(same_in_engines):
     same_in_engines(Net(apply, nn.Linear(8, 5)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: paddle.bmm(x[:, 0], x[:, 1]),
+        lambda x: paddle.einsum("nchw,nkhw->nck", x, x),
+        lambda x: paddle.einsum("nchw, ncwk -> nchk", x, x),
+        lambda x: paddle.inner(x, x[0, 0] * 0 + 1),
+    ],
+)
+def test_products_of_two_activations(function, same_in_engines):
+    same_in_engines(Net(function))

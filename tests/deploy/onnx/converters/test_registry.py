@@ -9,8 +9,8 @@ from tests.support.onnx_models import Net
 
 
 def test_an_unknown_operator_is_named_with_what_to_do(write):
-    with pytest.raises(LowbitError, match=r'operator "pd_op.cumsum" .*has no ONNX form.*--format paddle'):
-        write(Net(lambda x: paddle.cumsum(x, axis=1)), quantized=False)
+    with pytest.raises(LowbitError, match=r'operator "pd_op.cumprod" .*has no ONNX form.*--format paddle'):
+        write(Net(lambda x: paddle.cumprod(x, dim=1)), quantized=False)
 
 
 def test_the_operators_of_networks_are_there():

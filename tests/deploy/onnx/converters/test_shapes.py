@@ -13,6 +13,85 @@ def by_the_batchs_size(x):
     return y.reshape([x.shape[0], x.shape[1] * 2, -1])
 
 
+class ClassToken(paddle.nn.Layer):
+    """ViT's: one token more, as often as there are images."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.token = way, self.create_parameter([1, 1, 3])
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose([0, 2, 1])
+        if self.way == "shape()":
+            token = self.token.expand([paddle.shape(tokens)[0], -1, -1])
+        elif self.way == "shape":
+            token = self.token.expand((tokens.shape[0], -1, -1))
+        elif self.way == "tile":
+            token = self.token.tile([tokens.shape[0], 1, 1])
+        elif self.way == "expand_as":
+            token = self.token.expand_as(tokens[:, :1])
+        else:
+            token = paddle.zeros([tokens.shape[0], 1, 3]) + self.token
+        return paddle.concat([token, tokens], axis=1).flatten(1)
+
+
+@pytest.mark.parametrize("way", ["shape()", "shape", "tile", "expand_as", "zeros"])
+def test_class_token(way, same_in_engines):
+    same_in_engines(ClassToken(way))
+
+
+class Windows(paddle.nn.Layer):
+    """Swin's: windows of 4×4 pixels become part of the batch and come back."""
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        y = x.reshape([b, c, h // 4, 4, w // 4, 4]).transpose([0, 2, 4, 3, 5, 1]).reshape([-1, 16, c])
+        y = paddle.matmul(y, y, transpose_y=True)
+        back = y.reshape([y.shape[0] // ((h // 4) * (w // 4)), h // 4, w // 4, 16, -1])
+        return back.transpose([0, 3, 1, 2, 4]).flatten(1)
+
+
+class Heads(paddle.nn.Layer):
+    """Attention: sizes that come out of a reshape by the batch's size."""
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose([0, 2, 1])
+        b, n, c = paddle.shape(tokens)[0], tokens.shape[1], tokens.shape[2]
+        q, k, v = tokens.tile([1, 1, 6]).reshape([b, n, 3, 2, c]).transpose([2, 0, 3, 1, 4]).unbind(0)
+        attention = paddle.nn.functional.softmax(paddle.matmul(q, k, transpose_y=True) * c**-0.5)
+        return paddle.matmul(attention, v).transpose([0, 2, 1, 3]).reshape([b, n, 2 * c]).flatten(1)
+
+
+class FusedAttention(paddle.nn.Layer):
+    def forward(self, x):
+        return paddle.nn.functional.scaled_dot_product_attention(x, x, x).flatten(1)
+
+
+@pytest.mark.parametrize("kind", [Windows, Heads, FusedAttention])
+def test_attention(kind, same_in_engines):
+    same_in_engines(kind())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.tile([1, 2, 1, 3]),
+        lambda x: paddle.flip(x, [2, 3]),
+        lambda x: paddle.add_n(paddle.unbind(x, 1)),
+        lambda x: x + paddle.meshgrid(paddle.arange(8.0), paddle.arange(8.0))[1],
+        lambda x: x * paddle.linspace(0, 1, 8),
+        lambda x: F.pixel_shuffle(x.tile([1, 4, 1, 1]), 2),
+        lambda x: F.unfold(x, 3, strides=2, paddings=1),
+        lambda x: F.unfold(x, [2, 3], dilations=2, paddings=[1, 0]),
+        lambda x: paddle.prod(x, 1),
+        lambda x: paddle.amax(x, [1, 2]),
+        lambda x: paddle.std(x, 1),
+    ],
+)
+def test_repeating_turning_and_unfolding(function, same_in_engines):
+    same_in_engines(Net(function))
+
+
 @pytest.mark.parametrize(
     "function",
     [

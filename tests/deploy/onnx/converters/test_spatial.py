@@ -102,6 +102,8 @@ def test_adaptive_maxima_over_uneven_windows(write):
         {"mode": "bilinear"},
         {"mode": "bilinear", "align_mode": 1},
         {"mode": "bilinear", "align_corners": True},
+        {"mode": "bicubic"},
+        {"mode": "bicubic", "align_corners": True},
     ],
 )
 def test_upsampling(size, options, same_in_engines):

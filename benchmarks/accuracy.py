@@ -1,0 +1,139 @@
+"""Reproduce an accuracy figure of benchmarks/accuracy.yaml.
+
+    LOWBIT_DATA=FOLDER python benchmarks/accuracy.py NAME [--seed N] [--work-dir FOLDER]
+    python benchmarks/accuracy.py                          # lists the rows
+
+FOLDER holds, for the CIFAR-10 rows, resnet20_cifar10.safetensors, resnet56_cifar10.safetensors and the
+folder cifar-10-batches-bin; for the ImageNet rows mobilenet_v2_imagenet.safetensors, calib_list.txt and
+val_list.txt with the images that they name, of 224 x 224 pixels. Prints a line of JSON. With --work-dir a
+run that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import yaml
+
+import lowbit
+from lowbit.data.decode import read_image
+from lowbit.models import assign_weights, build_model, read_weights
+from lowbit.recipe.load import recipe_file_values
+
+ROWS = Path(__file__).with_suffix(".yaml")
+WEIGHTS = {
+    "resnet20": "resnet20_cifar10.safetensors",
+    "resnet56": "resnet56_cifar10.safetensors",
+    "mobilenet_v2": "mobilenet_v2_imagenet.safetensors",
+}
+BATCH = 32
+MEAN = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)
+STD = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
+
+
+def normalize(images: np.ndarray) -> paddle.Tensor:
+    """Pixels from 0 to 255 as the networks take them."""
+    return paddle.to_tensor((images.astype(np.float32) / 255 - MEAN) / STD)
+
+
+def cifar(folder: Path, file: str, count: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The first images of a file of CIFAR-10's binary version, and their classes."""
+    rows = np.fromfile(folder / "cifar-10-batches-bin" / file, np.uint8).reshape(-1, 3073)[:count]
+    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
+
+
+def listed(file: Path, count: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The first images of a list of `path label` lines, and their classes."""
+    lines = [line.rsplit(" ", 1) for line in file.read_text("utf-8").splitlines()[:count]]
+    images = [read_image(str(file.parent / path)).transpose(2, 0, 1) for path, _ in lines]
+    return np.stack(images), np.array([int(label) for _, label in lines])
+
+
+def load(
+    network: str, folder: Path, images: int
+) -> tuple[paddle.nn.Layer, np.ndarray, np.ndarray, np.ndarray]:
+    """The fp32 network, images for calibration, test images and their classes."""
+    net = build_model(network, 1000 if network == "mobilenet_v2" else 10)
+    assign_weights(net, read_weights(folder / WEIGHTS[network]), source=WEIGHTS[network])
+    net.eval()
+    if network == "mobilenet_v2":
+        return net, listed(folder / "calib_list.txt", images)[0], *listed(folder / "val_list.txt", None)
+    return net, cifar(folder, "data_batch_1.bin", images)[0], *cifar(folder, "test_batch.bin", None)
+
+
+def top1(net: paddle.nn.Layer, images: np.ndarray, classes: np.ndarray) -> float:
+    """Percent of the images whose class the network finds."""
+    net.eval()
+    right = 0
+    with paddle.no_grad():
+        for at in range(0, len(images), BATCH):
+            found = net(normalize(images[at : at + BATCH])).argmax(-1).numpy()
+            right += int((found == classes[at : at + BATCH]).sum())
+    return round(100 * right / len(images), 3)
+
+
+def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The row's recipe with its settings."""
+    values = recipe_file_values(row["recipe"])
+    if settings := row.get("settings"):
+        values["reconstruction"] = {**(values.get("reconstruction") or {}), **settings}
+    return values
+
+
+def main() -> None:
+    rows = yaml.safe_load(ROWS.read_text("utf-8"))["rows"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="?", choices=sorted(rows))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work-dir", default=None)
+    parser.add_argument("--known-fp32", action="store_true", help="take fp32's figure from the row")
+    chosen = parser.parse_args()
+    if chosen.name is None:
+        for name, row in rows.items():
+            print(f"{name:32} fp32 {row.get('fp32')}, top-1 {row.get('top1')}")
+        return
+    if "LOWBIT_DATA" not in os.environ:
+        parser.error(
+            "give the folder of weights and images: LOWBIT_DATA=FOLDER python benchmarks/accuracy.py …"
+        )
+    row = rows[chosen.name]
+    with lowbit.accelerate():
+        net, calibration, images, classes = load(
+            row["network"], Path(os.environ["LOWBIT_DATA"]), row["images"]
+        )
+        fp32 = row["fp32"] if chosen.known_fp32 else top1(net, images, classes)
+        starts = range(0, len(calibration), BATCH)
+        batches = [normalize(calibration[at : at + BATCH]) for at in starts]
+        wall, processor = time.monotonic(), time.process_time()
+        lowbit.quantize(net, recipe_of(row), data=batches, seed=chosen.seed, work_dir=chosen.work_dir)
+        wall, processor = time.monotonic() - wall, time.process_time() - processor
+        quantized = top1(net, images, classes)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROWS.parent, check=False
+    )
+    figures = {
+        "name": chosen.name,
+        "seed": chosen.seed,
+        "fp32": fp32,
+        "top1": quantized,
+        "difference": round(quantized - fp32, 3),
+        "processor_seconds": round(processor),
+        "wall_seconds": round(wall),
+        "load": os.getloadavg()[0],
+        "commit": commit.stdout.strip(),
+    }
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

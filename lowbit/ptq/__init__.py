@@ -1,0 +1,19 @@
+"""Post-training quantization that learns how to round; start with `reconstruction.reconstruct`.
+
+| module | has |
+|---|---|
+| `reconstruction` | the loop over the blocks of a network: inputs, targets, progress, resuming |
+| `blocks` | the blocks: residual modules, else layers with what follows them |
+| `block_training` | the training of one block |
+| `learned_rounding` | weights between two integers (AdaRound), inputs with learned steps |
+| `compensation` | rounding errors made up for by later weights (GPTQ), where learned rounding starts |
+| `windows` | batches of a block's inputs and targets; random windows of large ones |
+| `fused_ops` | the operators of a block's training that run in one pass |
+| `activation_store` | inputs and targets of a block, in memory or on disk |
+| `equalization` | cross-layer equalization |
+"""
+
+from lowbit.ptq.equalization import equalize
+from lowbit.ptq.reconstruction import BlockResult, Reconstructed, reconstruct
+
+__all__ = ["BlockResult", "Reconstructed", "equalize", "reconstruct"]

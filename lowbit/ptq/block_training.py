@@ -1,0 +1,227 @@
+"""The training of one block: its quantized form learns to give the outputs of the fp32 network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import paddle
+from paddle import Tensor, nn
+
+from lowbit.nn.bn_folding import along_weight
+from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.quantizer import Quantizer
+from lowbit.ptq.blocks import Block
+from lowbit.ptq.fused_ops import shift_channels
+from lowbit.ptq.learned_rounding import LearnedRounding, LearnedStep, parameter, quantizers_of, undecided
+from lowbit.ptq.windows import BlockData, Window
+from lowbit.recipe.recipe import Reconstruction
+
+_ITERATIONS = 400  # that the learning rates are meant for
+_WARM_UP = 0.2  # share of the iterations in which nothing pushes weights to up or down
+_FIRST_POWER, _LAST_POWER = 20.0, 2.0  # of `undecided`
+
+
+def train_block(
+    layers: Mapping[str, nn.Layer],
+    block: Block,
+    norms: Mapping[int, nn.Layer],
+    data: BlockData,
+    window: Window,
+    settings: Reconstruction,
+    rng: np.random.Generator,
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Train the block's rounding, steps, batch norms and biases, in place.
+
+    `layers` are those of the quantized network by name, `norms` the batch norms that can be folded into a
+    layer, by the layer's identity.
+    """
+    modules = [layers[name] for name in block.modules]
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(eval_mode(module))
+        parts = _Parts(modules, norms, settings, rng)
+        stack.enter_context(parts.installed())
+        stack.enter_context(paddle.enable_grad())
+        optimizers = parts.optimizers(settings)
+        for iteration in range(settings.iterations):
+            x, target, mask = window.batch(data, settings.batch_size, settings.drop, rng)
+            shares = parts.renew_weights()
+            loss = _mean_over_pixels(block.run(layers, x) - target, mask)
+            progress = iteration / settings.iterations
+            if progress >= _WARM_UP and settings.regularization:
+                power = _power((progress - _WARM_UP) / (1 - _WARM_UP))
+                for share in shares:
+                    loss = loss + settings.regularization * undecided(share, power)
+            loss.backward()
+            slowed = (1 + math.cos(math.pi * progress)) / 2
+            for optimizer, rate in optimizers:
+                optimizer.set_lr(rate(slowed))
+                optimizer.step()
+                optimizer.clear_grad()
+            advance()
+    parts.finish()
+
+
+def _power(progress: float) -> float:
+    return _LAST_POWER + (_FIRST_POWER - _LAST_POWER) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _mean_over_pixels(wrong: Tensor, mask: Tensor | None) -> Tensor:
+    """The squares, summed over channels and averaged over images and pixels."""
+    channels = wrong.shape[1] if wrong.ndim > 1 else 1
+    if mask is None:
+        return (wrong * wrong).mean() * channels
+    return (wrong * wrong * mask).sum() / mask.sum()
+
+
+class _Parts:
+    """What learns in a block, and how it takes the place of what is there."""
+
+    def __init__(
+        self,
+        modules: list[nn.Layer],
+        norms: Mapping[int, nn.Layer],
+        settings: Reconstruction,
+        rng: np.random.Generator,
+    ) -> None:
+        learns = settings.step_learning_rate > 0
+        found = [each for module in modules for each in quantizers_of(module)]
+        self._steps = [
+            (owner, name, LearnedStep(quantizer, settings.drop, int(rng.integers(1 << 62)), learns=learns))
+            for owner, name, quantizer in found
+            if quantizer.role != "weight"
+        ]
+        inside = {id(layer) for module in modules for layer in module.sublayers(include_self=True)}
+        self._layers = [
+            _Layer(owner, norms[id(owner)] if id(norms.get(id(owner))) in inside else None, quantizer)
+            for owner, _, quantizer in found
+            if quantizer.role == "weight"
+        ]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within it the modules compute with what learns."""
+        with ExitStack() as undo:
+
+            def hide(owner: nn.Layer, name: str, value: object) -> None:
+                # An attribute of the object hides the sublayer or method of that name.
+                object.__setattr__(owner, name, value)
+                undo.callback(object.__delattr__, owner, name)
+
+            for owner, name, step in self._steps:
+                hide(owner, name, step)
+            for layer in self._layers:
+                hide(layer.layer, "weight_quantizer", lambda weight: weight)
+                hide(layer.layer, "effective_weight_and_bias", layer.weight_and_bias)
+                if layer.norm is not None:
+                    hide(layer.norm, "forward", layer.shifted)
+            yield
+
+    def renew_weights(self) -> list[Tensor]:
+        """Make the weights of this iteration; how far up each of them is."""
+        return [layer.renew() for layer in self._layers]
+
+    def optimizers(
+        self, settings: Reconstruction
+    ) -> list[tuple[paddle.optimizer.Optimizer, Callable[[float], float]]]:
+        """Adam for the rounding, for the steps and for the rest; each with its rate, given a cosine."""
+        faster = _ITERATIONS / max(1, settings.iterations)
+        groups: list[tuple[list[Tensor], Callable[[float], float]]] = [
+            ([layer.rounding.value for layer in self._layers], lambda _: settings.learning_rate * faster),
+            (
+                [step.value for *_, step in self._steps if not step.value.stop_gradient],
+                lambda slowed: settings.step_learning_rate * faster * slowed,
+            ),
+            (
+                [each for layer in self._layers for each in layer.affine],
+                lambda slowed: settings.norm_learning_rate * faster * slowed,
+            ),
+        ]
+        return [
+            (paddle.optimizer.Adam(rate(1.0), parameters=values), rate)
+            for values, rate in groups
+            if values and rate(1.0) > 0
+        ]
+
+    def finish(self) -> None:
+        """Write what was learned into the layers, their batch norms and quantizers."""
+        with paddle.no_grad():
+            for layer in self._layers:
+                layer.finish()
+            for *_, step in self._steps:
+                step.finish()
+
+
+class _Layer:
+    """A quantized layer in training: its weight's rounding, and gain and shift of what comes out of it.
+
+    With its batch norm folded in, the layer computes gain·(w·x) + shift; the batch norm lets it through. Gain
+    and shift change by factors that are learned: they come to a scale of the weight and a bias per channel.
+    """
+
+    def __init__(self, layer: nn.Layer, norm: nn.Layer | None, quantizer: Quantizer) -> None:
+        self.layer, self.norm = layer, norm
+        self.rounding = LearnedRounding(layer.weight, quantizer)
+        self.affine: list[Tensor] = []
+        self._weight: Tensor | None = None
+        self._gain = self._shift = None
+        outputs = layer.weight.shape[1] if isinstance(layer, nn.Linear) else layer._out_channels
+        zeros = np.zeros([outputs], np.float32)
+        with paddle.no_grad():
+            bias = paddle.zeros([outputs]) if layer.bias is None else layer.bias.detach().clone()
+            if norm is not None:
+                self._deviation = paddle.sqrt(norm._variance + norm._epsilon)
+                weight = paddle.ones([outputs]) if norm.weight is None else norm.weight
+                self._norm_weight, self._norm_bias = weight.detach().clone(), norm.bias.detach().clone()
+                self._centred = bias - norm._mean
+                self._gain, self._shift = parameter(zeros), parameter(zeros)
+                self.affine = [self._gain, self._shift]
+            else:
+                self._bias = bias
+                # In units of a typical weight, since the size of what comes out is not known here.
+                self._unit = float(layer.weight.detach().abs().mean())
+                if layer.bias is not None:
+                    self._shift = parameter(zeros)
+                    self.affine = [self._shift]
+
+    def renew(self) -> Tensor:
+        """The weight of this iteration; returns the shares of its rounding."""
+        share = self.rounding.share()
+        self._weight = self.rounding.soft(share)
+        return share
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """What the layer multiplies and adds in training."""
+        if self.norm is None:
+            return self._weight, self._new_bias()
+        return self._weight * along_weight(self.layer, self._new_gain()), None
+
+    def shifted(self, x: Tensor) -> Tensor:
+        """What the batch norm gives in training: the gain is in the weight already."""
+        axis = -1 if self.norm._data_format.endswith("C") else 1
+        return shift_channels(x, self._new_norm_bias() + self._new_gain() * self._centred, axis)
+
+    def _new_gain(self) -> Tensor:
+        return self._norm_weight * (1 + self._gain) / self._deviation
+
+    def _new_bias(self) -> Tensor | None:
+        return None if self._shift is None else self._bias + self._unit * self._shift
+
+    def _new_norm_bias(self) -> Tensor:
+        return self._norm_bias + self._norm_weight.abs() * self._shift
+
+    def finish(self) -> None:
+        """Write what was learned."""
+        self.layer.weight.set_value(self.rounding.hard())
+        if self.norm is None:
+            if self._shift is not None:
+                self.layer.bias.set_value(self._new_bias())
+            return
+        if self.norm.weight is not None:
+            self.norm.weight.set_value(self._norm_weight * (1 + self._gain))
+        self.norm.bias.set_value(self._new_norm_bias())

@@ -1,0 +1,292 @@
+"""Reconstruction: block after block, a calibrated network learns to give the outputs of its fp32 original."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+import safetensors
+import safetensors.numpy
+from paddle import Tensor, nn
+
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.digest import digest
+from lowbit.errors import LowbitError
+from lowbit.files import write_atomically
+from lowbit.nn.bn_folding import find_foldable
+from lowbit.nn.eval_mode import eval_mode
+from lowbit.ptq.activation_store import ActivationStore
+from lowbit.ptq.block_training import train_block
+from lowbit.ptq.blocks import Block, find_blocks
+from lowbit.ptq.compensation import compensate_block
+from lowbit.ptq.learned_rounding import unquantized
+from lowbit.ptq.windows import BlockData, find_window
+from lowbit.recipe.recipe import Reconstruction
+
+MEMORY = 2 << 30  # bytes of activations that are held; more are kept in temporary files
+_MEASURED = 64  # images on which a block's error is measured
+_EXAMPLE = 2  # images to find the blocks with
+
+Inputs = Tensor | Sequence[Tensor]
+
+
+class Progress(Protocol):
+    """Who shows how far it is."""
+
+    def begin(self, title: str, total: int, done: int = 0) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """A block's squared error relative to its outputs: rounded to nearest, and as it was learned."""
+
+    name: str
+    nearest: float
+    learned: float
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """What `reconstruct` did: the blocks in their order, and layers that are in none, with why."""
+
+    blocks: tuple[BlockResult, ...] = ()
+    left_alone: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"Reconstructed {len(self.blocks)} blocks"]
+        if self.blocks:
+            worst = max(self.blocks, key=lambda block: block.learned)
+            lines[0] += (
+                f"; the largest squared error of outputs is {worst.learned:.2%} ({worst.name}; with weights "
+                f"rounded to nearest {worst.nearest:.2%})"
+            )
+        lines += [f"  {name} is rounded to nearest: {why}" for name, why in self.left_alone.items()]
+        return "\n".join(lines)
+
+
+def reconstruct(
+    model: nn.Layer,
+    batches: Iterable[Inputs],
+    settings: Reconstruction,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    memory: int = MEMORY,
+) -> Reconstructed:
+    """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
+
+    Blocks are trained in the order in which they run: inputs come from the quantized network before the
+    block, targets from the fp32 network. In `folder` every block that is done is saved: a call with the same
+    network, images, settings and seed goes on behind it and ends with the same bits. Images and activations
+    take up to `memory` bytes, further ones are on disk.
+
+    calibrate(model, batches)
+    reconstruct(model, batches, recipe.reconstruction)
+    """
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise LowbitError("reconstruction runs in one process: start it without paddle.distributed.launch")
+    store = ActivationStore(memory)
+    with fast_convolutions():
+        return _reconstruct(model, _kept(batches, store), store, settings, seed, folder, progress)
+
+
+def _reconstruct(
+    model: nn.Layer,
+    images: list[tuple[np.ndarray, ...]],
+    store: ActivationStore,
+    settings: Reconstruction,
+    seed: int,
+    folder: Path | None,
+    progress: Progress | None,
+) -> Reconstructed:
+    example = tuple(paddle.to_tensor(x[:_EXAMPLE]) for x in images[0])
+    found = find_blocks(model, *example)
+    layers = dict(model.named_sublayers(include_self=True))
+    pairs = find_foldable(model, *example, quantized=True).pairs
+    norms = {id(layers[name]): layers[norm] for name, norm in pairs}
+    reference = copy.deepcopy(model)
+    saved = _Saved(folder, _identity(model, images, found.blocks, settings, seed)) if folder else None
+    done = saved.count if saved else 0
+    if progress is not None:
+        progress.begin("Reconstructing", len(found.blocks) * settings.iterations, done * settings.iterations)
+    results = []
+    with eval_mode(model), eval_mode(reference), unquantized(reference):
+        originals = dict(reference.named_sublayers(include_self=True))
+        passing = _Passing(store, images, (layers, model), (originals, reference))
+        for number, block in enumerate(found.blocks):
+            data = passing.enter(block)
+            if number < done:
+                results.append(saved.load(number, block, layers))
+            else:
+                before = _error(block, layers, data)
+                if settings.compensate:
+                    compensate_block(layers, originals, block, norms, data)
+                window = find_window(lambda x, block=block: block.run(originals, x), data, settings.crop)
+                rng = np.random.default_rng([seed, number])
+                advance = progress.advance if progress is not None else lambda: None
+                train_block(layers, block, norms, data, window, settings, rng, advance=advance)
+                results.append(BlockResult(block.name, before, _error(block, layers, data)))
+                if saved:
+                    saved.save(number, block, layers, results[-1])
+            later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
+            passing.leave(block, data, followed=later is not None and later.follows)
+    return Reconstructed(tuple(results), found.left_alone)
+
+
+def _kept(batches: Iterable[Inputs], store: ActivationStore) -> list[tuple[np.ndarray, ...]]:
+    """The batches, since a loader may give others the next time."""
+    kept = []
+    for batch in batches:
+        inputs = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+        kept.append(tuple(store.kept(x.numpy()) for x in inputs))
+    if not kept:
+        raise LowbitError("reconstruction got no images: give the batches that calibration took")
+    return kept
+
+
+def _error(block: Block, layers: dict[str, nn.Layer], data: BlockData) -> float:
+    """The squared error of the quantized block, relative to the squares of its targets."""
+    wrong = total = 0.0
+    for at in range(0, min(_MEASURED, len(data.target)), 32):
+        y = block.run(layers, paddle.to_tensor(data.quantized[at : at + 32])).numpy()
+        target = data.target[at : at + 32]
+        wrong += float(np.square(y - target, dtype=np.float64).sum())
+        total += float(np.square(target, dtype=np.float64).sum())
+    return wrong / max(total, 1e-30)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The images on their way through both networks, from block to block.
+
+
+class _Stop(Exception):
+    """Ends a forward pass: what comes after the wanted input is not computed."""
+
+
+class _Passing:
+    """Inputs and targets of one block after the other; each network comes as its layers and itself."""
+
+    def __init__(
+        self,
+        store: ActivationStore,
+        images: list[tuple[np.ndarray, ...]],
+        quantized: tuple[dict[str, nn.Layer], nn.Layer],
+        full: tuple[dict[str, nn.Layer], nn.Layer],
+    ) -> None:
+        self._store, self._images, self._quantized, self._full = store, images, quantized, full
+        self._count = sum(len(batch[0]) for batch in images)
+        self._next: tuple[np.ndarray, np.ndarray] | None = None
+
+    def enter(self, block: Block) -> BlockData:
+        """A block's data; all blocks before it are trained."""
+        if self._next is None:
+            self._next = self._collected(block, *self._quantized), self._collected(block, *self._full)
+        quantized, full = self._next
+        target = self._store.mapped(lambda x: block.run(self._full[0], x), full)
+        return BlockData(quantized, full, target)
+
+    def leave(self, block: Block, data: BlockData, *, followed: bool) -> None:
+        """The block is trained; what it gives is the input of one that follows."""
+        self._next = None
+        if followed:
+            output = self._store.mapped(lambda x: block.run(self._quantized[0], x), data.quantized)
+            self._next = output, data.target
+        else:
+            self._store.free(data.target)
+        self._store.free(data.quantized)
+        self._store.free(data.full)
+
+    def _collected(self, block: Block, layers: dict[str, nn.Layer], network: nn.Layer) -> np.ndarray:
+        """What the block gets when the network runs on the images."""
+        caught: list[Tensor] = []
+
+        def catch(_layer: nn.Layer, given: tuple[Any, ...]) -> None:
+            caught.append(given[0])
+            raise _Stop
+
+        def run() -> Iterator[Tensor]:
+            for batch in self._images:
+                try:
+                    network(*map(paddle.to_tensor, batch))
+                except _Stop:
+                    yield caught.pop()
+
+        hook = layers[block.modules[0]].register_forward_pre_hook(catch)
+        try:
+            return self._store.gathered(run(), self._count)
+        finally:
+            hook.remove()
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Blocks that are done, in a folder, so that a killed run goes on behind them.
+
+
+def _identity(
+    model: nn.Layer,
+    images: list[tuple[np.ndarray, ...]],
+    blocks: Sequence[Block],
+    settings: Reconstruction,
+    seed: int,
+) -> str:
+    """A digest of everything that the result depends on."""
+    arrays = [tensor.numpy() for tensor in model.state_dict().values()]
+    arrays += [x for batch in images for x in batch]
+    described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
+    parts = [text.encode() for text in described] + [
+        memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays
+    ]
+    return digest(parts)
+
+
+class _Saved:
+    """One safetensors file per block; `count` of them are of this very run, from the first on."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder, self._identity = folder, identity
+        folder.mkdir(parents=True, exist_ok=True)
+        self.count = 0
+        while self._is_ours(self.count):
+            self.count += 1
+
+    def save(self, number: int, block: Block, layers: dict[str, nn.Layer], result: BlockResult) -> None:
+        """Keep what the block's modules hold."""
+        tensors = {key: tensor.numpy() for key, tensor in _state(block, layers).items()}
+        about = {"identity": self._identity, "result": json.dumps(asdict(result))}
+        content = safetensors.numpy.save(tensors, metadata=about)
+        write_atomically(self._path(number), lambda file: file.write_bytes(content))
+
+    def load(self, number: int, block: Block, layers: dict[str, nn.Layer]) -> BlockResult:
+        """Let the block's modules have what was kept."""
+        with safetensors.safe_open(self._path(number), framework="numpy") as file:
+            for key, tensor in _state(block, layers).items():
+                tensor.set_value(file.get_tensor(key))
+            return BlockResult(**json.loads(file.metadata()["result"]))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"block_{number:03}.safetensors"
+
+    def _is_ours(self, number: int) -> bool:
+        try:
+            with safetensors.safe_open(self._path(number), framework="numpy") as file:
+                return (file.metadata() or {}).get("identity") == self._identity
+        except (OSError, safetensors.SafetensorError):
+            return False
+
+
+def _state(block: Block, layers: dict[str, nn.Layer]) -> dict[str, Tensor]:
+    return {
+        f"{place}.{key}": tensor
+        for place, name in enumerate(block.modules)
+        for key, tensor in layers[name].state_dict().items()
+    }

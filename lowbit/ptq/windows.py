@@ -1,0 +1,102 @@
+"""Batches of a block's inputs and targets; of large images random windows, where the block allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+_TOLERANCE = 1e-4  # of the largest target
+_WORTH_IT = 1.25  # how much larger than a window an image must be
+_LARGEST_MARGIN = 6
+
+
+@dataclass(frozen=True)
+class BlockData:
+    """A block's inputs in the quantized and in the fp32 network, and its outputs in the fp32 network."""
+
+    quantized: np.ndarray
+    full: np.ndarray
+    target: np.ndarray
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of each image that an iteration trains on; `size` 0 is all of it.
+
+    `stride` is input pixels per output pixel. `margin` is how many output pixels at an edge inside of the
+    image differ, since the block sees padding there.
+    """
+
+    size: int = 0
+    stride: int = 1
+    margin: int = 0
+
+    def batch(
+        self, data: BlockData, size: int, drop: float, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and, with a window, which pixels of the targets count.
+
+        Of the inputs a share `drop` is that of the fp32 network (QDrop).
+        """
+        count = len(data.target)
+        chosen = rng.choice(count, min(size, count), replace=False)
+        if not self.size:
+            quantized, full, target = (a[chosen] for a in (data.quantized, data.full, data.target))
+            return _mixed(quantized, full, drop, rng), paddle.to_tensor(target), None
+        out, (height, width) = self.size // self.stride, data.target.shape[2:]
+        x = np.empty((2, len(chosen), data.full.shape[1], self.size, self.size), np.float32)
+        target = np.empty((len(chosen), data.target.shape[1], out, out), np.float32)
+        mask = np.zeros((len(chosen), 1, out, out), np.float32)
+        for place, image in enumerate(chosen):
+            top, left = int(rng.integers(height - out + 1)), int(rng.integers(width - out + 1))
+            x[0, place] = self._part(data.quantized[image], top, left)
+            x[1, place] = self._part(data.full[image], top, left)
+            target[place] = data.target[image, :, top : top + out, left : left + out]
+            mask[place, :, self._inner(top, height), self._inner(left, width)] = 1
+        return _mixed(x[0], x[1], drop, rng), paddle.to_tensor(target), paddle.to_tensor(mask)
+
+    def _part(self, image: np.ndarray, top: int, left: int) -> np.ndarray:
+        top, left = top * self.stride, left * self.stride
+        return image[..., top : top + self.size, left : left + self.size]
+
+    def _inner(self, first: int, length: int) -> slice:
+        """The pixels that are right; at an edge of the image the padding is the image's own."""
+        out = self.size // self.stride
+        end = out if first + out == length else out - self.margin
+        return slice(0 if first == 0 else self.margin, end)
+
+
+def find_window(run: Callable[[Tensor], Tensor], data: BlockData, crop: int) -> Window:
+    """The window for a block, proved on an image: `run`, the fp32 block, must give the same pixels for it.
+
+    Blocks whose outputs depend on the whole image, such as those with squeeze-and-excitation, get none.
+    """
+    x, target = data.full[:1], data.target[:1]
+    if not crop or x.ndim != 4 or target.ndim != 4 or min(x.shape[2:]) < crop * _WORTH_IT:
+        return Window()
+    stride = x.shape[2] // target.shape[2]
+    if tuple(size * stride for size in target.shape[2:]) != x.shape[2:]:
+        return Window()
+    window = Window(size=crop // stride * stride, stride=stride)
+    out = window.size // stride
+    top, left = (target.shape[2] - out) // 2, (target.shape[3] - out) // 2
+    got = run(paddle.to_tensor(np.ascontiguousarray(window._part(x, top, left)))).numpy()
+    if got.shape[2:] != (out, out):
+        return Window()
+    wrong = np.abs(got - target[:, :, top : top + out, left : left + out])
+    allowed = _TOLERANCE * float(np.abs(target).max())
+    for margin in range(min(_LARGEST_MARGIN, out // 4) + 1):
+        if wrong[:, :, margin : out - margin, margin : out - margin].max() <= allowed:
+            return Window(size=window.size, stride=stride, margin=margin)
+    return Window()
+
+
+def _mixed(quantized: np.ndarray, full: np.ndarray, drop: float, rng: np.random.Generator) -> Tensor:
+    if not drop:
+        return paddle.to_tensor(quantized)
+    kept = rng.random(quantized.shape, np.float32) < drop
+    return paddle.to_tensor(np.where(kept, full, quantized))

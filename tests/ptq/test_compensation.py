@@ -1,0 +1,112 @@
+"""Error compensation: by definition, and layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+
+import numpy as np
+import paddle
+import pytest
+from paddle import nn
+
+from lowbit.nn import calibrate, prepare
+from lowbit.ptq.blocks import Block
+from lowbit.ptq.compensation import _columns, compensate, compensate_block
+from lowbit.ptq.windows import BlockData
+from tests.support.ptq_nets import recipe
+
+
+def _rounded(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return np.clip(np.rint(weight / scale), -4, 3) * scale
+
+
+def test_close_to_the_best_of_all_roundings():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal([1, 4, 4]) @ rng.standard_normal([1, 4, 50])
+    gram, weight, scale = x @ x.transpose(0, 2, 1), rng.uniform(-1, 1, [1, 30, 4]), np.full([1, 30, 4], 0.4)
+
+    def errors(rounded: np.ndarray) -> np.ndarray:
+        return np.square((rounded - weight) @ x).sum(-1)[0]
+
+    nearest, found = (
+        errors(_rounded(weight, scale)),
+        errors(_rounded(compensate(weight, scale, gram, -4, 3), scale)),
+    )
+    down = np.clip(np.floor(weight / scale), -4, 3)
+    choices = [np.clip(down + np.array(up), -4, 3) * scale for up in product((0, 1), repeat=4)]
+    best = np.min([errors(choice) for choice in choices], axis=0)
+    assert found.sum() < 0.7 * nearest.sum()
+    assert found.sum() < 1.5 * best.sum()
+
+
+def test_uncorrelated_inputs_change_nothing():
+    weight = np.random.default_rng(0).uniform(-1, 1, [2, 3, 5])
+    gram = np.stack([np.eye(5), 3 * np.eye(5)])
+    np.testing.assert_allclose(compensate(weight, np.full_like(weight, 0.3), gram, -4, 3), weight)
+
+
+def test_inputs_that_are_always_zero():
+    weight = np.random.default_rng(0).uniform(-1, 1, [1, 3, 4])
+    found = compensate(weight, np.full_like(weight, 0.3), np.zeros([1, 4, 4]), -4, 3)
+    np.testing.assert_allclose(found, weight)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2D(4, 6, 3, padding=1, stride=2),
+        nn.Conv2D(4, 6, 1, stride=2),
+        nn.Conv2D(4, 4, 3, padding=[1, 2], groups=4),
+        nn.Conv2D(4, 6, 3, padding=2, dilation=2, groups=2),
+        nn.Conv2D(4, 6, 3, padding=1, padding_mode="reflect"),
+        nn.Linear(4, 6),
+    ],
+    ids=["3x3", "1x1", "depthwise", "dilated", "reflect", "linear"],
+)
+def test_columns_are_what_the_layer_multiplies(layer):
+    linear = isinstance(layer, nn.Linear)
+    x = paddle.randn([3, 7, 4] if linear else [3, 4, 8, 9])
+    quantized = copy.deepcopy(layer)
+    prepare(nn.Sequential(quantized), recipe())
+    columns = _columns(quantized, x).numpy()
+    weight = layer.weight.numpy().T if linear else layer.weight.numpy()
+    groups = columns.shape[1]
+    rows = weight.reshape(groups, weight.shape[0] // groups, -1)
+    made = np.einsum("grd,ngdp->ngrp", rows, columns)
+    expected = (layer(x) - layer.bias.reshape([-1] if linear else [-1, 1, 1])).numpy()
+    if linear:
+        expected = expected.reshape(1, -1, 6).transpose(0, 2, 1)
+    np.testing.assert_allclose(made.reshape(expected.shape), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_error_of_a_layer_becomes_smaller(kind):
+    paddle.seed(0)
+    rng = np.random.default_rng(0)
+    if kind == "linear":
+        x = (rng.standard_normal([200, 3]) @ rng.standard_normal([3, 12])).astype(np.float32)
+        net = nn.Sequential(nn.Linear(12, 8))
+    else:
+        base = rng.standard_normal([32, 3, 4, 4]).astype(np.float32)
+        x, net = (
+            np.kron(base, np.ones([1, 1, 3, 3], np.float32)),
+            nn.Sequential(nn.Conv2D(3, 8, 3, padding=1)),
+        )
+    reference = copy.deepcopy(net)
+    prepare(net, recipe())
+    calibrate(net, [paddle.to_tensor(x)])
+    net.eval()
+
+    def error() -> float:
+        with paddle.no_grad():
+            return float(((net(paddle.to_tensor(x)) - reference(paddle.to_tensor(x))) ** 2).mean())
+
+    before = error()
+    with paddle.no_grad():
+        layers, originals = dict(net.named_sublayers()), dict(reference.named_sublayers())
+        compensate_block(layers, originals, Block(("0",)), {}, BlockData(x, x, x))
+        found, expected = net(paddle.to_tensor(x)), reference(paddle.to_tensor(x))
+    assert error() < 0.6 * before
+    axes = [0] if kind == "linear" else [0, 2, 3]
+    np.testing.assert_allclose(found.mean(axes).numpy(), expected.mean(axes).numpy(), atol=1e-3)
