@@ -25,7 +25,6 @@ class ConvStep : public Step {
         const int64_t pixels = plan_.out_pixels();
         strip_ = pixels <= kStrip ? pixels : weights.kernel.pixels;
         strips_ = ceil_div(pixels, strip_);
-        panels_ = weights.shape.groups * weights.panels;
         // The larger operand is read once: in the outer loop.
         panels_outside_ = static_cast<int64_t>(weights.bytes.size()) > plan_.from.layout.bytes();
         plan_segments();
@@ -155,7 +154,7 @@ class ConvStep : public Step {
     }
 
     ConvPlan plan_;
-    int64_t strip_, strips_, panels_;
+    int64_t strip_, strips_;
     bool panels_outside_;
     std::vector<Segment> segments_;
     std::vector<int64_t> step_offsets_;  // of all steps of a panel, in the source
@@ -196,8 +195,7 @@ void ConvPlan::finish(const Memory& memory, const int32_t* sums, const StripOffs
     // Channels that do not exist may be written, unless they are those of the next group.
     const bool alone = weights->depthwise || weights->shape.groups == 1;
     const int64_t written = alone ? std::min(kPanel, target.bytes.layout.stride - channel) : channels;
-    StripOutput out{pixels,           padded,         channels,
-                    written,          offsets.target, memory.at(target.bytes.slot) + channel,
+    StripOutput out{pixels,           padded, written, offsets.target, memory.at(target.bytes.slot) + channel,
                     offsets.residual, nullptr};
     if (epilogue.has_residual) out.residual = memory.at(target.residual.slot) + channel;
     requantize(epilogue, sums, out);

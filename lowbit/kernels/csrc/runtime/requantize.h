@@ -49,7 +49,6 @@ inline bool is_simple(const Unary& unary) {
 
 struct StripOutput {
     int64_t pixels, channel;  // the first channel of the strip, for scales and biases
-    int64_t channels;         // that exist, at most 16
     int64_t written;          // bytes that may be written per pixel, at most 16
     const int64_t* offsets;   // of the pixels in `to`
     uint8_t* to;              // the first channel
