@@ -107,6 +107,9 @@ def main() -> None:
             "give the folder of weights and images: LOWBIT_DATA=FOLDER python benchmarks/accuracy.py …"
         )
     row = rows[chosen.name]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROWS.parent, check=False
+    )
     with lowbit.accelerate():
         net, calibration, images, classes = load(
             row["network"], Path(os.environ["LOWBIT_DATA"]), row["images"]
@@ -118,9 +121,6 @@ def main() -> None:
         lowbit.quantize(net, recipe_of(row), data=batches, seed=chosen.seed, work_dir=chosen.work_dir)
         wall, processor = time.monotonic() - wall, time.process_time() - processor
         quantized = top1(net, images, classes)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROWS.parent, check=False
-    )
     figures = {
         "name": chosen.name,
         "seed": chosen.seed,

@@ -216,6 +216,12 @@ def test_packages_import_only_packages_of_lower_rows():
                 assert rows[used] < rows[package], f"{path.relative_to(ROOT)} uses lowbit.{used}"
 
 
+def test_the_picture_shows_every_package():
+    picture = (ROOT / "docs/architecture.svg").read_text("utf-8")
+    for init in (ROOT / "lowbit").glob("*/__init__.py"):
+        assert f">{init.parent.name}</text>" in picture, init.parent.name
+
+
 def _packages_used(path: Path) -> set[str]:
     return {module.split(".")[1] for module in _imported_modules(path) if module.startswith("lowbit.")}
 

@@ -172,7 +172,7 @@ def _measurement(
             evaluate_batches,
             trained.model,
             loader,
-            loss=trained.config.Loss.Eval[0].CELoss,
+            loss=trained.config.Loss.Eval[0].cross_entropy,
             topk=trained.config.eval_topk,
             display=display,
         )

@@ -25,6 +25,7 @@ from lowbit.config.transform_ops import TransformOp
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
 from lowbit.training import loop
+from lowbit.training.config_check import read_config
 from lowbit.training.display import PlainDisplay, open_display
 from lowbit.training.finetune import finetune_config
 from lowbit.training.post_training import calibrate_run, calibration_config, ptq_recipe
@@ -66,7 +67,7 @@ def train(
     """
     arguments = locals()
     options = given_options(**{name: value for name, value in arguments.items() if name in OPTIONS})
-    settings = load_config(config, override, options)
+    settings = read_config(config, override, options)
     if data_path is not None:
         settings = with_data_path(settings, Path(data_path))
     named = {parse_override(item)[0] for item in override} | {name for name, _ in options.values()}
@@ -99,7 +100,7 @@ def calibrate(
     runs.calibrate("digits", pretrained="runs/fp32/checkpoints/best.pdparams", recipe="ptq_w8a8")
     """
     options = given_options(output_dir=output_dir, device=device, pretrained=pretrained, recipe=recipe)
-    settings = load_config(config, override, options)
+    settings = read_config(config, override, options)
     named = [parse_override(item)[0] for item in override]
     images = None if data_path is None else Path(data_path)
     return calibrate_run(

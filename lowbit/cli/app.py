@@ -17,6 +17,7 @@ from lowbit.cli import (
     analyze,
     bench,
     catalog,
+    config,
     digest,
     doctor,
     evaluate,
@@ -62,6 +63,7 @@ app.command("digest")(digest.digest)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo)
 app.add_typer(catalog.data_app, name="data")
+app.add_typer(config.app, name="config")
 app.add_typer(tipc.app, name="tipc")
 
 

@@ -27,7 +27,11 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="How often the training data is gone through.")] = None,
     device: DeviceName = None,
     pretrained: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Weights to start from (.pdparams or .safetensors).")
+        str | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Weights to start from (.pdparams, .safetensors), or a folder of such files.",
+        ),
     ] = None,
     resume: Annotated[
         str | None,

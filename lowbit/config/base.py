@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -26,11 +27,14 @@ class Section(BaseModel):
         if isinstance(values, dict):
             for key in values:
                 if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), cls.model_fields)
-                    raise PydanticCustomError(
-                        "unknown_key", "unknown key, {hint}", {"key": key, "hint": hint}
-                    )
+                    raise unknown_key(key, cls.model_fields)
         return values
+
+
+def unknown_key(key: Any, valid: Iterable[str]) -> PydanticCustomError:
+    """The error about a key that is none of the valid ones."""
+    hint = did_you_mean(str(key), valid)
+    return PydanticCustomError("unknown_key", "unknown key, {hint}", {"key": key, "hint": hint})
 
 
 def parse_number(value: Any) -> Any:

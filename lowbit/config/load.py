@@ -73,9 +73,8 @@ def with_data_path(config: Config, path: str | Path) -> Config:
     values = config.model_dump(mode="json")
     for section, part in (("Train", "train"), ("Eval", "val")):
         if (split := values["DataLoader"][section]) is not None:
-            ops = split["dataset"]["transform_ops"]
-            dataset = {"name": "AutoDataset", "path": str(path), "split": part, "transform_ops": ops}
-            split["dataset"] = dataset
+            ops = {key: split["dataset"][key] for key in ("transform_ops", "batch_transform_ops")}
+            split["dataset"] = {"name": "AutoDataset", "path": str(path), "split": part} | ops
     return validate(values, {}, "--data-path")
 
 
@@ -111,7 +110,26 @@ def _rename_qconfigdir(values: dict[str, Any], sources: dict[KeyPath, str], orig
 
 def validate(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> Config:
     """The values as a Config; every mistake in them is listed with its place."""
+    _refuse_other_tasks(values, sources, origin)
     return check_section(Config, values, sources, origin)
+
+
+def _refuse_other_tasks(values: dict[str, Any], sources: dict[KeyPath, str], origin: str) -> None:
+    """One line for PaddleClas's files that train something else than one classifier of images."""
+    arch = values.get("Arch")
+    place = sources.get(("Arch",), origin)
+    if not isinstance(arch, dict):
+        return
+    if "models" in arch or arch.get("name") == "DistillationModel":
+        raise LowbitError(
+            f"{place}: Arch: distillation between models of one config (DistillationModel) is not supported; "
+            "train the student's own config and name a teacher (--teacher)"
+        )
+    if "Backbone" in arch or arch.get("name") == "RecModel":
+        raise LowbitError(
+            f"{place}: Arch: metric learning (Backbone, Neck and Head) is not supported; lowbit trains "
+            "classifiers"
+        )
 
 
 def parse_override(override: str) -> tuple[str, Any]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from lowbit.config.base import Count, Integer, Number, Positive, Section
+from lowbit.config.base import Count, Integer, Number, Positive, Section, unknown_key
 from lowbit.config.data import DataLoaders
 from lowbit.config.optimizer import OptimizerSection
 from lowbit.config.transform_ops import Op
@@ -39,8 +47,14 @@ class GlobalSection(Section):
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"
     eval_mode: Literal["classification"] = "classification"
-    to_static: Literal[False] = False
-    use_dali: Literal[False] = False
+    to_static: bool = False  # true: a line says that training is in dynamic mode
+    use_dali: bool = False  # true: a line says that lowbit's own loader reads the images
+    update_freq: Positive = 1  # batches whose gradients are added up for one update
+    image_channel: Literal[3] = 3
+    train_mode: str | None = None
+    log_ranks: int | str = "0"  # the first process writes, whatever this says
+    print_mem_info: bool = False
+    iter_per_epoch: None = None
     # Ours from here on.
     seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     save_steps: Count = 0  # also checkpoint every so many steps; 0: only after epochs
@@ -56,6 +70,15 @@ class GlobalSection(Section):
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
     checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+    @field_validator("train_mode")
+    @classmethod
+    def _one_way_to_train(cls, value: str | None) -> None:
+        if value is not None:
+            raise ValueError(
+                f"{value!r} is not supported; leave it out and train on images of one size (for progressive "
+                "training, also progress_size and progress_magnitude)"
+            )
 
     @field_validator("checkpoint_dir")
     @classmethod
@@ -76,7 +99,7 @@ class AmpSection(Section):
     """Mixed precision. On a CPU, only bf16 by its own instructions is fast; else it is emulated."""
 
     use_amp: bool = True
-    use_fp16_test: Literal[False] = False  # evaluation is in fp32
+    use_fp16_test: bool = False  # evaluation in mixed precision, too
     scale_loss: Annotated[Number, Field(gt=0)] = 2.0**15
     use_dynamic_loss_scaling: bool = True
     use_promote: Literal[False] = False
@@ -91,23 +114,77 @@ class EmaSection(Section):
 
 
 class ArchSection(Section):
-    """The network: a name of ours or of PaddleClas's, or `package.module:Class`."""
+    """The network: a name of ours or of PaddleClas's, or `package.module:Class`.
+
+    Other keys go to the network's constructor, as in PaddleClas: `drop_path_rate: 0.1`.
+    """
 
     name: str
     class_num: Positive | None = None
-    pretrained: bool | str = False
+    pretrained: bool | str = False  # true: from the folder of Global.pretrained_model
+    use_ssld: bool = False  # with it, PaddleClas's better weights
     use_sync_bn: bool = False
     kwargs: dict[str, JsonValue] = {}  # handed to the network's constructor
 
     @field_validator("pretrained", mode="before")
     @classmethod
-    def _no_download(cls, value: Any) -> Any:
-        if value is not False and not isinstance(value, str):
+    def _path_or_folder(cls, value: Any) -> Any:
+        if not isinstance(value, bool | str):
             raise ValueError(
-                f"expected false or the path of a .pdparams or .safetensors file, got {value!r}; "
-                "lowbit downloads nothing"
+                f"expected true, false or the path of a .pdparams or .safetensors file, got {value!r}"
             )
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_kwargs(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = {key: value for key, value in values.items() if key not in _OF_A_TEACHER}
+        own = {key: value for key, value in values.items() if key in cls.model_fields}
+        if not isinstance(own.get("kwargs", {}), dict):
+            return own
+        if extra := {key: _number(value) for key, value in values.items() if key not in cls.model_fields}:
+            for key in extra:
+                if close := difflib.get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.8):
+                    raise unknown_key(str(key), close)
+            own["kwargs"] = own.get("kwargs", {}) | extra
+        return own
+
+
+# Keys that PaddleClas's distillation leaves in the Arch section of a single network.
+_OF_A_TEACHER = ("pretrained_list", "freeze_params_list", "infer_model_name")
+
+
+def _number(value: Any) -> Any:
+    """`1e-6` without a dot is text to YAML; PaddleClas's networks evaluate it, here it is a number."""
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value.strip()):
+        return float(value)
+    return value
+
+
+class OneOf(Section):
+    """An entry of a list of losses or metrics: one name, with its arguments or without any (`- CELoss:`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise ValueError(f"expected one of {', '.join(cls.model_fields)}, got {values!r}")
+        given = {name: arguments for name, arguments in values.items() if arguments is not None}
+        given = given or {name: {} for name in values}
+        for name in given:
+            if str(name).startswith("Distillation") or name == "AFDLoss":
+                raise ValueError(f"{name} is for PaddleClas's distillation, which is not supported")
+        if len(given) != 1:
+            raise ValueError(f"expected one of {', '.join(cls.model_fields)}, got {len(given)} names")
+        return given
+
+    @model_serializer(mode="wrap")
+    def _only_the_one(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: arguments for name, arguments in serialize(self).items() if arguments is not None}
 
 
 class CrossEntropy(Section):
@@ -115,12 +192,27 @@ class CrossEntropy(Section):
 
     weight: Annotated[Number, Field(gt=0)] = 1.0
     epsilon: Annotated[Number, Field(ge=0, lt=1)] | None = None
+    reduction: Literal["mean"] = "mean"
 
 
-class LossItem(Section):
-    """One entry of a loss list."""
+class AuxiliaryCrossEntropy(Section):
+    """PaddleClas's name for cross entropy where a network has auxiliary classifiers, which always count."""
 
-    CELoss: CrossEntropy
+    weight: Annotated[Number, Field(gt=0)] = 1.0
+
+
+class LossItem(OneOf):
+    """One entry of a loss list: one of the losses."""
+
+    CELoss: CrossEntropy | None = None
+    GoogLeNetLoss: AuxiliaryCrossEntropy | None = None
+
+    @property
+    def cross_entropy(self) -> CrossEntropy:
+        """The loss of the network's answer."""
+        if self.CELoss is not None:
+            return self.CELoss
+        return CrossEntropy(weight=self.GoogLeNetLoss.weight if self.GoogLeNetLoss else 1.0)
 
 
 class LossSection(Section):
@@ -178,17 +270,28 @@ class TopkAccuracy(Section):
         return topk
 
 
-class MetricItem(Section):
-    """One entry of a metric list."""
+class MetricItem(OneOf):
+    """One entry of a metric list: accuracies, of a network with several heads those of the first one."""
 
-    TopkAcc: TopkAccuracy
+    TopkAcc: TopkAccuracy | None = None
+    GoogLeNetTopkAcc: TopkAccuracy | None = None
+
+    @property
+    def topk(self) -> tuple[int, ...]:
+        """The numbers of best classes among which the right one counts."""
+        return tuple((self.TopkAcc or self.GoogLeNetTopkAcc or TopkAccuracy()).topk)
 
 
 class MetricSection(Section):
-    """Metrics of training and evaluation."""
+    """Metrics of training and evaluation. An empty `Train` shows none while training."""
 
-    Train: Annotated[list[MetricItem], _ONE] = [MetricItem(TopkAcc=TopkAccuracy())]
+    Train: Annotated[list[MetricItem], Field(max_length=1)] = [MetricItem(TopkAcc=TopkAccuracy())]
     Eval: Annotated[list[MetricItem], _ONE] = [MetricItem(TopkAcc=TopkAccuracy())]
+
+    @field_validator("Train", mode="before")
+    @classmethod
+    def _none_listed(cls, value: Any) -> Any:
+        return [] if value is None else value
 
 
 class SlimQuantSection(Section):
@@ -262,9 +365,9 @@ class Config(Section):
 
     @property
     def pretrained(self) -> str | None:
-        """The weights to start from."""
-        other = self.Arch.pretrained if isinstance(self.Arch.pretrained, str) else None
-        return self.Global.pretrained_model or other or None
+        """The weights to start from: a file, or a folder in which the model's have PaddleClas's name."""
+        own = self.Arch.pretrained if isinstance(self.Arch.pretrained, str) else None
+        return self.Global.pretrained_model or own
 
     @property
     def num_classes(self) -> int | None:
@@ -279,12 +382,12 @@ class Config(Section):
     @property
     def train_topk(self) -> tuple[int, ...]:
         """The accuracies that are shown while training."""
-        return tuple(self.Metric.Train[0].TopkAcc.topk)
+        return self.Metric.Train[0].topk if self.Metric.Train else ()
 
     @property
     def eval_topk(self) -> tuple[int, ...]:
         """The accuracies that are measured in evaluation."""
-        return tuple(self.Metric.Eval[0].TopkAcc.topk)
+        return self.Metric.Eval[0].topk
 
     @property
     def amp_level(self) -> AmpLevel:

@@ -13,8 +13,11 @@ from pydantic import ValidationError
 from yaml.reader import ReaderError
 
 from lowbit.config.base import Section
+from lowbit.config.batch_ops import BATCH_OPS
 from lowbit.config.transform_ops import OPS
 from lowbit.errors import LowbitError, nearest
+
+_NAMED = OPS.keys() | BATCH_OPS.keys()  # sections that stand under their name in a list
 
 SectionType = TypeVar("SectionType", bound=Section)
 
@@ -99,7 +102,7 @@ def _written_path(loc: KeyPath, values: Any) -> KeyPath:
     kept: list[str | int] = []
     here: Any = values
     for key in loc:
-        if isinstance(here, dict) and key not in here and len(here) == 1 and next(iter(here)) in OPS:
+        if isinstance(here, dict) and key not in here and len(here) == 1 and next(iter(here)) in _NAMED:
             kept.append(next(iter(here)))
             here = here[kept[-1]]
         if isinstance(here, list) and isinstance(key, int) and key < len(here):  # noqa: SIM114
@@ -108,7 +111,7 @@ def _written_path(loc: KeyPath, values: Any) -> KeyPath:
         elif isinstance(here, dict) and key in here:
             kept.append(key)
             here = here[key]
-    if isinstance(here, dict) and len(here) == 1 and next(iter(here)) in OPS:
+    if isinstance(here, dict) and len(here) == 1 and next(iter(here)) in _NAMED:
         kept.append(next(iter(here)))
     return tuple(kept)
 

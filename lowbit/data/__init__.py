@@ -1,11 +1,12 @@
 """Image data sets of every known layout, transforms, and a loader whose batches depend on the seed alone."""
 
-from lowbit.data.dataset import ArrayDataset, BadImageError, Dataset, topk_hits
+from lowbit.data.dataset import ArrayDataset, BadImageError, Dataset, topk_hits, topk_right
 from lowbit.data.decode import EXTENSIONS, decode, read_image
 from lowbit.data.formats import open_cifar10, open_digits, open_idx
 from lowbit.data.image_folder import FolderDataset, ListFileDataset, open_dataset
 from lowbit.data.lite import write_lite_data
 from lowbit.data.loader import Batch, Loader
+from lowbit.data.mixing import build_mixer
 from lowbit.data.sampler import Sampler
 from lowbit.data.transforms import Transform, compose
 
@@ -20,6 +21,7 @@ __all__ = [
     "Loader",
     "Sampler",
     "Transform",
+    "build_mixer",
     "compose",
     "decode",
     "open_cifar10",
@@ -28,5 +30,6 @@ __all__ = [
     "open_idx",
     "read_image",
     "topk_hits",
+    "topk_right",
     "write_lite_data",
 ]

@@ -1,18 +1,16 @@
-"""AutoAugment's ImageNet policy and its operations, and random erasing."""
+"""AutoAugment's policies for ImageNet, CIFAR-10 and SVHN."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import cv2
 import numpy as np
 
-from lowbit.config.transform_ops import AutoAugment, RandomErasing
-from lowbit.errors import LowbitError
+from lowbit.config.transform_ops import AutoAugment
+from lowbit.data import image_ops as ops
+from lowbit.data.image_ops import Moves
 
-_GREY = (128, 128, 128)  # what rotating and shifting uncover, as in the paper's experiments
-_LEVELS = np.arange(256)
+_MOVES = Moves()
 
 
 def apply(name: str, image: np.ndarray, magnitude: int, sign: int = 1) -> np.ndarray:
@@ -20,127 +18,26 @@ def apply(name: str, image: np.ndarray, magnitude: int, sign: int = 1) -> np.nda
     return _OPERATIONS[name](image, magnitude / 9, sign)
 
 
-def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    height, width = image.shape[:2]
-    # The matrices describe where a pixel comes from, hence the inverse map.
-    return cv2.warpAffine(
-        image,
-        np.array(matrix, np.float64),
-        (width, height),
-        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
-        borderMode=cv2.BORDER_CONSTANT,
-        borderValue=_GREY,
-    )
+def _shift(level: float, sign: int, side: int) -> int:
+    return round(150 / 331 * side * level) * sign  # the paper shifts by up to 150 pixels of 331
 
 
-def _shear_x(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _warp(image, [[1, 0.3 * level * sign, 0], [0, 1, 0]])
-
-
-def _shear_y(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _warp(image, [[1, 0, 0], [0.3 * level * sign, 1, 0]])
-
-
-def _translate_x(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    # The paper shifts by up to 150 pixels of 331.
-    return _warp(image, [[1, 0, round(150 / 331 * image.shape[1] * level) * sign], [0, 1, 0]])
-
-
-def _translate_y(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _warp(image, [[1, 0, 0], [0, 1, round(150 / 331 * image.shape[0] * level) * sign]])
-
-
-def _rotate(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    center = ((image.shape[1] - 1) / 2, (image.shape[0] - 1) / 2)
-    return _warp(image, cv2.getRotationMatrix2D(center, 30 * level * sign, 1).tolist())
-
-
-def _invert(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return 255 - image
-
-
-def _solarize(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    threshold = 256 * (1 - level)
-    return _look_up(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS))
-
-
-def _posterize(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    dropped = round(4 * level)  # 8 bits down to 4
-    return _look_up(image, _LEVELS >> dropped << dropped)
-
-
-def _brightness(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _look_up(image, _LEVELS * (1 + 0.9 * level * sign))
-
-
-def _contrast(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    mean = round(float(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean()))
-    return _look_up(image, mean + (_LEVELS - mean) * (1 + 0.9 * level * sign))
-
-
-def _color(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    grey = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-    return _away_from(grey, image, 1 + 0.9 * level * sign)
-
-
-def _sharpness(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
-    smooth = image.copy()  # the outermost pixels have no full neighbourhood and stay as they are
-    smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
-    return _away_from(smooth, image, 1 + 0.9 * level * sign)
-
-
-def _away_from(reference: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    """`reference` at factor 0, `image` at 1, beyond it above."""
-    return cv2.addWeighted(image, factor, reference, 1 - factor, 0)
-
-
-def _auto_contrast(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _per_channel(image, _stretch)
-
-
-def _stretch(channel: np.ndarray) -> np.ndarray:
-    low, high = int(channel.min()), int(channel.max())
-    return _LEVELS if low == high else (_LEVELS - low) * (255 / (high - low))
-
-
-def _equalize(image: np.ndarray, level: float, sign: int) -> np.ndarray:
-    return _per_channel(image, _flatten)
-
-
-def _flatten(channel: np.ndarray) -> np.ndarray:
-    counts = np.bincount(channel.ravel(), minlength=256)
-    # The last level in use is left out, so that the brightest pixels stay at the top.
-    step = (channel.size - counts[np.flatnonzero(counts)[-1]]) // 255
-    if step == 0:
-        return _LEVELS
-    return (np.cumsum(counts) - counts + step // 2) // step
-
-
-def _per_channel(image: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    channels = cv2.split(image)
-    return cv2.merge([_look_up(channel, table(channel)) for channel in channels])
-
-
-def _look_up(image: np.ndarray, table: np.ndarray) -> np.ndarray:
-    return cv2.LUT(image, np.clip(table, 0, 255).astype(np.uint8))
-
-
+# Each at a level of 0 to 1.
 _OPERATIONS: dict[str, Callable[[np.ndarray, float, int], np.ndarray]] = {
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
-    "Rotate": _rotate,
-    "Invert": _invert,
-    "Solarize": _solarize,
-    "Posterize": _posterize,
-    "Brightness": _brightness,
-    "Contrast": _contrast,
-    "Color": _color,
-    "Sharpness": _sharpness,
-    "AutoContrast": _auto_contrast,
-    "Equalize": _equalize,
+    "ShearX": lambda image, level, sign: _MOVES.shear_x(image, 0.3 * level * sign),
+    "ShearY": lambda image, level, sign: _MOVES.shear_y(image, 0.3 * level * sign),
+    "TranslateX": lambda image, level, sign: _MOVES.translate_x(image, _shift(level, sign, image.shape[1])),
+    "TranslateY": lambda image, level, sign: _MOVES.translate_y(image, _shift(level, sign, image.shape[0])),
+    "Rotate": lambda image, level, sign: _MOVES.rotate(image, 30 * level * sign),
+    "Invert": lambda image, level, sign: ops.invert(image),
+    "Solarize": lambda image, level, sign: ops.solarize(image, 256 * (1 - level)),
+    "Posterize": lambda image, level, sign: ops.posterize(image, 8 - round(4 * level)),
+    "Brightness": lambda image, level, sign: ops.brightness(image, 1 + 0.9 * level * sign),
+    "Contrast": lambda image, level, sign: ops.contrast(image, 1 + 0.9 * level * sign),
+    "Color": lambda image, level, sign: ops.color(image, 1 + 0.9 * level * sign),
+    "Sharpness": lambda image, level, sign: ops.sharpness(image, 1 + 0.9 * level * sign),
+    "AutoContrast": lambda image, level, sign: ops.auto_contrast(image),
+    "Equalize": lambda image, level, sign: ops.equalize(image),
 }
 
 
@@ -264,38 +161,3 @@ POLICIES: dict[str, list[tuple[Operation, Operation]]] = {
         ShearX 0.7 2 | Invert 0.1 5
     """),
 }
-
-
-# Random erasing (Zhong et al., 2017): a rectangle of the normalized image becomes zeros or noise.
-
-
-def random_erasing(op: RandomErasing) -> Callable[[np.ndarray, np.random.Generator], None]:
-    """A function that erases in place in a float32 CHW image.
-
-    The rectangle covers `sl` to `sh` of the image with an aspect ratio of `r1` to 1/`r1`; one that does not
-    fit is drawn again, up to `attempt` times. Zero is the mean colour, since the image is normalised.
-    """
-    if op.sl > op.sh:
-        raise LowbitError(f"RandomErasing: the smallest area sl ({op.sl}) is above the largest, sh ({op.sh})")
-    low, high = sorted((op.r1, 1 / op.r1))
-
-    def erase(image: np.ndarray, rng: np.random.Generator) -> None:
-        if rng.random() >= op.EPSILON:
-            return
-        _, height, width = image.shape
-        for _ in range(op.attempt):
-            area = rng.uniform(op.sl, op.sh) * height * width
-            if op.use_log_aspect:
-                ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
-            else:
-                ratio = rng.uniform(low, high)
-            box_height = round(math.sqrt(area * ratio))
-            box_width = round(math.sqrt(area / ratio))
-            if 0 < box_height < height and 0 < box_width < width:
-                top = int(rng.integers(height - box_height + 1))
-                left = int(rng.integers(width - box_width + 1))
-                box = image[:, top : top + box_height, left : left + box_width]
-                box[:] = 0 if op.mode == "const" else rng.standard_normal(box.shape, np.float32)
-                return
-
-    return erase

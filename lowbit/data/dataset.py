@@ -115,15 +115,21 @@ class SpreadDataset:
 def topk_hits(logits: np.ndarray, labels: np.ndarray, topk: tuple[int, ...]) -> np.ndarray:
     """How many samples have their label among the k highest logits, for each k.
 
-    Of equal logits the one with the lower index comes first, so that a dead network, whose outputs are all
-    equal, is right as often as chance has it and not always.
-
     >>> topk_hits(np.array([[0.1, 0.7, 0.2]]), np.array([2]), (1, 2))
     array([0., 1.])
+    """
+    return topk_right(logits, labels, topk).sum(axis=1).astype(np.float64)
+
+
+def topk_right(logits: np.ndarray, labels: np.ndarray, topk: tuple[int, ...]) -> np.ndarray:
+    """Whether each sample has its label among the k highest logits: a row for each k.
+
+    Of equal logits the one with the lower index comes first, so that a dead network, whose outputs are all
+    equal, is right as often as chance has it and not always.
     """
     own = np.take_along_axis(logits, labels[:, None], axis=1)
     # `not <=` instead of `>`: a NaN counts as above everything, so a broken output is never a hit.
     above = ~(logits <= own)
     tied_before = (logits == own) & (np.arange(logits.shape[1]) < labels[:, None])
     place = (above | tied_before).sum(axis=1)
-    return np.array([(place < k).sum() for k in topk], np.float64)
+    return place < np.array(topk, np.int64)[:, None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tarfile
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Literal, get_args
@@ -216,9 +218,10 @@ def open_dataset(
     """The training or validation images at `path`.
 
     `path` is a folder with list files (`train_list.txt`), class folders (`train/`, `val/`), CIFAR-10 or
-    idx files, a CIFAR-10 archive, or the word `digits` for the handwritten digits of scikit-learn. With
-    `num_classes`, labels that a model of that many classes cannot have are an error. `classes` are a trained
-    model's: class folders get their labels by name, whichever of them are there.
+    idx files, a .tar of such a folder (`lite_data.tar`), a CIFAR-10 archive, or the word `digits` for the
+    handwritten digits of scikit-learn. With `num_classes`, labels that a model of that many classes cannot
+    have are an error. `classes` are a trained model's: class folders get their labels by name, whichever of
+    them are there, and list files have that many classes, whatever their highest label is.
 
     >>> open_dataset("digits", "val").classes[:3]
     ['0', '1', '2']
@@ -244,13 +247,15 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
         raise LowbitError(f"{path}: no such folder; give the folder that holds the data, or `digits`")
     if find_cifar10(path):
         return open_cifar10(path, split)
+    if path.is_file() and path.suffix == ".tar":
+        return _open_tar(path, split, num_classes, classes)
     if path.is_file():
         raise LowbitError(
-            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}; "
+            f"{path}: not a folder, nor one of {', '.join(ARCHIVES)}, nor a .tar; "
             "extract other archives first and give the folder"
         )
     if (path / f"{split}_list.txt").is_file():
-        return _open_list(path, split, num_classes)
+        return _open_list(path, split, num_classes, classes)
     if class_folders(path / split):
         if classes is None and split != "train":
             classes = class_folders(path / "train") or None
@@ -263,13 +268,46 @@ def _open(path: Path, split: Split, num_classes: int | None, classes: list[str] 
     raise LowbitError(_nothing_found(path, split))
 
 
+_LARGEST_TAR = 1 << 30  # bytes; a larger one is worth unpacking once, not for every run
+_unpacked: dict[tuple[str, int, int], tempfile.TemporaryDirectory[str]] = {}
+
+
+def _open_tar(path: Path, split: Split, num_classes: int | None, classes: list[str] | None) -> Dataset:
+    """A packed folder such as lite_data.tar, unpacked for as long as this process runs."""
+    state = path.stat()
+    key = (str(path.resolve()), state.st_mtime_ns, state.st_size)
+    if key not in _unpacked:
+        folder = tempfile.TemporaryDirectory(prefix="lowbit-tar-")
+        try:
+            with tarfile.open(path) as archive:
+                if sum(member.size for member in archive) > _LARGEST_TAR:
+                    raise LowbitError(f"{path}: unpacks to more than 1 GiB; extract it and give the folder")
+                archive.extractall(folder.name, filter="data")  # nothing outside of it, no devices
+        except (tarfile.TarError, OSError) as error:
+            why = str(error).splitlines()[0]
+            raise LowbitError(
+                f"{path}: not a folder, nor a .tar that can be unpacked ({why}); extract other archives "
+                "first and give the folder"
+            ) from None
+        _unpacked[key] = folder
+    inside = Path(_unpacked[key].name)
+    entries = [entry for entry in inside.iterdir() if not entry.name.startswith(".")]
+    if len(entries) == 1 and entries[0].is_dir() and entries[0].name not in get_args(Split):
+        inside = entries[0]  # `lite_data/` inside of lite_data.tar
+    return _open(inside, split, num_classes, classes)
+
+
 def _has_images(folder: Path) -> bool:
     return folder.is_dir() and any(file.name.lower().endswith(EXTENSIONS) for file in folder.iterdir())
 
 
-def _open_list(path: Path, split: Split, num_classes: int | None) -> ListFileDataset:
+def _open_list(
+    path: Path, split: Split, num_classes: int | None, classes: list[str] | None
+) -> ListFileDataset:
     train_list = path / "train_list.txt"
-    if not train_list.is_file():
+    if classes is not None:  # labels are the model's outputs, whichever of them the lists have
+        return ListFileDataset(path / f"{split}_list.txt", classes=classes)
+    if num_classes is not None or not train_list.is_file():
         return ListFileDataset(path / f"{split}_list.txt", num_classes=num_classes)
     # Both splits take the classes from the training list, so that they agree.
     paths, labels = read_list(train_list, num_classes)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from lowbit.data.dataset import BadImageError, Dataset
-from lowbit.data.sampler import Sampler, Share, sample_generator
+from lowbit.data.mixing import Mixer
+from lowbit.data.sampler import MultiScaleSampler, Sampler, Share, batch_generator, sample_generator
 from lowbit.data.transforms import Transform
 from lowbit.errors import LowbitError
 
@@ -32,13 +34,31 @@ class Batch:
     images: np.ndarray  # float32 NCHW
     labels: np.ndarray  # int64
     weight: float  # local_n * world / global_n; 0.0 for a process without images in this batch
+    parts: int = 1  # pieces whose gradients are added up for one update
+    other_labels: np.ndarray | None = None  # of the images that these were mixed with
+    shares: np.ndarray | None = None  # float32, how much of each mixed image is its own
+
+    def split(self) -> Iterator[Batch]:
+        """The pieces, each with its part of the weight."""
+        if self.parts == 1:
+            yield self
+            return
+        for piece in np.array_split(np.arange(len(self.labels)), self.parts):
+            yield Batch(
+                self.images[piece[0] : piece[-1] + 1],
+                self.labels[piece],
+                self.weight * len(piece) / len(self.labels),
+                other_labels=None if self.other_labels is None else self.other_labels[piece],
+                shares=None if self.shares is None else self.shares[piece],
+            )
 
 
 @dataclass
 class _Pending:
-    """A batch whose images are being written by the threads."""
+    """A batch whose images are being written by the threads; `rng` mixes them when all are there."""
 
     batch: Batch
+    rng: np.random.Generator
     chunks: list[Future[list[BadImageError]]] = field(default_factory=list)
 
     def cancel(self) -> None:
@@ -71,25 +91,33 @@ class Loader:
         world: int = 1,
         training: bool,
         max_bad_images: int = 100,
+        parts: int = 1,
+        repeats: int = 1,
+        scales: Sequence[tuple[int, int]] = (),
+        mixer: Mixer | None = None,
     ) -> None:
         if workers < 0:
             raise LowbitError(f"{workers} data workers: give 0 or more (0 and 1 both mean one thread)")
         self.dataset = dataset
-        self.sampler = Sampler(
+        kind = partial(MultiScaleSampler, scales=tuple(scales)) if scales else Sampler
+        self.sampler = kind(
             length=len(dataset),
-            batch_size=batch_size,
+            batch_size=batch_size * parts,
             shuffle=shuffle,
             drop_last=drop_last,
             seed=seed,
             rank=rank,
             world=world,
+            repeats=repeats,
         )
         self.bad_images: list[str] = []
-        self._transform = transform
+        self._transforms: dict[tuple[int, int] | None, Transform] = {None: transform}
+        self._transforms |= {size: transform.at_size(size) for size in scales}
         self._workers = max(workers, 1)
         self._training = training
         self._max_bad_images = max_bad_images
-        self._shape: tuple[int, ...] | None = None
+        self._parts, self._part_size, self._mixer = parts, batch_size, mixer
+        self._shapes: dict[tuple[int, int] | None, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -100,15 +128,16 @@ class Loader:
             raise LowbitError(f"cannot start at batch {start} of an epoch of {len(self)} batches")
         return self._iterate(epoch, start)
 
-    def image_shape(self) -> tuple[int, ...]:
+    def image_shape(self, size: tuple[int, int] | None = None) -> tuple[int, ...]:
         """The shape that the transform gives, found by trying it on the first image that can be read."""
-        if self._shape is None:
-            image, index = self._good_image(0, [])
+        if size not in self._shapes:
+            transform = self._transforms[size]
+            image, index = self._good_image(0, [], transform)
             try:
-                self._shape = self._transform(image, sample_generator(0, 0, index)).shape
+                self._shapes[size] = transform(image, sample_generator(0, 0, index)).shape
             except LowbitError as error:
                 raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
-        return self._shape
+        return self._shapes[size]
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         order = self.sampler.order(epoch)
@@ -116,7 +145,9 @@ class Loader:
         with ThreadPoolExecutor(self._workers, thread_name_prefix="lowbit-data") as pool:
             try:
                 for number in range(start, len(self)):
-                    waiting.append(self._submit(pool, epoch, self.sampler.share(epoch, number, order)))
+                    rng = batch_generator(self.sampler.seed, epoch, number, self.sampler.rank)
+                    share = self.sampler.share(epoch, number, order)
+                    waiting.append(self._submit(pool, epoch, share, rng))
                     if len(waiting) > _AHEAD:
                         yield self._finish(waiting.popleft())
                 while waiting:
@@ -125,18 +156,23 @@ class Loader:
                 for pending in waiting:
                     pending.cancel()
 
-    def _submit(self, pool: ThreadPoolExecutor, epoch: int, share: Share) -> _Pending:
+    def _submit(
+        self, pool: ThreadPoolExecutor, epoch: int, share: Share, rng: np.random.Generator
+    ) -> _Pending:
         count = len(share.indices)
+        # As many pieces on every process: each waits for the others after every backward pass.
+        parts = min(self._parts, math.ceil(share.smallest / self._part_size))
         batch = Batch(
-            np.empty((count, *self.image_shape()), np.float32),
+            np.empty((count, *self.image_shape(share.size)), np.float32),
             np.empty(count, np.int64),
             float(share.weight),
+            parts,
         )
-        pending = _Pending(batch)
+        pending = _Pending(batch, rng)
         size = max(1, math.ceil(count / (self._workers * _CHUNKS_PER_WORKER)))
         for first in range(0, count, size):
             slots = range(first, min(first + size, count))
-            pending.chunks.append(pool.submit(self._fill, batch, slots, share.indices, epoch))
+            pending.chunks.append(pool.submit(self._fill, batch, slots, share, epoch))
         return pending
 
     def _finish(self, pending: _Pending) -> Batch:
@@ -148,23 +184,38 @@ class Loader:
         except BaseException:
             pending.cancel()
             raise
+        self._mix(pending.batch, pending.rng)
         return pending.batch
 
-    def _fill(self, batch: Batch, slots: range, indices: np.ndarray, epoch: int) -> list[BadImageError]:
+    def _mix(self, batch: Batch, rng: np.random.Generator) -> None:
+        """Mixes the images of each piece of a batch among themselves."""
+        if self._mixer is None:
+            return
+        batch.other_labels, batch.shares = batch.labels.copy(), np.ones(len(batch.labels), np.float32)
+        for piece in np.array_split(np.arange(len(batch.labels)), batch.parts):
+            mixed = self._mixer(batch.images[piece[0] : piece[-1] + 1], rng)
+            if mixed is not None:
+                partners, share = mixed
+                batch.other_labels[piece] = batch.labels[piece][partners]
+                batch.shares[piece] = share
+
+    def _fill(self, batch: Batch, slots: range, share: Share, epoch: int) -> list[BadImageError]:
         bad: list[BadImageError] = []
+        transform = self._transforms[share.size]
         for slot in slots:
-            index = int(indices[slot])
-            generator = sample_generator(self.sampler.seed, epoch, index)
-            image, found = self._good_image(index, bad)
-            self._apply(image, found, generator, batch.images[slot])
+            generator = sample_generator(self.sampler.seed, epoch, int(share.keys[slot]))
+            image, found = self._good_image(int(share.indices[slot]), bad, transform)
+            self._apply(transform, image, found, generator, batch.images[slot])
             batch.labels[slot] = self.dataset.label(found)
         return bad
 
-    def _good_image(self, index: int, bad: list[BadImageError]) -> tuple[np.ndarray, int]:
+    def _good_image(
+        self, index: int, bad: list[BadImageError], transform: Transform
+    ) -> tuple[np.ndarray, int]:
         """The image at `index`, or in training the next good one; `bad` collects those on the way."""
         for _ in range(min(len(self.dataset), self._max_bad_images + 1)):
             try:
-                return self.dataset.image(index, self._transform.at_least), index
+                return self.dataset.image(index, transform.at_least), index
             except BadImageError as error:
                 if not self._training:
                     raise
@@ -172,9 +223,16 @@ class Loader:
                 index = (index + 1) % len(self.dataset)
         raise LowbitError(f"{len(bad)} bad images in a row; the first: {bad[0]}")
 
-    def _apply(self, image: np.ndarray, index: int, generator: np.random.Generator, out: np.ndarray) -> None:
+    def _apply(
+        self,
+        transform: Transform,
+        image: np.ndarray,
+        index: int,
+        generator: np.random.Generator,
+        out: np.ndarray,
+    ) -> None:
         try:
-            self._transform(image, generator, out)
+            transform(image, generator, out)
         except LowbitError as error:
             raise LowbitError(f"{self.dataset.name(index)}: {error}") from error
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from lowbit.errors import LowbitError
 
 # The streams of one seed must not overlap: orders and augmentations count in different high words.
-_ORDER, _SAMPLE = 1, 2
+_ORDER, _SAMPLE, _BATCH, _SCALES = 1, 2, 3, 4
 _WORD = (1 << 64) - 1
 
 
@@ -21,6 +22,11 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
 def sample_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The randomness of one image in one epoch: the same whichever thread or process asks."""
     return _generator(seed, epoch, _SAMPLE, index)
+
+
+def batch_generator(seed: int, epoch: int, batch: int, rank: int) -> np.random.Generator:
+    """The randomness of one process's part of one batch, which mixes its images."""
+    return _generator(seed, epoch, _BATCH, batch << 20 | rank)
 
 
 def _generator(seed: int, epoch: int, stream: int, index: int) -> np.random.Generator:
@@ -37,6 +43,9 @@ class Share:
 
     indices: np.ndarray
     weight: float  # makes the mean over processes of weighted local means the mean over the global batch
+    keys: np.ndarray  # of each image's randomness; its index, unless an image comes several times
+    smallest: int = 1  # images that every process has at least
+    size: tuple[int, int] | None = None  # width and height, where they differ between batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +66,7 @@ class Sampler:
     seed: int = 0
     rank: int = 0
     world: int = 1
+    repeats: int = 1  # each image so often in a row; an epoch has as many batches as without
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -80,7 +90,12 @@ class Sampler:
         return whole if self.drop_last or not rest else whole + 1
 
     def order(self, epoch: int) -> np.ndarray:
-        return epoch_order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
+        """The keys of an epoch's images in their order; a key modulo `length` is an image's index."""
+        order = epoch_order(self.length, self.seed, epoch) if self.shuffle else np.arange(self.length)
+        if self.repeats == 1:
+            return order
+        repeated = order[:, None] + self.length * np.arange(self.repeats)
+        return repeated.ravel()[: self.length]
 
     def share(self, epoch: int, batch: int, order: np.ndarray | None = None) -> Share:
         """This process's images of a global batch; pass `order(epoch)` to save computing it again.
@@ -89,8 +104,48 @@ class Sampler:
         with weight 0, because all processes must take part in the step.
         """
         order = self.order(epoch) if order is None else order
-        whole = order[batch * self.global_batch : (batch + 1) * self.global_batch]
-        indices = np.array_split(whole, self.world)[self.rank]
-        if len(indices) == 0:
-            return Share(whole[:1], 0.0)
-        return Share(indices, len(indices) * self.world / len(whole))
+        return self._share_of(order[batch * self.global_batch : (batch + 1) * self.global_batch])
+
+    def _share_of(self, whole: np.ndarray, size: tuple[int, int] | None = None) -> Share:
+        keys = np.array_split(whole, self.world)[self.rank]
+        weight = len(keys) * self.world / len(whole)
+        keys = keys if len(keys) else whole[:1]
+        return Share(keys % self.length, weight, keys, max(1, len(whole) // self.world), size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiScaleSampler(Sampler):
+    """Batches of images of several sizes, each with about as many pixels as `batch_size` of the first size.
+
+    Which batch has which size is drawn once for a run, so that every epoch has as many batches.
+
+    >>> sampler = MultiScaleSampler(length=99, batch_size=4, shuffle=True, scales=((64, 64), (32, 32)))
+    >>> {sampler.share(0, batch).size for batch in range(len(sampler))}
+    {(64, 64), (32, 32)}
+    """
+
+    scales: tuple[tuple[int, int], ...]  # width and height
+
+    @cached_property
+    def _bounds(self) -> list[tuple[int, tuple[int, int]]]:
+        """Where each batch ends, and its size."""
+        rng = _generator(self.seed, 0, _SCALES, 0)
+        pixels = self.scales[0][0] * self.scales[0][1] * self.batch_size
+        bounds: list[tuple[int, tuple[int, int]]] = []
+        end = 0
+        while end < self.length:
+            width, height = self.scales[int(rng.integers(len(self.scales)))]
+            end += max(1, pixels // (width * height)) * self.world
+            if end > self.length and self.drop_last and bounds:
+                break
+            bounds.append((min(end, self.length), (width, height)))
+        return bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds)
+
+    def share(self, epoch: int, batch: int, order: np.ndarray | None = None) -> Share:
+        order = self.order(epoch) if order is None else order
+        start = self._bounds[batch - 1][0] if batch else 0
+        end, size = self._bounds[batch]
+        return self._share_of(order[start:end], size)

@@ -15,7 +15,10 @@ from PIL import Image
 
 from lowbit.config import transform_ops as specs
 from lowbit.config.transform_ops import TransformOp
-from lowbit.data.auto_augment import auto_augment, random_erasing
+from lowbit.data import image_ops
+from lowbit.data.auto_augment import auto_augment
+from lowbit.data.erasing import ERASERS
+from lowbit.data.rand_augment import rand_augment, timm_augment
 from lowbit.errors import LowbitError
 
 # The loader's threads share out the images; OpenCV's own threads inside one image would get in their way.
@@ -50,7 +53,9 @@ class Transform:
         _check_order(self.ops)
         pixel_ops = [op for op in self.ops if not isinstance(op, _NOT_ON_PIXELS)]
         self._pixel_steps = [_STEPS[type(op)](op) for op in pixel_ops]
-        self._erasing = [random_erasing(op) for op in self.ops if isinstance(op, specs.RandomErasing)]
+        if any(isinstance(op, specs.DecodeImage) and not op.to_rgb for op in self.ops):
+            self._pixel_steps.insert(0, lambda image, rng: cv2.cvtColor(image, cv2.COLOR_RGB2BGR))
+        self._erasing = [ERASERS[type(op)](op) for op in self.ops if type(op) in ERASERS]
         normalize = next((op for op in self.ops if isinstance(op, specs.NormalizeImage)), None)
         self._tables = _normalize_tables(normalize)
         self.at_least = _at_least(pixel_ops)
@@ -75,6 +80,11 @@ class Transform:
             erase(out, rng)
         return out
 
+    def at_size(self, size: tuple[int, int]) -> Transform:
+        """The same operations with images of another size, [width, height]."""
+        ops = [op.model_copy(update={"size": size}) if isinstance(op, _SIZED) else op for op in self.ops]
+        return Transform([op for op in ops if not isinstance(op, specs.ResizeImage) or op.size is not None])
+
 
 def compose(ops: Sequence[TransformOp]) -> Transform:
     """The operations of a config as one function.
@@ -86,7 +96,8 @@ def compose(ops: Sequence[TransformOp]) -> Transform:
     return Transform(ops)
 
 
-_NOT_ON_PIXELS = (specs.DecodeImage, specs.NormalizeImage, specs.RandomErasing, specs.ToCHWImage)
+_NOT_ON_PIXELS = (specs.DecodeImage, specs.NormalizeImage, specs.ToCHWImage, *ERASERS)
+_SIZED = (specs.RandCropImage, specs.RandCropImageV2, specs.RandomCropImage, specs.CropImage)
 
 
 def _check_order(ops: list[TransformOp]) -> None:
@@ -100,9 +111,9 @@ def _check_order(ops: list[TransformOp]) -> None:
     for place, op in enumerate(ops):
         if place > normalized and not isinstance(op, _NOT_ON_PIXELS):
             raise LowbitError(f"transform_ops: {names[place]} works on pixels; put it before NormalizeImage")
-        if place < normalized and isinstance(op, specs.RandomErasing):
+        if place < normalized and type(op) in ERASERS:
             raise LowbitError(
-                "transform_ops: RandomErasing works on normalised values; put it after NormalizeImage"
+                f"transform_ops: {names[place]} works on normalised values; put it after NormalizeImage"
             )
 
 
@@ -138,6 +149,10 @@ def _width_height(size: specs.Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
+def _drawn(interpolation: str, rng: np.random.Generator) -> str:
+    return ("bilinear", "bicubic")[int(rng.integers(2))] if interpolation == "random" else interpolation
+
+
 def _resize(image: np.ndarray, size: tuple[int, int], interpolation: str, backend: str | None) -> np.ndarray:
     if size == (image.shape[1], image.shape[0]):
         return image
@@ -155,7 +170,8 @@ def _rand_crop(op: specs.RandCropImage) -> Step:
 
     def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         left, top, width, height = draw_box(image.shape[1], image.shape[0], op, rng)
-        return _resize(image[top : top + height, left : left + width], size, op.interpolation, op.backend)
+        box = image[top : top + height, left : left + width]
+        return _resize(box, size, _drawn(op.interpolation, rng), op.backend)
 
     return step
 
@@ -179,14 +195,14 @@ def draw_box(
     return left, top, box_width, box_height
 
 
-def _random_crop(op: specs.RandomCropImage) -> Step:
+def _random_crop(op: specs.RandomCropImage | specs.RandCropImageV2) -> Step:
     width, height = _width_height(op.size)
-    pad = op.padding
+    pad = op.padding if isinstance(op, specs.RandomCropImage) else 0
 
     def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if pad:
             image = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_CONSTANT, value=(0, 0, 0))
-        _check_covers(image, width, height, "RandomCropImage")
+        _check_covers(image, width, height, type(op).__name__)
         left = int(rng.integers(image.shape[1] - width + 1))
         top = int(rng.integers(image.shape[0] - height + 1))
         return image[top : top + height, left : left + width]
@@ -223,6 +239,16 @@ def _center_crop(op: specs.CropImage) -> Step:
     return step
 
 
+def _crop_at_ratio(op: specs.CropImageAtRatio) -> Step:
+    def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        side = max(1, int(op.size / (op.size + op.pad) * min(image.shape[:2])))
+        top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
+        box = image[top : top + side, left : left + side]
+        return _resize(box, (op.size, op.size), op.interpolation, None)
+
+    return step
+
+
 def _check_covers(image: np.ndarray, width: int, height: int, name: str) -> None:
     if image.shape[1] < width or image.shape[0] < height:
         raise LowbitError(
@@ -231,11 +257,67 @@ def _check_covers(image: np.ndarray, width: int, height: int, name: str) -> None
         )
 
 
+def _color_jitter(op: specs.ColorJitter) -> Step:
+    changes = [
+        (image_ops.brightness, _range(op.brightness, 1.0)),
+        (image_ops.contrast, _range(op.contrast, 1.0)),
+        (image_ops.color, _range(op.saturation, 1.0)),
+        (image_ops.hue, _range(op.hue, 0.0)),
+    ]
+    changes = [(change, limits) for change, limits in changes if limits is not None]
+
+    def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= op.prob:
+            return image
+        for number in rng.permutation(len(changes)):
+            change, limits = changes[number]
+            image = change(image, rng.uniform(*limits))
+        return image
+
+    return step
+
+
+def _range(amount: float | tuple[float, float], neutral: float) -> tuple[float, float] | None:
+    """The limits that an amount stands for; None where it changes nothing."""
+    if isinstance(amount, tuple):
+        return amount
+    low = neutral - amount if neutral == 0 else max(0.0, neutral - amount)
+    return (low, neutral + amount) if amount else None
+
+
+def _grayscale(op: specs.RandomGrayscale) -> Step:
+    return lambda image, rng: image_ops.greyscale(image) if rng.random() < op.p else image
+
+
+# The principal components of ImageNet's colours, each times the root of its share of the variance.
+_COMPONENTS = np.array(
+    [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]
+) * [0.2175, 0.0188, 0.0045]
+
+
+def _pca_lighting(op: specs.PCALighting) -> Step:
+    def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        # Values of 0 to 1 in the paper, of 0 to 255 here.
+        shift = 255 * (_COMPONENTS @ rng.normal(0, 0.1, 3))
+        return np.clip(np.rint(image + shift), 0, 255).astype(np.uint8)
+
+    return step
+
+
 _STEPS: dict[type[TransformOp], Callable[..., Step]] = {
     specs.RandCropImage: _rand_crop,
     specs.RandomCropImage: _random_crop,
     specs.RandFlipImage: _flip,
     specs.ResizeImage: _resize_image,
     specs.CropImage: _center_crop,
+    specs.RandCropImageV2: _random_crop,
+    specs.CropImageAtRatio: _crop_at_ratio,
+    specs.ColorJitter: _color_jitter,
+    specs.RandomGrayscale: _grayscale,
+    specs.PCALighting: _pca_lighting,
     specs.AutoAugment: auto_augment,
+    specs.RandAugment: rand_augment,
+    specs.RandAugmentV2: rand_augment,
+    specs.RandAugmentV3: rand_augment,
+    specs.TimmAutoAugment: timm_augment,
 }

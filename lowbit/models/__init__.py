@@ -7,6 +7,7 @@ from lowbit.models.registry import ModelEntry, list_models, model_aliases, model
 from lowbit.models.weights import (
     assign_weights,
     count_classes,
+    find_pretrained,
     load_weights,
     not_finite,
     read_pickle,
@@ -21,6 +22,7 @@ __all__ = [
     "check_name",
     "check_trusted",
     "count_classes",
+    "find_pretrained",
     "list_models",
     "list_ppcls_models",
     "load_weights",

@@ -131,7 +131,10 @@ def _build_ppcls(name: str, num_classes: int, kwargs: dict[str, Any]) -> Layer:
 def _check_swallowed(
     name: str, constructor: Callable[..., Any], model: Layer, kwargs: dict[str, Any]
 ) -> None:
-    """An error for an option that a class of PaddleClas's takes as `**kwargs` and never looks at."""
+    """An error for an option that a class of PaddleClas's takes as `**kwargs` and never looks at.
+
+    One that is 0, false or null asks for nothing: PaddleClas's own configs have such ones.
+    """
     own = [vars(kind).get("__init__") for kind in type(model).__mro__]
     makers = [maker for maker in (constructor, *own) if inspect.isfunction(maker)]
     takes_any = inspect.signature(type(model).__init__).parameters.values()
@@ -140,7 +143,7 @@ def _check_swallowed(
     known = {word for maker in makers for word in inspect.signature(maker).parameters} - {"self", "kwargs"}
     read = {word for maker in makers for word in maker.__code__.co_consts}  # as in kwargs["word"]
     for word in kwargs:
-        if word not in known and word not in read:
+        if kwargs[word] and word not in known and word not in read:
             raise LowbitError(f'model "{name}" has no option "{word}": {did_you_mean(word, known)}')
 
 

@@ -47,6 +47,26 @@ def read_weights(path: str | Path) -> dict[str, np.ndarray]:
     return {str(key): _as_array(value, key, file) for key, value in content.items() if key != _NAME_TABLE}
 
 
+def find_pretrained(path: str | Path, model_name: str, *, ssld: bool = False) -> Path:
+    """The weights file that is meant: the path itself, or in a folder the one with PaddleClas's name.
+
+    `ResNet50_pretrained.pdparams` for ResNet50; with `ssld`, `ResNet50_ssld_pretrained.pdparams`. lowbit's
+    own formats and the model's bare name are taken, too.
+
+    >>> find_pretrained("weights/", "ResNet50")  # doctest: +SKIP
+    PosixPath('weights/ResNet50_pretrained.pdparams')
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return folder
+    name = f"{model_name}_ssld" if ssld else model_name
+    wanted = [f"{stem}{suffix}" for stem in (f"{name}_pretrained", name) for suffix in _SUFFIXES]
+    for file in wanted:
+        if (folder / file).is_file():
+            return folder / file
+    raise LowbitError(f"{folder}: no weights of {model_name} in it; expected {', '.join(wanted)}")
+
+
 def without_quantizers(weights: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The weights of a quantized model as those of the model, and the names of what was its quantizers'.
 

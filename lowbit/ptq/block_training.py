@@ -37,8 +37,8 @@ def train_block(
 ) -> None:
     """Train the block's rounding, steps, batch norms and biases, in place.
 
-    `layers` are those of the quantized network by name, `norms` the batch norms that can be folded into a
-    layer, by the layer's identity.
+    `layers` are those of the quantized network by name, `norms` the batch norms (with weight and bias) that
+    can be folded into a layer, by the layer's identity.
     """
     modules = [layers[name] for name in block.modules]
     with ExitStack() as stack:
@@ -176,8 +176,7 @@ class _Layer:
             bias = paddle.zeros([outputs]) if layer.bias is None else layer.bias.detach().clone()
             if norm is not None:
                 self._deviation = paddle.sqrt(norm._variance + norm._epsilon)
-                weight = paddle.ones([outputs]) if norm.weight is None else norm.weight
-                self._norm_weight, self._norm_bias = weight.detach().clone(), norm.bias.detach().clone()
+                self._norm_weight, self._norm_bias = norm.weight.detach().clone(), norm.bias.detach().clone()
                 self._centred = bias - norm._mean
                 self._gain, self._shift = parameter(zeros), parameter(zeros)
                 self.affine = [self._gain, self._shift]
@@ -222,6 +221,5 @@ class _Layer:
             if self._shift is not None:
                 self.layer.bias.set_value(self._new_bias())
             return
-        if self.norm.weight is not None:
-            self.norm.weight.set_value(self._norm_weight * (1 + self._gain))
+        self.norm.weight.set_value(self._norm_weight * (1 + self._gain))
         self.norm.bias.set_value(self._new_norm_bias())

@@ -84,9 +84,8 @@ def _output_means(
 def _shift(layer: nn.Layer, norm: nn.Layer | None, by: np.ndarray) -> None:
     """Add a number to each output channel of the layer, in the batch norm behind it or in its own bias."""
     shift = paddle.to_tensor(by.astype(np.float32))
-    if norm is not None and norm.bias is not None:
-        gain = paddle.rsqrt(norm._variance + norm._epsilon)
-        gain = gain if norm.weight is None else gain * norm.weight
+    if norm is not None:
+        gain = norm.weight * paddle.rsqrt(norm._variance + norm._epsilon)
         norm.bias.set_value(norm.bias + gain * shift)
     elif layer.bias is not None:
         layer.bias.set_value(layer.bias + shift)

@@ -113,7 +113,11 @@ def _reconstruct(
     found = find_blocks(model, *example)
     layers = dict(model.named_sublayers(include_self=True))
     pairs = find_foldable(model, *example, quantized=True).pairs
-    norms = {id(layers[name]): layers[norm] for name, norm in pairs}
+    norms = {
+        id(layers[name]): layers[norm]
+        for name, norm in pairs
+        if layers[norm].weight is not None and layers[norm].bias is not None
+    }
     reference = copy.deepcopy(model)
     saved = _Saved(folder, _identity(model, images, found.blocks, settings, seed)) if folder else None
     done = saved.count if saved else 0

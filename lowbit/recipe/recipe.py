@@ -176,6 +176,9 @@ class Recipe(FrozenSection):
             raise ValueError("reconstruction needs images: give calibration: {steps: 16}, too")
         if self.reconstruction is not None and self.calibration.correct_bias:
             raise ValueError("reconstruction corrects biases itself: leave out calibration.correct_bias")
+        if self.reconstruction is not None and self.outputs == "quantized":
+            # Readers of a shared quantizer would have to learn one step, across blocks.
+            raise ValueError("reconstruction goes with outputs: full; leave out one of the two")
         return self
 
     @property

@@ -219,9 +219,9 @@ class Engine:
                 raise LowbitError(f'{self.path}: input "{name}" is {kind.name}, got {array.dtype}')
             fits = array.ndim == len(shape) and array.size > 0
             if not fits or any(w is not None and w != s for w, s in zip(shape, array.shape, strict=False)):
-                expected = [size if size is not None else "any" for size in shape]
+                sizes = [size if size is not None else "any" for size in shape]
                 raise LowbitError(
-                    f'{self.path}: input "{name}" has the shape {expected}, got {list(array.shape)}'
+                    f'{self.path}: input "{name}" has the shape {sizes}, got {list(array.shape)}'
                 )
             arrays.append(array)
         return arrays

@@ -49,7 +49,7 @@ def run_reference(
     values.update(inputs)
     integers: dict[str, _Integers] = {}  # of the outputs of DequantizeLinear
     for node in graph.node:
-        given = [values.get(name) if name else None for name in node.input]
+        given: list[Any] = [values.get(name) if name else None for name in node.input]
         attributes = {one.name: _attribute(one) for one in node.attribute}
         if node.op_type == "Constant":
             values[node.output[0]] = attributes["value"]
@@ -352,10 +352,10 @@ def _softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 def _layer_norm(
     x: np.ndarray, w: np.ndarray, b: Any = None, *, axis: int = -1, epsilon: float = 1e-5
 ) -> np.ndarray:
-    shape = x.shape[axis:]
-    wide = x.astype(np.float64).reshape([-1, math.prod(shape)])
-    center = wide - np.cumsum(wide, axis=1)[:, -1:] / wide.shape[1]
-    scale = 1 / np.sqrt(np.cumsum(center * center, axis=1)[:, -1:] / wide.shape[1] + float(_F(epsilon)))
+    count = math.prod(x.shape[axis:])
+    wide = x.astype(np.float64).reshape([-1, count])
+    center = wide - np.cumsum(wide, axis=1)[:, -1:] / count
+    scale = 1 / np.sqrt(np.cumsum(center * center, axis=1)[:, -1:] / count + float(_F(epsilon)))
     y = center * scale * w.reshape(-1) + (0 if b is None else b.reshape(-1))
     return y.astype(_F).reshape(x.shape)
 
@@ -417,20 +417,22 @@ def _pad(x: np.ndarray, pads: Any, value: Any = None, axes: Any = None, mode: st
     widths = [(0, 0)] * x.ndim
     for number, axis in enumerate(axes):
         widths[axis] = (int(pads[number]), int(pads[len(pads) // 2 + number]))
-    more = {"constant_values": 0 if value is None else value} if mode == "constant" else {}
-    return np.pad(x, widths, mode=mode, **more).astype(x.dtype)
+    if mode == "constant":
+        return np.pad(x, widths, constant_values=0 if value is None else value).astype(x.dtype)
+    return np.pad(x, widths, mode="edge" if mode == "edge" else "reflect")
 
 
 def _samples(
     mode: str, place: str, nearest: str, out: int, size: int, scale: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at = np.arange(out)
+    x: np.ndarray = np.zeros(out)
     if place == "asymmetric":
         x = at / scale
     elif place == "align_corners":
-        x = at * (size - 1) / (out - 1) if out > 1 else np.zeros(1)
-    else:
-        x = np.zeros(1) if place == "pytorch_half_pixel" and out == 1 else (at + 0.5) / scale - 0.5
+        x = at * (size - 1) / max(out - 1, 1)
+    elif place != "pytorch_half_pixel" or out > 1:
+        x = (at + 0.5) / scale - 0.5
     if mode == "nearest":
         rounded = {
             "floor": np.floor(x),

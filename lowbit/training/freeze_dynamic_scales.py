@@ -102,7 +102,7 @@ def _tell_accuracy(trained: TrainedModel, found: TrainedModel, tell: Callable[[s
         evaluate(
             each.model,
             build_loader(split, some, training=False),
-            loss=trained.config.Loss.Eval[0].CELoss,
+            loss=trained.config.Loss.Eval[0].cross_entropy,
             topk=trained.config.eval_topk,
         )
         for each in (trained, found)

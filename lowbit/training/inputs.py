@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lowbit.config.data import AutoDataset, DataSplit, Digits
+from lowbit.config.data import AutoDataset, DataSplit, Digits, Sampler
 from lowbit.config.data import Dataset as DatasetSection
-from lowbit.data import Dataset, ListFileDataset, Loader, compose, open_dataset, open_digits
+from lowbit.data import Dataset, ListFileDataset, Loader, build_mixer, compose, open_dataset, open_digits
 from lowbit.errors import LowbitError
 from lowbit.training.process import Ranks
 
@@ -14,11 +14,17 @@ def open_section(
 ) -> Dataset:
     """The dataset that a config's `dataset` section describes; its labels must be below `num_classes`.
 
-    `classes` are those of a trained model; where they have names, class folders are matched by name.
+    `classes` are those of a trained model; where they have names, class folders are matched by name. Their
+    number is the model's, whatever the highest label of a list is.
     """
     if isinstance(section, AutoDataset):
-        named = classes is not None and classes != [str(index) for index in range(len(classes))]
-        return open_dataset(section.path, section.split, classes=classes if named else None)
+        if classes is None:
+            return open_dataset(section.path, section.split)
+        named = classes != [str(index) for index in range(len(classes))]
+        counted = None if named else len(classes)
+        return open_dataset(
+            section.path, section.split, num_classes=counted, classes=classes if named else None
+        )
     if isinstance(section, Digits):
         return open_digits(section.split)
     return ListFileDataset(section.cls_label_path, section.image_root, num_classes=num_classes)
@@ -32,12 +38,21 @@ def build_loader(
     seed: int = 0,
     ranks: Ranks | None = None,
     max_bad_images: int = 0,
+    update_freq: int = 1,
 ) -> Loader:
-    """Batches of a dataset as its section asks for them.
+    """Batches of a dataset as its section asks for them, in training of `update_freq` pieces.
 
-    Evaluation never shuffles nor drops: it counts each sample once, whatever the section says.
+    Evaluation counts each sample once, whatever the section says: it never shuffles, drops, repeats or mixes.
     """
-    ranks = ranks or Ranks()
+    ranks, sampler = ranks or Ranks(), split.sampler
+    in_training = {}
+    if training:
+        in_training = {
+            "parts": update_freq,
+            "repeats": sampler.num_repeats if sampler.name == "RASampler" else 1,
+            "scales": _scales(sampler),
+            "mixer": build_mixer(split.dataset.batch_transform_ops),
+        }
     return Loader(
         dataset,
         compose(split.dataset.transform_ops),
@@ -50,7 +65,15 @@ def build_loader(
         world=ranks.world,
         training=training,
         max_bad_images=max_bad_images,
+        **in_training,
     )
+
+
+def _scales(sampler: Sampler) -> list[tuple[int, int]]:
+    """Width and height of the sizes of a MultiScaleSampler, rounded down to its multiples."""
+    factor = sampler.divided_factor
+    sizes = [(size, size) if isinstance(size, int) else size for size in sampler.scales or []]
+    return [(width // factor * factor, height // factor * factor) for width, height in sizes]
 
 
 def check_class_count(dataset: Dataset, num_classes: int, where: str) -> None:

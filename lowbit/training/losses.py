@@ -12,7 +12,8 @@ import paddle.nn.functional as F
 from paddle.nn import Layer
 
 from lowbit.config import Config
-from lowbit.config.schema import CrossEntropy, DistillationSection
+from lowbit.config.schema import CrossEntropy, DistillationSection, LossItem
+from lowbit.data import Batch
 from lowbit.errors import LowbitError
 from lowbit.models import build_model, load_weights
 from lowbit.training.checkpoint import SUFFIX
@@ -69,6 +70,44 @@ def cross_entropy_of_outputs(
     loss = cross_entropy(section, logits, labels)
     for one in auxiliary:
         loss = loss + AUXILIARY_WEIGHT * cross_entropy(section, one, labels)
+    return loss
+
+
+def mixed_cross_entropy(
+    section: CrossEntropy,
+    logits: paddle.Tensor,
+    labels: paddle.Tensor,
+    others: paddle.Tensor,
+    shares: paddle.Tensor,
+) -> paddle.Tensor:
+    """Cross entropy with targets of two classes: `shares` of `labels`, the rest of `others`.
+
+    The loss is linear in the target, so it is the mean of two losses; no soft target is built.
+    """
+    log_likelihood = F.log_softmax(logits)
+    own = F.nll_loss(log_likelihood, labels, reduction="none")
+    other = F.nll_loss(log_likelihood, others, reduction="none")
+    loss = (shares * own + (1 - shares) * other).mean()
+    if section.epsilon:
+        loss = (1 - section.epsilon) * loss - section.epsilon * log_likelihood.mean()
+    return loss if section.weight == 1 else section.weight * loss
+
+
+def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
+    """The training loss of a batch: of the network's logits, and 0.3 of those of auxiliary classifiers."""
+    labels = paddle.to_tensor(batch.labels)
+    mixed = ()
+    if batch.other_labels is not None:
+        mixed = (paddle.to_tensor(batch.other_labels), paddle.to_tensor(batch.shares))
+
+    def of(logits: paddle.Tensor) -> paddle.Tensor:
+        if mixed:
+            return mixed_cross_entropy(item.cross_entropy, logits, labels, *mixed)
+        return cross_entropy(item.cross_entropy, logits, labels)
+
+    loss = of(heads[0])
+    for logits in heads[1:]:
+        loss = loss + AUXILIARY_WEIGHT * of(logits)
     return loss
 
 

@@ -33,14 +33,26 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
     if schedule.name == "Piecewise":
         return schedule.values[bisect.bisect_right(schedule.decay_epochs, epoch)]
     if schedule.name == "Step":
-        return schedule.learning_rate * schedule.gamma ** (int(epoch) // schedule.step_size)
+        # In steps, as PaddleClas counts: 2.4 epochs of 10 steps are 24 steps.
+        every = max(1, int(schedule.step_size * steps_per_epoch))
+        return schedule.learning_rate * schedule.gamma ** (step // every)
+    if schedule.name == "MultiStepDecay":
+        return schedule.learning_rate * schedule.gamma ** bisect.bisect_right(schedule.milestones, epoch)
+    if schedule.name == "Linear":
+        progress = _progress(schedule, epoch, epochs)
+        span = schedule.learning_rate - schedule.end_lr
+        return schedule.end_lr + span * (1 - progress) ** schedule.power
     if schedule.name == "Cosine":
-        # The cosine begins where the warm-up ends; without that the rate would jump there.
-        length = max(epochs - schedule.warmup_epoch, 1e-9)
-        progress = min((epoch - schedule.warmup_epoch) / length, 1.0)
+        progress = _progress(schedule, epoch, epochs)
         span = schedule.learning_rate - schedule.eta_min
         return schedule.eta_min + span * (1 + math.cos(math.pi * progress)) / 2
     return schedule.learning_rate
+
+
+def _progress(schedule: Schedule, epoch: float, epochs: int) -> float:
+    """From 0 where the warm-up ends, without which the rate would jump there, to 1 at the end."""
+    length = max(epochs - schedule.warmup_epoch, 1e-9)
+    return min((epoch - schedule.warmup_epoch) / length, 1.0)
 
 
 def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str | None:
@@ -69,7 +81,7 @@ def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.
         raise LowbitError("the model has no parameter to train (all have stop_gradient=True)")
     common = {
         "learning_rate": section.lr.learning_rate,
-        "parameters": _groups(section, trainable),
+        "parameters": _groups(section, model),
     }
     if section.name == "SGD":
         optimizer = rules.SGD(**common, multi_precision=section.multi_precision)
@@ -85,7 +97,8 @@ def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.
             **common, rho=section.rho, momentum=section.momentum, epsilon=section.epsilon or 1e-8
         )
     else:
-        optimizer = rules.AdamW(
+        rule = rules.AdamW if section.name == "AdamW" else rules.Adam
+        optimizer = rule(
             **common,
             beta1=section.beta1,
             beta2=section.beta2,
@@ -139,17 +152,29 @@ def _state_tensors(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[s
     return tensors | {f"{structured[name]}/master_weight": master for name, master in masters.items()}
 
 
-def _groups(section: OptimizerSection, parameters: list) -> list[dict]:
-    """Biases and batch norm's parameters apart where they are spared from weight decay."""
-    if not section.one_dim_param_no_weight_decay:
-        return [{"params": parameters, "weight_decay": section.decay}]
-    spared = [parameter for parameter in parameters if parameter.ndim <= 1]
-    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
+def _groups(section: OptimizerSection, model: paddle.nn.Layer) -> list[dict]:
+    """Parameters with weight decay, and apart from them those that are spared it."""
+    decayed: list[paddle.Tensor] = []
+    spared: list[paddle.Tensor] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.stop_gradient:
+            (spared if _is_spared(section, name, parameter) else decayed).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": section.decay},
         {"params": spared, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def _is_spared(section: OptimizerSection, name: str, parameter: paddle.Tensor) -> bool:
+    by_shape = section.one_dim_param_no_weight_decay and parameter.ndim <= 1
+    return by_shape or any(word in name for word in section.spared_words)
+
+
+def unmatched_words(section: OptimizerSection, model: paddle.nn.Layer) -> list[str]:
+    """Words of `no_weight_decay_name` that are in no parameter's name."""
+    names = [name for name, _ in model.named_parameters()]
+    return [word for word in section.spared_words if not any(word in name for name in names)]
 
 
 def create_state(optimizer: rules.Optimizer) -> None:

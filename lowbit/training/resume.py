@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.accel.matrix_library import SETTING
-from lowbit.config import Config
+from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.machine.cpu import hardware_info
@@ -76,7 +76,9 @@ def environment_differences(saved: Mapping[str, str], now: Mapping[str, str] | N
 # The parts of a config that shape the weights.
 _PLACES = (
     *(("AMP",), ("Arch",), ("Loss", "Train"), ("Distillation",), ("Optimizer",), ("EMA",), ("Global", "ema")),
-    ("DataLoader", "Train", "dataset"),
+    *(("DataLoader", "Train", "dataset"), ("DataLoader", "Train", "sampler", "name")),
+    *(("DataLoader", "Train", "sampler", "scales"), ("DataLoader", "Train", "sampler", "num_repeats")),
+    ("Global", "update_freq"),
 )
 
 
@@ -145,6 +147,8 @@ def _some(words: list[str], between: str = ", ") -> str:
 
 def _changed_settings(saved: dict[str, Any], config: Config) -> list[str]:
     now = config.model_dump(mode="json")
+    # With the keys that came after it was saved, at their defaults.
+    saved = validate(saved, {}, "the checkpoint's config").model_dump(mode="json")
 
     def part(values: Any, place: tuple[str, ...]) -> Any:
         for key in place:

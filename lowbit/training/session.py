@@ -23,7 +23,14 @@ from lowbit.data import Loader
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
 from lowbit.machine import resolve_device
-from lowbit.models import assign_weights, build_model, not_finite, read_weights, without_quantizers
+from lowbit.models import (
+    assign_weights,
+    build_model,
+    find_pretrained,
+    not_finite,
+    read_weights,
+    without_quantizers,
+)
 from lowbit.nn import convert_sync_batch_norm
 from lowbit.nn.calibration import calibrate, correct_biases
 from lowbit.nn.convert import preparation_of, prepare, set_executor
@@ -45,6 +52,7 @@ from lowbit.training.optimizers import (
     create_state,
     load_optimizer_state,
     optimizer_state,
+    unmatched_words,
 )
 from lowbit.training.process import Ranks, join_ranks, seed_everything
 from lowbit.training.quantization import example_images, recipe_of, recipe_values
@@ -91,7 +99,7 @@ class Session:
         sampler = self.config.DataLoader.Train.sampler
         return {
             "samples": len(self.train_loader.dataset),
-            "batch_size": sampler.batch_size,
+            "batch_size": sampler.batch_size * self.config.Global.update_freq,
             "ranks": self.ranks.world,
             "shuffle": int(sampler.shuffle),
             "drop_last": int(sampler.drop_last),
@@ -120,12 +128,18 @@ class Session:
             return evaluate(
                 self.model if model is None else model,
                 self.eval_loader,
-                loss=self.config.Loss.Eval[0].CELoss,
+                loss=self.config.Loss.Eval[0].cross_entropy,
                 topk=self.config.eval_topk,
                 ranks=self.ranks,
                 display=display,
-                autocast=self.precision.for_evaluation,
+                autocast=self.precision.autocast
+                if self._narrow_evaluation
+                else self.precision.for_evaluation,
             )
+
+    @property
+    def _narrow_evaluation(self) -> bool:
+        return self.config.AMP is not None and self.config.AMP.use_fp16_test
 
     def deployed_weights(self) -> AbstractContextManager[None]:
         """Within it the model has the weights that are evaluated and deployed: with EMA, the averages."""
@@ -227,6 +241,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     device = resolve_device(config.Global.device, insist=insist_on_device)
     paddle.set_device(device.name)
     notes = [line for line in (device.note, fix.message if fix.worth_logging else None) if line]
+    notes += _without_effect(config)
     ranks = join_ranks()
 
     train_data = open_section(config.DataLoader.Train.dataset, config.num_classes)
@@ -239,6 +254,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         seed=config.Global.seed,
         ranks=ranks,
         max_bad_images=config.Global.max_bad_images,
+        update_freq=config.Global.update_freq,
     )
     eval_loader = None
     if config.DataLoader.Eval is not None and config.Global.eval_during_train:
@@ -256,15 +272,22 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     model = build_model(config.Arch.name, num_classes, **config.Arch.kwargs)
     renewed: list[str] = []
     if config.pretrained:
-        weights, left = without_quantizers(read_weights(config.pretrained))
+        source = find_pretrained(config.pretrained, config.Arch.name, ssld=config.Arch.use_ssld)
+        weights, left = without_quantizers(read_weights(source))
         renewed = assign_weights(
-            model, weights, source=config.pretrained, reset_classifier=config.Global.reset_classifier
+            model, weights, source=source, reset_classifier=config.Global.reset_classifier
         )
         if left:
             what = "weights of a quantized model, taken without what its quantizers had learned"
-            notes.append(f"{config.pretrained}: {what} (to go on with all of it: --resume)")
+            notes.append(f"{source}: {what} (to go on with all of it: --resume)")
         if renewed:
-            notes.append(f"{config.pretrained}: taken, but for a new classifier ({', '.join(renewed)})")
+            notes.append(f"{source}: taken, but for a new classifier ({', '.join(renewed)})")
+    elif config.Arch.pretrained:
+        notes.append(
+            "Arch.pretrained: True, but lowbit downloads nothing: training starts from random weights. For "
+            f"PaddleClas's, put {config.Arch.name}_pretrained.pdparams into a folder and give it by "
+            "--pretrained"
+        )
     if config.Global.sync_bn or config.Arch.use_sync_bn:
         model = convert_sync_batch_norm(model)
     classes = class_names(train_data, num_classes)
@@ -283,6 +306,8 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     if neighbours != "Paddle":
         fuse(model)
     optimizer = build_optimizer(config.Optimizer, model)
+    if words := unmatched_words(config.Optimizer, model):
+        notes.append(f"no_weight_decay_name: no parameter of the model has {', '.join(words)} in its name")
     precision = _precision(config, device.name)
     model, optimizer = precision.prepare(model, optimizer)
     create_state(optimizer)
@@ -308,6 +333,16 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         average=WeightAverage(model, config.ema_decay) if config.ema_decay is not None else None,
         notes=notes,
     )
+
+
+def _without_effect(config: Config) -> list[str]:
+    """A line for each setting of PaddleClas's that is read and does something else here."""
+    lines = []
+    if config.Global.use_dali:
+        lines.append("Global.use_dali: images are read by lowbit's own loader, not by DALI")
+    if config.Global.to_static:
+        lines.append("Global.to_static: training is in dynamic mode; the exported model is static")
+    return lines
 
 
 def _copy(model: paddle.nn.Layer, config: Config, num_classes: int) -> paddle.nn.Layer:

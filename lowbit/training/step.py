@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import paddle
 
-from lowbit.data import Batch, topk_hits
+from lowbit.data import Batch, topk_right
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import cause, failing_layer
-from lowbit.training.losses import cross_entropy_of_outputs, distilled, split_outputs
+from lowbit.training.losses import batch_loss, distilled, split_outputs
 from lowbit.training.process import seed_everything
 from lowbit.training.session import Session
 
@@ -38,31 +37,24 @@ class TrainingStep:
         self._statistics = session.statistics
 
     def __call__(self, batch: Batch, learning_rate: float) -> StepResult:
-        """Trains on one batch."""
+        """Trains on one batch, whose gradients may be added up piece by piece."""
         session, precision = self._session, self._session.precision
         seed_everything(session.config.Global.seed, session.progress.step, session.ranks.rank)
         before = [buffer.clone() for buffer in self._statistics]
-        labels = paddle.to_tensor(batch.labels)
-        images = paddle.to_tensor(batch.images)
-        taught = session.teacher.logits(images) if session.teacher else None
-        with precision.autocast():
-            outputs = self._outputs(images)
-        logits, *auxiliary = (one.astype("float32") for one in outputs)
-        section = session.config.Loss.Train[0].CELoss
-        loss = cross_entropy_of_outputs([logits, *auxiliary], labels, section)
-        parts: dict[str, Any] = {}
-        if taught is not None:
-            loss, parts = distilled(session.config.Distillation, loss, logits, taught)
-        # The weight is 1 unless ranks have unequal shares of a batch; Paddle averages over ranks.
-        weighted = loss if batch.weight == 1 else loss * batch.weight
-        precision.scale(weighted).backward()
+        topk = session.config.train_topk
+        value, hits, parts = 0.0, np.zeros(len(topk)), dict.fromkeys(session.loss_parts, 0.0)
+        for piece in batch.split():
+            loss, logits, own_parts = self._backward(piece)
+            part = len(piece.labels) / len(batch.labels)
+            value += loss * part
+            hits += _hits(logits, piece, topk)
+            parts = {name: parts[name] + own_parts[name] * part for name in parts}
 
-        value = float(loss)
         finite = precision.unscale_(self._parameters) and math.isfinite(value)
         finite = not session.ranks.any(not finite)
         if finite:
-            if clip_norm := session.config.Optimizer.clip_norm:
-                paddle.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
+            if norm := session.config.Optimizer.largest_norm:
+                paddle.nn.utils.clip_grad_norm_(self._parameters, norm)
             session.optimizer.set_lr(learning_rate)
             session.optimizer.step()
         else:
@@ -70,10 +62,26 @@ class TrainingStep:
                 buffer.set_value(old)
         precision.update(finite)
         session.optimizer.clear_grad(set_to_zero=False)
-
         samples = len(batch.labels) if batch.weight > 0 else 0
-        hits = topk_hits(logits.numpy(), batch.labels, session.config.train_topk) * bool(samples)
-        return StepResult(loss=value, hits=hits, samples=samples, finite=finite, parts=parts)
+        return StepResult(loss=value, hits=hits * bool(samples), samples=samples, finite=finite, parts=parts)
+
+    def _backward(self, batch: Batch) -> tuple[float, np.ndarray, dict[str, float]]:
+        """Adds the gradients of a batch; returns its loss, the network's answers, and the loss's parts."""
+        session, precision = self._session, self._session.precision
+        images = paddle.to_tensor(batch.images)
+        taught = session.teacher.logits(images) if session.teacher else None
+        with precision.autocast():
+            heads = self._outputs(images)
+        heads = [logits.astype("float32") for logits in heads]
+        loss = batch_loss(session.config.Loss.Train[0], heads, batch)
+        parts: dict[str, float] = {}
+        if taught is not None:
+            loss, parts = distilled(session.config.Distillation, loss, heads[0], taught)
+        # The weight is 1 unless ranks have unequal shares of a batch, or it is a piece of one; Paddle
+        # averages over ranks.
+        weighted = loss if batch.weight == 1 else loss * batch.weight
+        precision.scale(weighted).backward()
+        return float(loss), heads[0].numpy(), parts
 
     def _outputs(self, images: paddle.Tensor) -> list[paddle.Tensor]:
         """The network's logits, then those of auxiliary classifiers; an error in the words of the user."""
@@ -97,3 +105,11 @@ class TrainingStep:
                 f"training, it returns {list(logits.shape)}"
             )
         return [logits, *auxiliary]
+
+
+def _hits(logits: np.ndarray, batch: Batch, topk: tuple[int, ...]) -> np.ndarray:
+    """How often the answer is right; of a mixed image each of its two classes counts by its share."""
+    right = topk_right(logits, batch.labels, topk)
+    if batch.other_labels is not None:
+        right = batch.shares * right + (1 - batch.shares) * topk_right(logits, batch.other_labels, topk)
+    return right.sum(axis=1, dtype=np.float64)

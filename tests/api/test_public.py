@@ -15,6 +15,7 @@ import pytest
 import lowbit
 
 NAMES = [
+    "Engine",
     "LowbitError", "PACT", "QAT", "Recipe", "__version__", "accelerate", "advise", "analyze", "calibrate",
     "export", "fuse", "quantize", "verify",
 ]  # fmt: skip

@@ -59,13 +59,13 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     assert "Layers in ONNX Runtime" in result.out and "departs" not in result.out
     kept = json.loads((folder / "verify.json").read_text("utf-8"))
     assert kept["passed"] is True and kept["images"] == 64 and kept["checkpoint"] == "best.lowbit"
-    assert [engine["engine"] for engine in kept["engines"]] == ["paddle", "onnxruntime", "openvino"]
+    assert [engine["engine"] for engine in kept["engines"]] == ["paddle", "onnxruntime", "openvino", "lowbit"]
     assert all(engine["agreement"] >= 0.99 and engine["latency"] == [] for engine in kept["engines"])
     assert [row["layer"] for row in kept["engines"][1]["layers"]] == ["conv", "head", "logits"]
     assert {"onnxruntime", "openvino", "paddle", "cpu"} <= set(kept["environment"])
     assert kept["integer_reference"]["unequal"] == 0
     found = kept["predictions"]
-    assert set(found["confusion"]) == {"model", "paddle", "onnxruntime", "openvino"}
+    assert set(found["confusion"]) == {"model", "paddle", "onnxruntime", "openvino", "lowbit"}
     assert sum(sum(row.values()) for row in found["confusion"]["model"].values()) == 64
     assert found["differing"] is None and len(found["classes"]) == 10  # there is no fp32 model
     assert [size["format"] for size in kept["sizes"]] == ["Paddle", "ONNX"]

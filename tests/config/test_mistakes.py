@@ -35,7 +35,7 @@ _OPS = f"{_TRAIN}.transform_ops"
             '"Piecewise"',
             "Piecewize",
             "Optimizer.lr.name",
-            "must be 'Constant', 'Piecewise', 'Step' or 'Cosine'",
+            "must be 'Constant', 'ConstLR', 'Linear', 'Piecewise', 'MultiStepDecay', 'Step' or 'Cosine'",
         ),
         ('"Piecewise"', "Piecewize", "Optimizer.lr.name", "got 'Piecewize'; did you mean \"Piecewise\"?"),
         ('"ImageNetDataset"', "ImagenetDataset", f"{_TRAIN}.name", "unknown name 'ImagenetDataset', valid: "),

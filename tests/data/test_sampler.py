@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.data.sampler import Sampler, epoch_order, sample_generator
+from lowbit.data.sampler import MultiScaleSampler, Sampler, epoch_order, sample_generator
 from lowbit.errors import LowbitError
 
 sizes = st.integers(1, 60)
@@ -77,3 +77,37 @@ def test_impossible_values():
         Sampler(length=3, batch_size=0, shuffle=False)
     with pytest.raises(LowbitError, match=r"rank 2 is outside 0\.\.1"):
         Sampler(length=3, batch_size=1, shuffle=False, rank=2, world=2)
+
+
+def test_repeated_images_have_keys_of_their_own():
+    sampler = Sampler(length=10, batch_size=3, shuffle=True, repeats=3)
+    shares = [sampler.share(1, batch) for batch in range(len(sampler))]
+    indices, keys = (
+        np.concatenate([getattr(share, name) for share in shares]) for name in ("indices", "keys")
+    )
+    assert len(sampler) == 4 and len(keys) == 10 == len(set(keys))
+    assert sorted(np.bincount(indices, minlength=10)) == [0] * 6 + [1, 3, 3, 3]
+    once = Sampler(length=10, batch_size=3, shuffle=True).share(1, 0)
+    np.testing.assert_array_equal(once.indices, once.keys)
+
+
+@given(st.integers(0, 2**20), st.sampled_from([1, 2]), st.booleans())
+def test_batches_of_several_sizes_have_about_as_many_pixels(seed, world, drop_last):
+    scales = ((64, 64), (32, 32), (96, 64))
+    samplers = [
+        MultiScaleSampler(
+            length=100, batch_size=4, shuffle=True, seed=seed, drop_last=drop_last, rank=rank, world=world,
+            scales=scales,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    seen = []
+    for batch in range(len(samplers[0])):
+        shares = [sampler.share(3, batch) for sampler in samplers]
+        (size,) = {share.size for share in shares}
+        together = np.concatenate([share.indices for share in shares if share.weight])
+        seen += together.tolist()
+        if batch + 1 < len(samplers[0]) or drop_last:
+            assert len(together) == 4 * 64 * 64 // (size[0] * size[1]) * world
+    assert len(seen) == len(set(seen)) and (drop_last or len(seen) == 100)
+    assert [sampler.share(0, 1).size for sampler in samplers] == [samplers[0].share(5, 1).size] * world

@@ -145,6 +145,8 @@ def test_bits_by_name(name, weight, signal):
         ({"reconstruction": {"iteration": 3}}, "did you mean"),
         ({"reconstruction": {"drop": 2}}, "drop"),
         ({"calibration": {"steps": 0}}, "reconstruction needs images"),
+        ({"calibration": {"steps": 2, "correct_bias": True}}, "corrects biases itself"),
+        ({"outputs": "quantized"}, "goes with outputs: full"),
     ],
 )
 def test_mistakes_in_a_recipe_are_errors(change, message):

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn import deployed_weight, is_quantized, prepare
@@ -163,3 +164,12 @@ def test_no_images_are_an_error():
     chosen = recipe()
     with pytest.raises(LowbitError, match="no images"):
         reconstruct(calibrated(network(), chosen), [], chosen.reconstruction)
+
+
+def test_batch_norms_without_weight_and_bias():
+    paddle.seed(0)
+    norm = nn.BatchNorm2D(4, weight_attr=False, bias_attr=False)
+    net = nn.Sequential(nn.Conv2D(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(400, 3)).eval()
+    chosen = recipe(iterations=3)
+    result = reconstruct(calibrated(net, chosen), [images()], chosen.reconstruction)
+    assert len(result.blocks) == 2

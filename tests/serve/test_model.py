@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "lowbit"])
 def test_an_onnx_file_in_both_engines(folder, engine):
     model = open_served_model(folder, engine=engine, threads=1, instances=2, name="small")
     assert model.inputs == (TensorInfo("x", np.dtype("float32"), (-1, *SHAPE)),)

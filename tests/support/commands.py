@@ -16,7 +16,7 @@ import yaml
 
 from lowbit.cli.app import app, run_command, script_app
 from lowbit.compat.scripts.export_infer import export_model, infer, onnx_infer
-from lowbit.compat.scripts.post_quant import post_quant
+from lowbit.compat.scripts.post_quant import evaluate, post_quant
 from lowbit.compat.scripts.train import train
 from lowbit.compat.scripts.train_quantized import eval_qt, train_qat, train_qt
 from lowbit.config import Config, validate
@@ -29,6 +29,7 @@ COMMANDS: dict[str, typer.Typer] = {
     "infer.py": script_app(infer),
     "onnx_infer.py": script_app(onnx_infer),
     "post_quant.py": script_app(post_quant),
+    "eval.py": script_app(evaluate),
     "train_qt.py": script_app(train_qt),
     "train_qat.py": script_app(train_qat),
     "eval_qt.py": script_app(eval_qt),
@@ -180,6 +181,7 @@ SCRIPTS = {
     "tools/export_model.py": export_model,
     "deploy/inference_python/infer.py": infer,
     "deploy/ptq_python/post_quant.py": post_quant,
+    "deploy/ptq_python/eval.py": evaluate,
     "deploy/onnx_python/infer.py": onnx_infer,
     "tools/train_qt.py": train_qt,
     "tools/train_qat.py": train_qat,

@@ -94,16 +94,34 @@ def export_model(
 
 
 def infer(
-    img_path: Annotated[str, typer.Option(help="An image, or a folder of images.")],
-    model_dir: Annotated[Path, typer.Option(help="The folder of an exported model.")] = Path("."),
-    use_gpu: Annotated[str, yes_no_option(help="Run on a GPU.")] = "False",
-    max_batch_size: Annotated[int, typer.Option(min=1, help="The largest --batch-size allowed.")] = 16,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    img_path: Annotated[
+        str, typer.Option("--img-path", "--img_path", help="An image, or a folder of images.")
+    ],
+    model_dir: Annotated[
+        Path, typer.Option("--model-dir", "--model_dir", help="The folder of an exported model.")
+    ] = Path("."),
+    use_gpu: Annotated[str, yes_no_option("--use-gpu", "--use_gpu", help="Run on a GPU.")] = "False",
+    max_batch_size: Annotated[
+        int,
+        typer.Option("--max-batch-size", "--max_batch_size", min=1, help="The largest --batch-size allowed."),
+    ] = 16,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", "--batch_size", min=1, help="Images at a time.")
+    ] = 1,
     resize_size: Annotated[
-        int | None, typer.Option(min=1, help="Short side before the crop; left out: as exported, else 256.")
+        int | None,
+        typer.Option(
+            "--resize-size",
+            "--resize_size",
+            min=1,
+            help="Short side before the crop; left out: as exported, else 256.",
+        ),
     ] = None,
     crop_size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the crop; left out: as exported, else 224.")
+        int | None,
+        typer.Option(
+            "--crop-size", "--crop_size", min=1, help="Side of the crop; left out: as exported, else 224."
+        ),
     ] = None,
     benchmark: Annotated[str, yes_no_option(help="Also print the AutoLog report.")] = "False",
     warmup: Annotated[int, typer.Option(min=0, help="Runs before the measured ones.")] = 0,

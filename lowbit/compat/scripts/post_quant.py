@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,3 +156,71 @@ def _values(weights: Path, data: Path, model: str | None, side: int, *, trust_co
 def _split(data: Path, split: str, ops: list[Any]) -> dict[str, Any]:
     dataset = {"name": "AutoDataset", "path": str(data), "split": split, "transform_ops": ops}
     return {"dataset": dataset, "sampler": {"batch_size": 32}, "loader": {"num_workers": 2}}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# `deploy/ptq_python/eval.py`: the accuracy of an exported model, quantized or not.
+
+
+def evaluate(
+    model_path: Annotated[Path, typer.Option("--model_path", help="The folder of an exported model.")] = Path(
+        "."
+    ),
+    model_filename: Annotated[
+        str | None,
+        typer.Option("--model_filename", help="The program's file name in it; left out: inference.json."),
+    ] = None,
+    params_filename: Annotated[
+        str | None,
+        typer.Option("--params_filename", help="The weights' file name; the program's with .pdiparams."),
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data_dir", "--data", help="A folder or archive whose layout lowbit recognises.")
+    ] = Path("dataset/ILSVRC2012"),
+    batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Images a batch.")] = 10,
+    use_gpu: Annotated[str, yes_no_option("--use_gpu", help="Run on a GPU.")] = "False",
+    ir_optim: Annotated[
+        str, yes_no_option("--ir_optim", help="Let Paddle Inference merge operators.")
+    ] = "False",
+    img_size: Annotated[
+        int, typer.Option(min=1, help="Side of the images, where the model does not say how they are made.")
+    ] = 224,
+) -> None:
+    """Measure the accuracy of an exported model.
+
+    **Example**: `python deploy/ptq_python/eval.py --model_path output --data_dir lite_data`
+    """
+    from lowbit.api.runs import images_at
+    from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
+    from lowbit.deploy import PaddleEngine, evaluate_engine
+    from lowbit.machine import resolve_device
+    from lowbit.training.inputs import build_loader, open_section
+
+    engine = PaddleEngine(
+        model_path,
+        device=resolve_device("gpu" if use_gpu else "cpu").name,
+        optimize=bool(ir_optim),
+        file_name=_program_name(model_filename, params_filename),
+    )
+    if engine.note:
+        print(engine.note)
+    imagenet = [ResizeImage(resize_short=img_size * 256 // 224), CropImage(size=img_size), NormalizeImage()]
+    ops = engine.description.ops if engine.description else imagenet
+    split = images_at(data_dir, ops, batch_size=batch_size)
+    dataset = open_section(split.dataset, classes=engine.description.classes if engine.description else None)
+    start = time.perf_counter()
+    found = evaluate_engine(engine, build_loader(split, dataset, training=False))
+    seconds = (time.perf_counter() - start) / found["samples"]
+    print(f"End test: test image {found['samples']}")
+    print(f"test_acc1 {found['top1']:.4f}, test_acc5 {found['top5']:.4f}, avg time {seconds:.5f} sec/img")
+
+
+def _program_name(model: str | None, params: str | None) -> str:
+    """The name that program and weights have in common."""
+    names = {Path(name).stem for name in (model, params) if name is not None}
+    if len(names) > 1:
+        raise LowbitError(
+            f"--model_filename {model} and --params_filename {params} differ: Paddle 3 has a program and its "
+            "weights under one name"
+        )
+    return names.pop() if names else "inference"

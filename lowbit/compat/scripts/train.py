@@ -7,14 +7,24 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lowbit.cli.options import AmpDtypeName, AmpLevelName, DeviceName, TeacherName
-from lowbit.config import Config, validate
+from lowbit.cli.options import (
+    AmpDtypeName,
+    AmpLevelName,
+    ConfigFile,
+    DeviceName,
+    Overrides,
+    TeacherName,
+)
+from lowbit.config import Config, validate, with_data_path
 from lowbit.config.load import given_options
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
 
 
 def train(
+    context: typer.Context = None,  # type: ignore[assignment]  # Typer gives it, whatever the default is
+    config: ConfigFile = None,
+    override: Overrides = None,
     data_path: Annotated[
         str, typer.Option(help="A folder or archive whose layout lowbit recognises.")
     ] = "./data",
@@ -74,8 +84,14 @@ def train(
     - `python train.py --data-path ./lite_data --epochs 2 -b 4`
     - `python train.py --test-only --pretrained latest.pdparams --data-path ./lite_data`
     - `python train.py --data-path ./imagenet --amp_level O2 --output-dir runs/small`
+    - `python train.py -c ResNet18.yaml -o Global.epochs=2 --data-path ./imagenet` by a config
     """
     given_options(amp_level=amp_level, amp_dtype=amp_dtype)  # an error where one has no effect
+    if config is not None:
+        _train_by_config(config, override or [], _given_options(context))
+        return
+    if override:
+        raise LowbitError(f"-o {override[0]}: -o changes a config, and there is none: add -c CONFIG")
     normalize: dict[str, Any] = {"NormalizeImage": {}}
     train_ops: list[dict[str, Any]] = [{"RandCropImage": {"size": crop_size}}, {"RandFlipImage": {}}]
     train_ops += [{"AutoAugment": {"policy": auto_augment}}] if auto_augment else []
@@ -116,15 +132,77 @@ def train(
             "Eval": _split(data_path, "val", eval_ops, batch_size, workers, shuffle=False),
         },
     }
-    config = validate(values, _SOURCES, "train.py")
+    _run(validate(values, _SOURCES, "train.py"), device, test_only=test_only, pact_quant=pact_quant)
+
+
+def _run(config: Config, device: str | None, *, test_only: bool, pact_quant: bool) -> None:
     if test_only:
         _test(config, device)
-    else:
-        from lowbit.training.loop import train as run_training
+        return
+    from lowbit.training.loop import train as run_training
 
-        folder = run_training(config, insist_on_device=device is not None)
-        if pact_quant:
-            _export_quantized(folder, model)
+    folder = run_training(config, insist_on_device=device is not None)
+    if pact_quant:
+        _export_quantized(folder, config.Arch.name)
+
+
+# With a config, the options that have a setting there. Only those that are given count: not their defaults.
+_SETTINGS = {
+    "model": "Arch.name",
+    "num_classes": "Arch.class_num",
+    "device": "Global.device",
+    "epochs": "Global.epochs",
+    "start_epoch": "Global.start_epoch",
+    "print_freq": "Global.print_batch_step",
+    "output_dir": "Global.output_dir",
+    "resume": "Global.checkpoints",
+    "pretrained": "Global.pretrained_model",
+    "reset_classifier": "Global.reset_classifier",
+    "sync_bn": "Global.sync_bn",
+    "seed": "Global.seed",
+    "save_steps": "Global.save_steps",
+    "batch_size": "DataLoader.Train.sampler.batch_size",
+    "workers": "DataLoader.Train.loader.num_workers",
+    "lr": "Optimizer.lr.learning_rate",
+    "momentum": "Optimizer.momentum",
+    "amp_level": "AMP.level",
+    "amp_dtype": "AMP.dtype",
+    "teacher": "Distillation.teacher",
+}
+_APART = ("config", "override", "data_path", "test_only", "pact_quant")
+
+
+def _given_options(context: typer.Context) -> dict[str, Any]:
+    """The options of the command line, without the defaults of the others."""
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name).name == "COMMANDLINE"  # type: ignore[union-attr]
+    }
+
+
+def _train_by_config(file: Path, override: list[str], given: dict[str, Any]) -> None:
+    from lowbit.training.config_check import read_config
+
+    for name in given:
+        if name not in _SETTINGS and name not in _APART:
+            option = f"--{name.replace('_', '-')}"
+            raise LowbitError(f"{option} has no effect with -c: change the config by -o SECTION.KEY=VALUE")
+    options = {
+        f"--{name.replace('_', '-')}": (_SETTINGS[name], str(value) if isinstance(value, Path) else value)
+        for name, value in given.items()
+        if name in _SETTINGS
+    }
+    if "amp_level" in given:
+        options["--amp_level"] = ("AMP.use_amp", True)
+    if given.get("pact_quant"):
+        options["--pact_quant"] = ("Recipe", {"activation_preprocess_type": "PACT"})
+    config = read_config(file, override, options)
+    if "checkpoint_dir" not in config.Global.model_fields_set:
+        config.Global.checkpoint_dir = "."
+    if "data_path" in given:
+        config = with_data_path(config, given["data_path"])
+    _run(config, given.get("device"), test_only="test_only" in given, pact_quant="pact_quant" in given)
 
 
 _OPTIMIZERS = {"sgd": "Momentum", "rmsprop": "RMSProp", "adamw": "AdamW"}

@@ -72,6 +72,8 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         amp_level: AmpLevelName = None,
         amp_dtype: AmpDtypeName = None,
     ) -> None:
+        from lowbit.training.config_check import read_config
+
         options = given_options(
             recipe=recipe,
             model=model,
@@ -87,7 +89,7 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
             amp_level=amp_level,
             amp_dtype=amp_dtype,
         )
-        settings = load_config(config, override or (), options)
+        settings = read_config(config, override or (), options)
         if "checkpoint_dir" not in settings.Global.model_fields_set:
             settings.Global.checkpoint_dir = "."  # the ecosystem's tools look for latest.pdparams there
         if data_path is not None:

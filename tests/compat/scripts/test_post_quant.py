@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 
 import pytest
@@ -82,3 +83,20 @@ def test_a_quantized_model_is_not_quantized_again(run, weights, lite, tmp_path):
     assert run("post_quant.py", f"--model_path={weights}", *options).code == 0
     again = run("post_quant.py", f"--model_path={tmp_path / 'ptq/checkpoints/best.pdparams'}", *options)
     assert "is quantized already" in again.error
+
+
+def test_the_accuracy_of_an_exported_model(run, weights, lite, tmp_path):
+    paths = [f"--model_path={weights}", f"--data={lite}", f"--output_dir={tmp_path}", "--use_gpu=False"]
+    assert run("post_quant.py", *paths, "--batch_num=2", "--batch_size=4").code == 0
+    named = ["--model_filename=inference.json", "--params_filename=inference.pdiparams"]
+    for options in ([], named):
+        result = run("eval.py", f"--model_path={tmp_path}", f"--data_dir={lite}", "--batch_size=8", *options)
+        assert result.code == 0, result
+        assert "End test: test image 16" in result.out
+        assert re.search(
+            r"test_acc1 [01]\.\d{4}, test_acc5 [01]\.\d{4}, avg time \d\.\d{5} sec/img", result.out
+        )
+    other = run(
+        "eval.py", f"--model_path={tmp_path}", "--model_filename=a.json", "--params_filename=b.pdiparams"
+    )
+    assert "differ" in other.error

@@ -298,3 +298,27 @@ def test_pact_quant_trains_a_quantized_network_and_leaves_it_exported(run, lite,
         assert b"round" in (folder / f"{name}.json").read_bytes()
         answers.append(PaddleEngine(folder, onednn=False, file_name=name).run(images))
     np.testing.assert_array_equal(*answers)
+
+
+def test_by_a_config(run, asked, tmp_path):
+    result = run("train.py", "-c", "digits", "-o", "Global.epochs=3", "-b", "7", f"--output-dir={tmp_path}")
+    assert result.code == 0, result
+    ((config, insists),) = asked
+    assert not insists
+    assert (config.Global.epochs, config.Global.output_dir) == (3, str(tmp_path))
+    assert config.Global.checkpoint_dir == "."
+    assert config.DataLoader.Train.sampler.batch_size == 7
+    assert config.Arch.name == "resnet20"  # not the script's own default
+
+
+def test_by_a_config_with_other_images_and_pact(run, asked, lite, monkeypatch):
+    monkeypatch.setattr("lowbit.compat.scripts.train._export_quantized", lambda folder, model: None)
+    assert run("train.py", "-c", "digits", f"--data-path={lite}", "--pact_quant", "--amp_level=O1").code == 0
+    ((config, _),) = asked
+    assert config.DataLoader.Train.dataset.path == str(lite)
+    assert config.Recipe == {"activation_preprocess_type": "PACT"} and config.amp_level == "O1"
+
+
+def test_what_does_not_go_with_a_config(run):
+    assert "--opt has no effect with -c" in run("train.py", "-c", "digits", "--opt=adamw").error
+    assert "add -c CONFIG" in run("train.py", "-o", "Global.epochs=2").error

@@ -90,15 +90,13 @@ def group_norm(op: Op, graph: Graph) -> Result:
 
 @converts("p_norm")
 def p_norm(op: Op, graph: Graph) -> Result:
-    """Of order 1 or 2 along an axis."""
-    kinds = {1.0: "ReduceL1", 2.0: "ReduceL2"}
-    if op["asvector"] or op["porder"] not in kinds:
+    """Of order 1 or 2 along an axis; the sum of absolute values, since OpenVINO errs with ReduceL1."""
+    if op["asvector"] or op["porder"] not in (1.0, 2.0):
         raise op.refuse(f"is a norm of order {op['porder']} over the whole tensor or unknown to ONNX")
-    rank = len(graph.shapes[op.inputs[0]])
-    return graph.add(
-        kinds[op["porder"]],
-        [op.inputs[0]],
-        shape=op.shape,
-        axes=[op["axis"] % rank],
-        keepdims=int(op["keepdim"]),
-    )
+    x = op.inputs[0]
+    axis, keep = op["axis"] % len(graph.shapes[x]), int(op["keepdim"])
+    if op["porder"] == 2.0:
+        return graph.add("ReduceL2", [x], shape=op.shape, axes=[axis], keepdims=keep)
+    size = graph.add("Abs", [x], shape=graph.shapes[x])
+    axes = graph.constant(np.array([axis], np.int64))
+    return graph.add("ReduceSum", [size, axes], shape=op.shape, keepdims=keep)

@@ -4,7 +4,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 @pytest.mark.parametrize(

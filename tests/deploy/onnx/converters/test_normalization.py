@@ -6,7 +6,7 @@ import paddle.nn.functional as F
 import pytest
 from paddle import nn
 
-from tests.deploy.onnx.conftest import Net
+from tests.support.onnx_models import Net
 
 
 def lively_affine(norm):

@@ -1,0 +1,107 @@
+"""PaddleSlim's observers, which post-training quantization chooses scales with, as settings of a recipe.
+
+from lowbit.quant.observers import HistObserver      # instead of: from paddleslim.quant.observers import …
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lowbit.errors import LowbitError
+from lowbit.quant.not_here import explain
+
+_NARROW = "int{}-narrow"  # 2^(b-1) - 1 on both sides, as in PaddleSlim
+
+
+@dataclass(frozen=True)
+class Factory:
+    """One operand's quantization; a `QuantConfig` makes a rule of it for each layer.
+
+    >>> HistObserver(percent=0.99).settings("activation")["observer"]
+    'percentile(99)'
+    """
+
+    quant_bits: int = 8
+
+    def settings(self, role: str) -> dict[str, Any]:
+        """The settings of an operand in a recipe; `role` is `activation` or `weight`."""
+        raise NotImplementedError
+
+    def _spec(self, **words: str) -> dict[str, Any]:
+        usual = {"sign": "fixed", "granularity": "per-tensor", "observer": "minmax", "clip": "none"}
+        return usual | {"grid": _NARROW.format(self.quant_bits)} | words
+
+
+@dataclass(frozen=True)
+class _ActivationObserver(Factory):
+    def settings(self, role: str) -> dict[str, Any]:
+        if role == "weight":  # known as a whole: nothing is collected over batches
+            return self._spec(observer=self._word(), scaling="dynamic")
+        return self._spec(observer=self._word(), scaling="fixed")
+
+    def _word(self) -> str:
+        return "minmax"
+
+
+@dataclass(frozen=True)
+class AVGObserver(_ActivationObserver):
+    """The mean over batches of the largest magnitude."""
+
+
+@dataclass(frozen=True)
+class AbsmaxObserver(AVGObserver):
+    """The same: lowbit's scales are means over batches, where PaddleSlim takes the largest of all."""
+
+
+@dataclass(frozen=True)
+class HistObserver(_ActivationObserver):
+    """The magnitude that `percent` of the values stay below."""
+
+    percent: float = 0.999
+
+    def _word(self) -> str:
+        return f"percentile({100 * self.percent:.10g})"
+
+
+@dataclass(frozen=True)
+class KLObserver(_ActivationObserver):
+    """The scale whose quantized values are distributed most like the values (smallest divergence)."""
+
+    def _word(self) -> str:
+        return "kl"
+
+
+@dataclass(frozen=True)
+class MSEObserver(_ActivationObserver):
+    """The scale of the smallest mean square error."""
+
+    def _word(self) -> str:
+        return "mse(50)"
+
+
+@dataclass(frozen=True)
+class AbsMaxChannelWiseWeightObserver(Factory):
+    """The largest magnitude of each output channel of a weight."""
+
+    def settings(self, role: str) -> dict[str, Any]:
+        _only_weights(self, role)
+        return self._spec(granularity="N", scaling="dynamic")
+
+
+@dataclass(frozen=True)
+class MSEChannelWiseWeightObserver(Factory):
+    """The smallest mean square error of each output channel of a weight."""
+
+    def settings(self, role: str) -> dict[str, Any]:
+        _only_weights(self, role)
+        return self._spec(granularity="N", scaling="dynamic", observer="mse(50)")
+
+
+def _only_weights(factory: Factory, role: str) -> None:
+    if role != "weight":
+        raise LowbitError(f"{type(factory).__name__} is for weights: give an observer of activations")
+
+
+def __getattr__(name: str) -> Any:
+    return explain(__name__, name)
