@@ -85,6 +85,8 @@ def test_engines_give_the_same_integers(build, engines, target, bits, tmp_path):
     not round in between: there it is exact in networks without such sums.
     """
     skip_unless_exact(target)
+    if build is resnet18 and bits == 8:
+        pytest.skip("sums of 4,608 products have multipliers below 1/4001, which stay as they are")
     batches = [paddle.to_tensor(normal(4, 3, 64, 64, seed=seed)) for seed in (1, 2)]
     net = trained(build)
     prepare(net, recipe(bits), batches[0])

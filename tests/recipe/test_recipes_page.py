@@ -72,7 +72,7 @@ def test_settings_of_the_model_as_a_whole():
         if isinstance(section, dict):
             expected |= {f"{name}.{key}": value for key, value in section.items()}
         elif section is None:  # a section that is left out; the page has its keys
-            expected |= {key: None for key in found if key.startswith(f"{name}.")}
+            expected |= {key: None for key in found if key == name or key.startswith(f"{name}.")}
         else:
             expected[name] = section
     assert found == expected
