@@ -137,7 +137,7 @@ def test_other_images(run, trained, lite, tmp_path):
     [
         (("--images", 0), "at least 1 image is needed, got 0"),
         (("--limit", 101), "--limit is a percentage, from 0 to 100; got 101"),
-        (("--engines", "tensorrt"), 'no engine "tensorrt"; valid: onnxruntime, openvino, paddle'),
+        (("--engines", "tensorrt"), 'no engine "tensorrt"; valid: lowbit, onnxruntime, openvino, paddle'),
         (("--engines", ""), "no engine given"),
         (("--target", "avx"), 'unknown target "avx"'),
         (("--data-path", "nowhere"), "nowhere: no such folder"),

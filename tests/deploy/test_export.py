@@ -240,7 +240,7 @@ def test_a_crash_between_the_moves_leaves_a_whole_model_or_none(
 def test_the_format_of_paddle_2(tiny, export, tmp_path, images):
     """With Paddle's old program format the model is a .pdmodel; a .json from before does not stay."""
     export(tiny, tmp_path)
-    command = [sys.executable, "-m", "tests.deploy.export_in_old_format", tmp_path]
+    command = [sys.executable, "-m", "tests.support.export_in_old_format", tmp_path]
     environment = os.environ | {"FLAGS_enable_pir_api": "0"}
     root = Path(__file__).parents[2]
     subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True)

@@ -239,6 +239,7 @@ def test_what_is_written_is_complete_and_says_no_more_of_rules_than_they_said():
         "calibration": {"steps": 0, "correct_bias": False},
         "batch_norm": {"fold": "export", "freeze_after": None},
         "pact": {"initial": "data", "learning_rate": 1.0, "weight_decay": 0.0001},
+        "matmul": None,
         "reconstruction": None,
     }
 

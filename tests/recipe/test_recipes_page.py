@@ -32,7 +32,7 @@ def _rows(title: str) -> dict[str, list[str]]:
 def test_its_recipes_are_valid():
     others = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("low_precision", "find_the_layer")]
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + "".join(others), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         assert make_recipe(yaml.safe_load(block)).plans(build_model("resnet20", 10))
 
@@ -112,9 +112,9 @@ def test_keys_of_low_precision_blocks():
 
 
 def test_the_python_runs(monkeypatch, tmp_path, capsys):
-    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(ROOT)
-    (tmp_path / "page.py").write_text(block, "utf-8")
+    (tmp_path / "page.py").write_text("".join(blocks), "utf-8")
     runpy.run_path(str(tmp_path / "page.py"))
     out = capsys.readouterr().out
     assert "\nint4-narrow N\n" in out

@@ -10,6 +10,7 @@ from lowbit.config import validate
 from lowbit.errors import LowbitError
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
+from lowbit.training.display import PlainDisplay
 from lowbit.training.loop import train
 from tests.support.runs import LSQ, finish, start_run, tiny_values, weights_hash
 from tests.support.two_ranks import LAUNCH_TWO
@@ -53,7 +54,7 @@ def test_a_student_learns_and_both_parts_of_its_loss_are_logged(fp32, tmp_path, 
 def test_with_all_the_weight_on_the_teacher_labels_do_not_count(fp32, tmp_path):
     def one_step(labels):
         session = loop.open_session(config(tmp_path, fp32, distillation={"weight": 1.0}))
-        session.calibrate()
+        session.calibrate(PlainDisplay(silent=True), tmp_path / "reconstruction")
         session.network.train()
         batch = next(session.train_loader.epoch(0))
         batch.labels[:] = labels
@@ -67,7 +68,7 @@ def test_with_all_the_weight_on_the_teacher_labels_do_not_count(fp32, tmp_path):
 @pytest.mark.parametrize("amp", [None, {"level": "O2", "dtype": "bf16"}, {"level": "O1", "dtype": "fp16"}])
 def test_the_teacher_is_in_evaluation_and_does_not_change(fp32, tmp_path, amp):
     session = loop.open_session(config(tmp_path, fp32, amp=amp))
-    session.calibrate()
+    session.calibrate(PlainDisplay(silent=True), tmp_path / "reconstruction")
     session.network.train()
     teacher = session.teacher
     before = {name: tensor.numpy() for name, tensor in teacher.model.state_dict().items()}

@@ -55,11 +55,14 @@ def test_the_run_folder_is_like_that_of_training(run, fp32):
     assert load_config(run / "config.yaml").Recipe == checkpoint.recipe
 
 
-def test_no_weight_is_trained(run, fp32):
+def test_no_weight_is_trained_but_scales_are_aligned(run, fp32):
     before = read_checkpoint(fp32 / "checkpoints/best.lowbit").model
     after = read_checkpoint(run / "checkpoints/latest.lowbit").model
     changed = [name for name in before if after[name].tobytes() != before[name].tobytes()]
-    assert sorted(changed) == ["conv.bias", "head.bias"]  # corrected by what rounding the weights adds
+    # Biases are corrected by what rounding the weights adds. The largest weight of a channel gives its scale:
+    # it is moved by half a percent at most, so that every engine rounds alike (nn/exact_rounding.py).
+    assert sorted(changed) == ["conv.bias", "conv.weight", "head.bias"]
+    np.testing.assert_allclose(after["conv.weight"], before["conv.weight"], rtol=0.00501)
     for quantizer in find_quantizers(open_checkpoint(run).model):
         quantizer.check_ready()
 

@@ -12,6 +12,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn import preparation_of
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint, save_checkpoint
+from lowbit.training.display import PlainDisplay
 from lowbit.training.loop import train
 from lowbit.training.quantization import recipe_differences
 from lowbit.training.trained_model import open_checkpoint, open_weights
@@ -82,7 +83,7 @@ def test_checkpoint_weights_and_export_are_the_trained_model(run, tmp_path):
 
 def test_a_skipped_step_leaves_the_quantizers_as_they_were(way, tmp_path):
     session = loop.open_session(qat_config(tmp_path, way))
-    session.calibrate()
+    session.calibrate(PlainDisplay(silent=True), tmp_path / "reconstruction")
     session.network.train()
     step = loop.TrainingStep(session)
     batches = list(session.train_loader.epoch(0))

@@ -114,5 +114,5 @@ def test_weights_that_are_not_finite_are_named(run, tmp_path):
 def test_a_config_for_another_model_is_refused(run, tmp_path):
     values = tiny_values(tmp_path)
     values["Arch"]["name"] = "resnet20"
-    with pytest.raises(LowbitError, match=r"is a model of tests\.tiny_net:TinyNet, not of resnet20"):
+    with pytest.raises(LowbitError, match=r"is a model of tests\.support\.tiny_net:TinyNet, not of resnet20"):
         open_checkpoint(run, validate(values, {}, "test"))

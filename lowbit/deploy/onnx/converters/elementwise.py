@@ -286,5 +286,5 @@ def _scaled_size(op: Op, graph: Graph, x: str, factor: float, bias: float) -> st
         sizes = graph.known(x)
         found = [_computed(compute, size, number) for size in sizes.flat]
         value = np.array(found, object).reshape(sizes.shape)
-        x = graph.add_sizes(kind, [x, graph.constant(np.array(number, np.int64))], value)
+        x = graph.add_sizes(kind, [x, graph.constant(np.array(number, np.dtype(op.type)))], value)
     return x
