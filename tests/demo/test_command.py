@@ -52,7 +52,7 @@ def test_the_whole_way_and_once_more(light, run, capsys):
     assert "1/6  Train fp32\n" in result.out
     assert "    Train W4A4G4 from fp32: products " in result.out  # in integers, or why not
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if "x" in line[-1:]}
-    assert list(rows) == ["fp32", "W4A4G4"] and len(rows["fp32"]) == 9
+    assert list(rows) == ["fp32", "W4A4G4"] and len(rows["fp32"]) == 10
     assert "360 validation images" in result.out
     assert f"Report      {folder}/report.html" in result.out
     assert (folder / "report.html").stat().st_size > 50_000

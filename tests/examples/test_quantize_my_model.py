@@ -22,7 +22,10 @@ def test_few_lines_and_one_import():
 
 def test_it_trains_exports_verifies_and_analyzes(run_example):
     made = run_example("quantize_my_model.py")
-    assert made.printed.count("passed") == 6 and "FAILED" not in made.printed
+    for engine in ("Paddle Inference", "ONNX Runtime", "OpenVINO", "lowbit runtime"):
+        # Paddle's int8 form is there, too, where it was measured to be faster.
+        assert made.printed.count(f"passed: {engine}") >= 2
+    assert "FAILED" not in made.printed
     accuracies = [
         float(found) for found in re.findall(r"^trained model +([\d.]+) %", made.printed, re.MULTILINE)
     ]
