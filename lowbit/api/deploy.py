@@ -125,11 +125,11 @@ def export(
     VNNI); by default the first two. `latency` measures a quantized network against fp32 in every installed
     engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
     (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
-    quantized, in the folder `fp32` of `directory`); by default the fastest that is exact. `target` says where
-    the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine). `weight_bits=7` rounds
-    8-bit weights to 7 bits in the files, which processors without VNNI multiply exactly and fast; the result
-    says how often the class stays. `classes` and `transforms` (PaddleClas' transform_ops) are kept in
-    `inference.yml`, for `lowbit infer` and PaddleX.
+    quantized, in the folder `fp32` of `directory`); by default Paddle's is `simulated` and ONNX's `int8`.
+    `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine).
+    `weight_bits=7` rounds 8-bit weights to 7 bits in the files, which processors without VNNI multiply
+    exactly and fast; the result says how often the class stays. `classes` and `transforms` (PaddleClas'
+    transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
     `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,

@@ -43,9 +43,9 @@ _WITH_EXTRA_RESULTS = ("batch_norm", "max_pool2d_with_index", "dropout")
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that several operators read, or one that is no layer; `owner` is the module it belongs to.
+    """A tensor with a quantizer of its own: read by several operators, or by one that is no quantized layer.
 
-    `readers` are the quantized layers that read it, `spec_of` is the layer whose input spec it follows: the
+    `owner` is the module that it belongs to. `readers` are the quantized layers that read it, `spec_of` is the layer whose input spec it follows: the
     first of the readers, or the next one behind.
     """
 

@@ -78,6 +78,7 @@ def _convolution(geometry: Geometry, product: str, a: QTensor, b: QTensor) -> Te
         return None
     first, second = _handed_over(a, scales[0]), _handed_over(b, scales[1])
     result = new_tensor(_shape_of_result(geometry, product))
+    # cpp.forward, cpp.grad_input or cpp.grad_weight
     getattr(cpp, product)(geometry, first, second, result.data_ptr())
     return result
 

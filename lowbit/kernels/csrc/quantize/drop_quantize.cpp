@@ -1,6 +1,6 @@
 // The inner loops of block reconstruction (lowbit/ptq): fake quantization that leaves a random share of the
-// values as they are, and a shift per channel, each with its gradients; see quantize.h. The slow references are
-// in lowbit/ptq.
+// values as they are, and a shift per channel, each with its gradients; see quantize.h. The slow references
+// are in lowbit/ptq.
 #include "quantize/quantize.h"
 #include "quantize/rounding.h"
 
@@ -69,24 +69,24 @@ struct Loops {
     void (*channel_sums)(const float* dy, double* sums, ChannelBlock block);
 };
 
-#define LOWBIT_DROP_QUANTIZE(NAME, TARGET)                                                                    \
-    namespace NAME {                                                                                          \
-    TARGET void drop_quantize(const float* x, float* y, const float* scale, ChannelBlock block,               \
-                              lowbit_grid grid, RandomKey key, uint32_t first, uint32_t threshold) {          \
-        lowbit::drop_quantize(x, y, scale, block, grid, key, first, threshold);                               \
-    }                                                                                                         \
-    TARGET void drop_lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep,   \
-                              ChannelBlock block, lowbit_grid grid, RandomKey key, uint32_t first,            \
-                              uint32_t threshold) {                                                           \
-        lowbit::drop_lsq_grad(x, dy, dx, step, dstep, block, grid, key, first, threshold);                    \
-    }                                                                                                         \
-    TARGET void shift(const float* x, float* y, const float* by, ChannelBlock block) {                        \
-        lowbit::shift(x, y, by, block);                                                                       \
-    }                                                                                                         \
-    TARGET void channel_sums(const float* dy, double* sums, ChannelBlock block) {                             \
-        lowbit::channel_sums(dy, sums, block);                                                                \
-    }                                                                                                         \
-    const Loops loops = {drop_quantize, drop_lsq_grad, shift, channel_sums};                                  \
+#define LOWBIT_DROP_QUANTIZE(NAME, TARGET)                                                                  \
+    namespace NAME {                                                                                        \
+    TARGET void drop_quantize(const float* x, float* y, const float* scale, ChannelBlock block,             \
+                              lowbit_grid grid, RandomKey key, uint32_t first, uint32_t threshold) {        \
+        lowbit::drop_quantize(x, y, scale, block, grid, key, first, threshold);                             \
+    }                                                                                                       \
+    TARGET void drop_lsq_grad(const float* x, const float* dy, float* dx, const float* step, double* dstep, \
+                              ChannelBlock block, lowbit_grid grid, RandomKey key, uint32_t first,          \
+                              uint32_t threshold) {                                                         \
+        lowbit::drop_lsq_grad(x, dy, dx, step, dstep, block, grid, key, first, threshold);                  \
+    }                                                                                                       \
+    TARGET void shift(const float* x, float* y, const float* by, ChannelBlock block) {                      \
+        lowbit::shift(x, y, by, block);                                                                     \
+    }                                                                                                       \
+    TARGET void channel_sums(const float* dy, double* sums, ChannelBlock block) {                           \
+        lowbit::channel_sums(dy, sums, block);                                                              \
+    }                                                                                                       \
+    const Loops loops = {drop_quantize, drop_lsq_grad, shift, channel_sums};                                \
     }
 
 #if LOWBIT_X86
@@ -121,11 +121,11 @@ int lowbit_drop_lsq_grad(const float* x, const float* dy, float* dx, const float
                          uint32_t threshold) {
     return lowbit::guarded([&] {
         const RandomKey key(*draw, 0);
-        lowbit::for_each_channel_block(
-            layout, dstep, [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
-                current().drop_lsq_grad(x + at, dy + at, dx + at, step + c, sums, block, grid, key,
-                                        uint32_t(at), threshold);
-            });
+        lowbit::for_each_channel_block(layout, dstep,
+                                       [&](ChannelBlock block, int64_t at, int64_t c, double* sums) {
+                                           current().drop_lsq_grad(x + at, dy + at, dx + at, step + c, sums,
+                                                                   block, grid, key, uint32_t(at), threshold);
+                                       });
     });
 }
 
@@ -139,9 +139,9 @@ int lowbit_shift_channels(const float* x, float* y, const float* by, lowbit_layo
 
 int lowbit_channel_sums(const float* dy, float* sums, lowbit_layout layout) {
     return lowbit::guarded([&] {
-        lowbit::for_each_channel_block(
-            layout, sums, [&](ChannelBlock block, int64_t at, int64_t, double* totals) {
-                current().channel_sums(dy + at, totals, block);
-            });
+        lowbit::for_each_channel_block(layout, sums,
+                                       [&](ChannelBlock block, int64_t at, int64_t, double* totals) {
+                                           current().channel_sums(dy + at, totals, block);
+                                       });
     });
 }
