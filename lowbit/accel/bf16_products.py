@@ -131,9 +131,10 @@ class _MatrixProduct(PyLayer):
         ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
         ctx.given, ctx.factors = [tensor is not None for tensor in inputs], factors
         a, b = a.contiguous(), b.contiguous()
+        bias = None if bias is None else bias.contiguous()  # kept until the product is done
         _save(ctx, a, b)
         c = new_tensor(shape)
-        at_bias = None if bias is None else bias.contiguous().data_ptr()
+        at_bias = None if bias is None else bias.data_ptr()
         product = onednn.prepared_matrices(factors, has_bias=bias is not None)
         product.forward(a.data_ptr(), b.data_ptr(), at_bias, c.data_ptr())
         return c

@@ -220,7 +220,7 @@ def _adam_update(
         reason = "amsgrad"
     elif skip is not None or global_powers or not all(_is_number(n) for n in (beta1, beta2, epsilon)):
         reason = "settings as tensors"
-    is_fused = _adam_is_fused()
+    is_fused = _adam_is_fused() if reason is None else None
     if reason is None and is_fused is None:
         reason = "Paddle's other rounding"
     if reason is not None:
@@ -305,7 +305,7 @@ def _momentum_agrees() -> bool:
     """Whether the kernel gives the bits of Paddle's Momentum here."""
     for nesterov, kind in itertools.product((False, True), ("", "l2_decay")):
         theirs, ours = ([paddle.to_tensor(values) for values in _samples()[:3]] for _ in range(2))
-        rate = paddle.to_tensor([0.1])
+        rate = paddle.to_tensor([0.1], dtype="float32")
         with _outside_a_step():
             _C_ops.momentum_(*theirs, rate, None, 0.9, nesterov, kind, 1e-4, False, 1.0)
         addresses = (tensor.data_ptr() for tensor in (*ours, rate))
@@ -327,7 +327,7 @@ def _adam_agrees(*, is_fused: bool) -> bool:
         theirs, ours = ([paddle.to_tensor(values) for values in _samples()] for _ in range(2))
         for (parameter, gradient, moment1, moment2), paddles in ((theirs, True), (ours, False)):
             moment2.set_value(moment2.abs())
-            one, two, rate = (paddle.to_tensor([value]) for value in (0.729, 0.997, 0.001))
+            one, two, rate = (paddle.to_tensor([value], dtype="float32") for value in (0.729, 0.997, 0.001))
             if paddles:
                 state = (moment1, moment2, None, one, two, None, None, 0.9, 0.999, 1e-8)
                 threads = (False, 1000, False, False, False)

@@ -118,6 +118,9 @@ class Writer:
             shutil.rmtree(folder, ignore_errors=True)  # an earlier network's
             notes.append(f"No int8 form for Paddle Inference: {error}")
             return []
+        if not made.engines or not simulated.engines:  # measuring failed, which the notes say
+            shutil.rmtree(folder, ignore_errors=True)
+            return []
         (new,), (old,) = made.engines, simulated.engines
         if (new.ms or 0.0) < (old.ms or 0.0):
             return [made]

@@ -45,8 +45,8 @@ _WITH_EXTRA_RESULTS = ("batch_norm", "max_pool2d_with_index", "dropout")
 class Edge:
     """A tensor with a quantizer of its own: read by several operators, or by one that is no quantized layer.
 
-    `owner` is the module that it belongs to. `readers` are the quantized layers that read it, `spec_of` is the layer whose input spec it follows: the
-    first of the readers, or the next one behind.
+    `owner` is the module that it belongs to. `readers` are the quantized layers that read it, `spec_of` the
+    layer whose input spec it follows: the first of the readers, or the next one behind.
     """
 
     owner: str

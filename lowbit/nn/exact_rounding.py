@@ -26,6 +26,7 @@ ROUNDINGS = "_lowbit_roundings"  # on a model with `outputs: quantized`: its Rou
 _SUM = 255  # the odd denominator of sums
 _MOST = 4001  # the largest denominator
 _CHANGE = 0.005  # of a weight's scale, at most
+_SUM_CHANGE = 0.01  # of a sum's or its operand's scale, at most
 
 
 def odd_ratio(value: np.ndarray, *, change: float = _CHANGE) -> np.ndarray:
@@ -87,15 +88,26 @@ def _set_scale(quantizer: Quantizer, scale: float) -> None:
 
 
 def _align_sum(sources: list[Quantizer], target: Quantizer, settled: set[int]) -> None:
-    """Scales of the operands as p/255 of the result's; of two that are settled one is enough."""
-    fixed = [one for one in sources if id(one) in settled]
+    """Scales of the operands as p/255 of the result's; of two that are settled the larger is enough.
+
+    A scale that would move by more than a percent, as that of an operand far smaller than the sum, stays.
+    """
+    fixed = [_scale(one) for one in sources if id(one) in settled]
     if fixed and id(target) not in settled:
-        scale = _scale(fixed[0])
-        _set_scale(target, scale * _SUM / max(1, round(_SUM * scale / _scale(target))))
+        _set_scale(target, max(fixed) / _near(max(fixed) / _scale(target)))
     for one in sources:
         if id(one) not in settled:
-            scale = _scale(target)
-            _set_scale(one, scale * max(1, round(_SUM * _scale(one) / scale)) / _SUM)
+            _set_scale(one, _scale(target) * _near(_scale(one) / _scale(target)))
+
+
+def _near(ratio: float) -> float:
+    """The nearest p/255 if it is within a percent, else the ratio itself.
+
+    >>> _near(0.4), _near(0.0021)
+    (0.4, 0.0021)
+    """
+    found = round(_SUM * ratio) / _SUM
+    return found if abs(found / ratio - 1) <= _SUM_CHANGE else ratio
 
 
 def _align_mean(source: Quantizer, target: Quantizer, count: int, settled: set[int]) -> None:

@@ -160,6 +160,12 @@ def _by_name(given: Sequence[_Input | _Output], names: Sequence[str], what: str)
     return found
 
 
+def _holds_text(data: Any) -> bool:
+    if isinstance(data, list):
+        return any(type(one) not in (int, float, bool) and _holds_text(one) for one in data)
+    return isinstance(data, (str, dict))
+
+
 def _array(given: _Input, binary: memoryview | None, info: TensorInfo) -> np.ndarray[Any, Any]:
     expected = datatype_of(info.dtype)
     if given.datatype != expected:
@@ -182,9 +188,11 @@ def _array(given: _Input, binary: memoryview | None, info: TensorInfo) -> np.nda
         return np.frombuffer(binary, info.dtype.newbyteorder("<")).reshape(shape)
     if given.data is None:
         raise RequestError(f'input "{given.name}" has no data')
+    if _holds_text(given.data):  # of one long text NumPy would make an array of that length for every value
+        raise RequestError(f'input "{given.name}": data holds values that are no {expected}')
     try:
         values = np.asarray(given.data)  # flat or nested
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, MemoryError):
         raise RequestError(f'input "{given.name}": data is not a regular array') from None
     kinds = "b" if info.dtype.kind == "b" else ("iu" if info.dtype.kind in "iu" else "iuf")
     if values.size and values.dtype.kind not in kinds:

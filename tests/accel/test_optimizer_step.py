@@ -175,6 +175,21 @@ def test_threads_and_instruction_sets(option):
         kernels().select_variant(variant)
 
 
+@pytest.mark.parametrize("kind", [optimizer.Adam, optimizer.Momentum])
+def test_another_default_type_changes_nothing(kind):
+    optimizer_step._adam_is_fused.cache_clear()
+    parameter = paddle.create_parameter([300, 300], "float32")
+    paddle.set_default_dtype("float64")
+    try:
+        with fast_updates():
+            update = kind(learning_rate=0.1, parameters=[parameter])
+            (parameter * parameter).sum().backward()
+            update.step()
+    finally:
+        paddle.set_default_dtype("float32")
+        optimizer_step._adam_is_fused.cache_clear()
+
+
 def test_sparse_gradients_are_paddles(calls, caplog):
     def train(*, fast: bool) -> np.ndarray:
         paddle.seed(0)

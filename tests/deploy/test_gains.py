@@ -10,7 +10,7 @@ from tests.support.small_onnx import SHAPE, small_onnx
 
 
 def gain(engine, faster, ms=1.0):
-    return EngineGain(engine, f"{engine} 1", 1.0, 0.0, ms=ms, fp32_ms=1.0, faster=faster)
+    return EngineGain(engine, f"{engine} 1", 1.0, 0.0, ms=ms, fp32_ms=ms * faster, faster=faster)
 
 
 def test_nothing_is_said_where_all_is_faster_or_not_measured():
@@ -34,6 +34,9 @@ def test_a_slower_form_is_named_with_its_ratio_and_the_best_other():
 
 def test_where_nothing_is_faster_fp32_is_recommended():
     assert "--form fp32" in slower_lines([("onnx", gain("onnxruntime", 0.4))])[-1]
+    # Faster than fp32 in its own engine, slower than fp32 in the other.
+    gains = [("onnx", gain("openvino", 0.9, 2.2)), ("onnx", gain("lowbit", 1.1, 10.0))]
+    assert "--form fp32" in slower_lines(gains)[-1]
 
 
 def test_forms_are_checked():
@@ -47,6 +50,7 @@ def test_differences_are_of_the_worst_output():
     own = [np.array([[1.0, 10.0]]), np.array([[0.5]])]
     found = [np.array([[1.0, 11.0]]), np.array([[1.0]])]
     assert differences(found, own) == (1.0, 1.0)
+    assert differences([np.full((1, 2), np.nan), own[1]], own) == (np.inf, np.inf)
 
 
 def test_every_installed_engine_is_measured(tmp_path, export_times):

@@ -119,6 +119,9 @@ def test_full_precision_leaves_edges_alone():
     assert not edge_quantizers(plain)
     with quantization_mode(net, "full"), quantization_mode(plain, "full"):
         np.testing.assert_array_equal(net(images()).numpy(), plain(images()).numpy())
+        with quantization_mode(net, "weights"):
+            pass
+        np.testing.assert_array_equal(net(images()).numpy(), plain(images()).numpy())
     with quantizing_only(net, ["1.first"]), quantizing_only(plain, ["1.first"]):
         found, expected = net(images()).numpy(), plain(images()).numpy()
     assert np.abs(found - expected).max() <= 0.05 * np.abs(expected).max()

@@ -108,6 +108,19 @@ def test_engines_give_the_same_integers(build, engines, target, bits, tmp_path):
         assert np.abs(net(batches[0]).numpy() - calibrated).mean() < 0.2 * calibrated.std()
 
 
+@pytest.mark.parametrize("gain", [1.0, 0.002, 0.0005])
+def test_a_small_branch_does_not_move_the_scale_of_the_sum(gain):
+    paddle.seed(0)
+    net = nn.Sequential(nn.Conv2D(3, 4, 3), ResidualBlock(), nn.Conv2D(4, 4, 3))
+    net[1].bn.weight.set_value(paddle.full_like(net[1].bn.weight, gain))
+    batches = [paddle.to_tensor(normal(4, 3, 16, 16, seed=1))]
+    prepare(net.eval(), recipe(8), batches[0])
+    calibrate(net, batches)
+    before = float(net[2].input_quantizer.scale())  # reads the sum
+    align_scales(net)
+    assert float(net[2].input_quantizer.scale()) == pytest.approx(before, rel=0.0101)
+
+
 def test_a_model_without_edges_stays():
     net = nn.Sequential(nn.Conv2D(3, 4, 1), nn.ReLU(), nn.Conv2D(4, 2, 1))
     values = recipe(8).model_copy(update={"outputs": "full"})

@@ -89,6 +89,14 @@ def test_a_request_that_is_none(text, message):
         parse(text)
 
 
+def test_text_is_refused_before_an_array_is_made_of_it():
+    data = ["x" * 40_000] + ["y"] * 10_000  # as an array: 1.6 GB
+    with pytest.raises(RequestError, match="no FP32"):
+        parse(body(data=data))
+    with pytest.raises(RequestError, match="no FP32"):
+        parse(body(data=[[1, 2, 3], [4, 5, "6"]]))
+
+
 def test_numbers_beyond_the_type_are_refused():
     text = json.dumps(
         {"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT8", "data": [1, 128]}]}
