@@ -56,7 +56,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class RoundedOperator:
     """An operator whose result is rounded to a grid: a layer, a sum of two tensors, a mean over pixels.
 
     Quantizers are named by their module and place. A layer's source is its own input quantizer.
@@ -77,7 +77,7 @@ class Edges:
     found: tuple[Edge, ...] = ()
     without_module: tuple[str, ...] = ()
     batch_norms: tuple[tuple[str, str], ...] = ()  # layers with the batch norm that alone reads their output
-    roundings: tuple[Rounding, ...] = ()  # in the order of the network
+    roundings: tuple[RoundedOperator, ...] = ()  # in the order of the network
 
     def lines(self) -> list[str]:
         """A few lines for people; none where nothing was found."""
@@ -214,18 +214,22 @@ class _Graph:
         roundings = tuple(self._roundings(grids, norms))
         return Edges(tuple(found), tuple(without), tuple(norms.items()), roundings)
 
-    def _roundings(self, grids: dict[str, tuple[str, Place]], norms: dict[str, str]) -> Iterator[Rounding]:
+    def _roundings(
+        self, grids: dict[str, tuple[str, Place]], norms: dict[str, str]
+    ) -> Iterator[RoundedOperator]:
         for node in self.nodes:
             target = grids.get(self._rounded(node.outputs[0]))
             sources = tuple(grids.get(self._origin(value)) for value in node.inputs)
             if target is None:
                 continue
             if node.kind == "layer":
-                yield Rounding("layer", ((node.name, "input"),), target, node.name, norms.get(node.name, ""))
+                yield RoundedOperator(
+                    "layer", ((node.name, "input"),), target, node.name, norms.get(node.name, "")
+                )
             elif None not in sources and node.kind == "add" and len(sources) == 2:
-                yield Rounding("sum", sources, target)
+                yield RoundedOperator("sum", sources, target)
             elif None not in sources and node.kind == "pool2d" and node.pixels:
-                yield Rounding("mean", sources, target, count=node.pixels)
+                yield RoundedOperator("mean", sources, target, count=node.pixels)
 
     def _rounded(self, value: str) -> str:
         """The value that is rounded, behind what belongs to the operator that makes this one."""

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from lowbit.nn.edges import Rounding
+from lowbit.nn.edges import RoundedOperator
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import forward_is_of_integers, per_output
 from lowbit.nn.quantizer import Quantizer
@@ -54,7 +54,7 @@ def align_scales(model: nn.Layer) -> int:
     Activations' scales first, along the network: those of sums and means. Then each weight's, per output
     channel. Layers whose weight scales are chosen by another observer than `minmax` stay.
     """
-    roundings: Sequence[Rounding] = getattr(model, ROUNDINGS, ())
+    roundings: Sequence[RoundedOperator] = getattr(model, ROUNDINGS, ())
     layers, moved = dict(model.named_sublayers()), 0
     settled: set[int] = set()  # quantizers whose scale others depend on
     with eval_mode(model):

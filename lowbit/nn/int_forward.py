@@ -170,7 +170,7 @@ def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) 
         _operand(weight, w_scale, layer.weight_quantizer),
     )
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return _IntegerForward.apply(x, weight, layer.contraction(x, *geometry), operands, learning)
+    return _IntegerForward.apply(x, weight, layer.linear_op(x, *geometry), operands, learning)
 
 
 def _operand(values: Tensor, scale: Tensor, quantizer: Quantizer) -> QTensor:
@@ -186,14 +186,14 @@ class _IntegerForward(PyLayer):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        contraction: LinearOp,
+        linear_op: LinearOp,
         operands: tuple[QTensor, QTensor],
         learning: tuple[bool, bool],
     ) -> Tensor:
-        ctx.contraction, ctx.learning = contraction, learning
+        ctx.linear_op, ctx.learning = linear_op, learning
         ctx.x, ctx.weight = map(SavedQTensor, operands)
-        y = in_integers(contraction, "forward", *operands)
-        return contraction.forward(x, weight) if y is None else y
+        y = in_integers(linear_op, "forward", *operands)
+        return linear_op.forward(x, weight) if y is None else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -204,7 +204,7 @@ class _IntegerForward(PyLayer):
             )
         dy, dx, dweight = dy.contiguous(), None, None
         if ctx.learning[0]:
-            dx = ctx.contraction.grad_input(dy, ctx.weight.operand().values())
+            dx = ctx.linear_op.grad_input(dy, ctx.weight.operand().values())
         if ctx.learning[1]:
-            dweight = ctx.contraction.grad_weight(dy, ctx.x.operand().values())
+            dweight = ctx.linear_op.grad_weight(dy, ctx.x.operand().values())
         return dx, dweight

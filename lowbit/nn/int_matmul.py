@@ -38,20 +38,20 @@ _SCALES = {
 _BYTES = (paddle.int8, paddle.uint8)
 
 
-def in_integers(contraction: LinearOp, product: str, a: QTensor, b: QTensor) -> Tensor | None:
+def in_integers(linear_op: LinearOp, product: str, a: QTensor, b: QTensor) -> Tensor | None:
     """The product of the operands' integers; None where it cannot be one (then it is for `simulate`)."""
     if kernels() is None or not (_is_bytes(a) and _is_bytes(b)):
         return None
-    if isinstance(contraction, Convolution):
-        return _convolution(contraction.geometry, product, a, b)
-    if isinstance(contraction, Matrix):
+    if isinstance(linear_op, Convolution):
+        return _convolution(linear_op.geometry, product, a, b)
+    if isinstance(linear_op, Matrix):
         return _matrix(product, a, b)
-    if isinstance(contraction, ChannelsLast):
+    if isinstance(linear_op, ChannelsLast):
         a, b = _channels_first(a), _channels_first(b) if product == "grad_weight" else b
-        result = in_integers(contraction.inner, product, a, b)
+        result = in_integers(linear_op.inner, product, a, b)
         return result if result is None or product == "grad_weight" else channels_last(result)
-    if isinstance(contraction, Transposed):
-        return _convolution(contraction.convolution.geometry, *_swapped(product, a, b))
+    if isinstance(linear_op, Transposed):
+        return _convolution(linear_op.convolution.geometry, *_swapped(product, a, b))
     return None
 
 
@@ -187,24 +187,24 @@ Executor = Literal["auto", "integer", "simulate"]
 
 
 def multiply_operands(
-    contraction: LinearOp, product: ProductName, a: QTensor, b: QTensor, executor: Executor
+    linear_op: LinearOp, product: ProductName, a: QTensor, b: QTensor, executor: Executor
 ) -> Tensor:
     """X and W, dY and W, or dY and X multiplied; in integers unless `simulate` is asked for or must do."""
     if executor != "simulate":
-        result = in_integers(contraction, product, a, b)
+        result = in_integers(linear_op, product, a, b)
         if result is not None:
             return result
-    return simulate(contraction, product, a, b)
+    return simulate(linear_op, product, a, b)
 
 
-def simulate(contraction: LinearOp, product: ProductName, a: QTensor, b: QTensor) -> Tensor:
+def simulate(linear_op: LinearOp, product: ProductName, a: QTensor, b: QTensor) -> Tensor:
     """The product on Paddle's own operators: integers held in fp32, exact as long as sums stay below 2^24.
 
     Where scales do not come out of the sum, or an operand is no integer, it is a product of values.
     """
-    compute = getattr(contraction, product)
+    compute = getattr(linear_op, product)
     if a.is_integer and b.is_integer:
-        scale = getattr(contraction, f"{product}_scale")(a.scale, b.scale)
+        scale = getattr(linear_op, f"{product}_scale")(a.scale, b.scale)
         if scale is not None:
             return multiply(compute(a.integers(), b.integers()), scale)
     return compute(a.values(), b.values())

@@ -320,7 +320,7 @@ def _rows(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ChannelsLast(LinearOp):
-    """A contraction in NCHW between two changes of layout; weights lie the same way in both.
+    """A linear_op in NCHW between two changes of layout; weights lie the same way in both.
 
     >>> channels_first(paddle.zeros([2, 5, 6, 3])).shape
     [2, 3, 5, 6]

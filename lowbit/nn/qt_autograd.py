@@ -1,6 +1,6 @@
 """Low-precision training of one layer: forward, grad_input and grad_weight, each with quantized operands.
 
-Read `_ThreeProducts` first: its forward and backward are the whole of W4A4G4. `Operands` quantizes what each
+Read `_QTLinear` first: its forward and backward are the whole of W4A4G4. `Operands` quantizes what each
 product takes; the input is saved as integers.
 """
 
@@ -189,11 +189,11 @@ def _key(operand: str) -> str:
 _SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
-def attach_scale(y: Tensor, contraction: LinearOp, x: QTensor, weight: QTensor) -> None:
+def attach_scale(y: Tensor, linear_op: LinearOp, x: QTensor, weight: QTensor) -> None:
     """Attach to Y, a product `forward` of images in NCHW, its scale; only with operands of up to 4 bits."""
-    if not (_is_small(x) and _is_small(weight)) or len(y.shape) != 4 or isinstance(contraction, ChannelsLast):
+    if not (_is_small(x) and _is_small(weight)) or len(y.shape) != 4 or isinstance(linear_op, ChannelsLast):
         return
-    scale = contraction.forward_scale(x.scale, weight.scale)
+    scale = linear_op.forward_scale(x.scale, weight.scale)
     if scale is not None:
         setattr(y, SCALE_ATTRIBUTE, scale)
 
@@ -210,27 +210,27 @@ def _is_small(operand: QTensor) -> bool:
 # node.
 
 
-def three_products(x: Tensor, weight: Tensor, contraction: LinearOp, operands: Operands) -> Tensor:
+def qt_linear(x: Tensor, weight: Tensor, linear_op: LinearOp, operands: Operands) -> Tensor:
     """Y, whose backward computes dX and dW; without the bias, whose gradient is not quantized."""
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return _ThreeProducts.apply(x, weight, contraction, operands, learning)
+    return _QTLinear.apply(x, weight, linear_op, operands, learning)
 
 
-class _ThreeProducts(PyLayer):
+class _QTLinear(PyLayer):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        contraction: LinearOp,
+        linear_op: LinearOp,
         operands: Operands,
         learning: tuple[bool, bool],
     ) -> Tensor:
-        ctx.contraction, ctx.operands, ctx.learning = contraction, operands, learning
+        ctx.linear_op, ctx.operands, ctx.learning = linear_op, operands, learning
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
-        y = multiply_operands(contraction, "forward", x_operand, w_operand, operands.executor)
-        attach_scale(y, contraction, x_operand, w_operand)
+        y = multiply_operands(linear_op, "forward", x_operand, w_operand, operands.executor)
+        attach_scale(y, linear_op, x_operand, w_operand)
         if learning[1]:
             shared = operands.is_shared("grad_weight.input")
             ctx.x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
@@ -253,9 +253,9 @@ class _ThreeProducts(PyLayer):
             if not ctx.w_is_ready:
                 w = operands.make("grad_input.weight", w.data)
             dy_operand = operands.make("grad_input.grad_output", dy, known)
-            dx = multiply_operands(ctx.contraction, "grad_input", dy_operand, w, operands.executor)
+            dx = multiply_operands(ctx.linear_op, "grad_input", dy_operand, w, operands.executor)
         if ctx.learning[1]:
             dy_operand = operands.make("grad_weight.grad_output", dy, known)
             x = ctx.x.operand()
-            dweight = multiply_operands(ctx.contraction, "grad_weight", dy_operand, x, operands.executor)
+            dweight = multiply_operands(ctx.linear_op, "grad_weight", dy_operand, x, operands.executor)
         return dx, dweight

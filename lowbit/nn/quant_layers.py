@@ -27,7 +27,7 @@ from lowbit.nn.linear_ops import (
     geometry_of,
     transposed_geometry,
 )
-from lowbit.nn.qt_autograd import BackwardQuantizers, Operands, three_products
+from lowbit.nn.qt_autograd import BackwardQuantizers, Operands, qt_linear
 from lowbit.nn.quantizer import Quantizer, TrainingQuantizer
 from lowbit.numerics.exact import as_float32
 from lowbit.recipe.plan import Plan
@@ -54,7 +54,7 @@ class _Quantized:
         """What is multiplied and added; a layer with its batch norm folded into it gives other ones."""
         return self.weight, self.bias
 
-    def contraction(self, x: Tensor, *geometry: Any) -> LinearOp:
+    def linear_op(self, x: Tensor, *geometry: Any) -> LinearOp:
         """The three products of this layer for an input like `x`."""
         product = partial(self._product_without_bias, geometry)
         return ByAutograd(product, tuple(x.shape), tuple(self.weight.shape))
@@ -69,7 +69,7 @@ class _Quantized:
     def _in_low_precision(self, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
         x = self.before_product(as_float32(self.input_quantizer.trained(x)))
         weight = self.weight_quantizer.trained(weight)
-        y = three_products(x, weight, self.contraction(x, *geometry), Operands(self))
+        y = qt_linear(x, weight, self.linear_op(x, *geometry), Operands(self))
         return y if bias is None else y + bias.reshape(along_outputs(self))
 
 
@@ -87,7 +87,7 @@ class QuantizedConv2D(_Quantized, nn.Conv2D):
         pad = self._reversed_padding_repeated_twice
         return F.pad(x, pad, mode=self._padding_mode, data_format=self._data_format)
 
-    def contraction(self, x: Tensor) -> LinearOp:
+    def linear_op(self, x: Tensor) -> LinearOp:
         """The three products, of kernels that are made for it; of Paddle where shapes do not fit together."""
         geometry = geometry_of(self, _images_first(self, x))
         if geometry is not None:
@@ -131,12 +131,12 @@ class QuantizedConv2DTranspose(_Quantized, nn.Conv2DTranspose):
             data_format=self._data_format,
         )
 
-    def contraction(self, x: Tensor, output_size: list[int] | None = None) -> LinearOp:
+    def linear_op(self, x: Tensor, output_size: list[int] | None = None) -> LinearOp:
         """The three products, as those of a convolution with forward and backward swapped."""
         geometry = transposed_geometry(self, _images_first(self, x), output_size)
         if geometry is not None:
             return _as_it_lies(self, Transposed(Convolution(geometry)))
-        return super().contraction(x, output_size)
+        return super().linear_op(x, output_size)
 
 
 class QuantizedLinear(_Quantized, nn.Linear):
@@ -146,7 +146,7 @@ class QuantizedLinear(_Quantized, nn.Linear):
         """The matrix product itself."""
         return F.linear(x, weight, bias)
 
-    def contraction(self, x: Tensor) -> LinearOp:
+    def linear_op(self, x: Tensor) -> LinearOp:
         """The three products as those of matrices."""
         return Matrix()
 
@@ -216,9 +216,9 @@ def _images_first(layer: nn.Layer, x: Tensor) -> list[int]:
     return [samples, channels, height, width]
 
 
-def _as_it_lies(layer: nn.Layer, contraction: LinearOp) -> LinearOp:
+def _as_it_lies(layer: nn.Layer, linear_op: LinearOp) -> LinearOp:
     """Products in NCHW for the layer's own layout."""
-    return contraction if layer._data_format == "NCHW" else ChannelsLast(contraction)
+    return linear_op if layer._data_format == "NCHW" else ChannelsLast(linear_op)
 
 
 def _layouts(layer: nn.Layer, base: type[nn.Layer]) -> dict[str, tuple[str, list[int]]]:

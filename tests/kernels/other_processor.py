@@ -4,7 +4,7 @@ Debian's Python for ARM and the last Paddle with wheels for it are unpacked into
 kernels are compiled with Debian's cross compiler: apt-get install qemu-user g++-aarch64-linux-gnu
 
     python -m tests.kernels.other_processor            # tests/kernels
-    python -m tests.kernels.other_processor tests/nn/test_three_products.py -k groups
+    python -m tests.kernels.other_processor tests/nn/test_qt_autograd.py -k groups
 """
 
 from __future__ import annotations

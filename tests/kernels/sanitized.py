@@ -4,7 +4,7 @@ The kernels are compiled once more, into a folder of their own, and the tests th
 library. Before, a call that reads beyond its tensor must be caught: one that sees nothing says nothing.
 
     python -m tests.kernels.sanitized            # tests/kernels, and the quantizing that numerics calls
-    python -m tests.kernels.sanitized tests/nn/test_three_products.py -k groups
+    python -m tests.kernels.sanitized tests/nn/test_qt_autograd.py -k groups
 """
 
 from __future__ import annotations

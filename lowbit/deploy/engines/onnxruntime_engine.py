@@ -54,7 +54,7 @@ class OnnxRuntimeEngine:
         self._inputs, self._outputs = [one.name for one in inputs], [one.name for one in outputs]
         self._output = self._outputs[0]
         self.image_shape = image_shape_of(inputs[0].shape)
-        self._tapped: tuple[tuple[str, ...], Any] | None = None
+        self._with_hooks: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
@@ -83,11 +83,11 @@ class OnnxRuntimeEngine:
         They become outputs of a copy of the graph. A value that kernels merged by ONNX Runtime do not
         compute (such as a convolution's, where the next operator quantizes it) keeps them from being merged.
         """
-        if self._tapped is None or self._tapped[0] != tuple(names):
-            self._tapped = (tuple(names), self._open(self._with_outputs(names)))
+        if self._with_hooks is None or self._with_hooks[0] != tuple(names):
+            self._with_hooks = (tuple(names), self._open(self._with_outputs(names)))
         wanted = [self._output, *(name for name in names if name != self._output)]
         given = [check_batch(batch, self.image_shape)]
-        return dict(zip(wanted, self._run(self._tapped[1], wanted, given), strict=True))
+        return dict(zip(wanted, self._run(self._with_hooks[1], wanted, given), strict=True))
 
     def _with_outputs(self, names: Sequence[str]) -> bytes:
         import onnx  # only here: opening a file does not need it

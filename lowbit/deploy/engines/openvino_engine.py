@@ -67,7 +67,7 @@ class OpenVinoEngine:
         )
         self._output = model.outputs[0].get_any_name()
         self._request = self._compile(model)
-        self._tapped: tuple[tuple[str, ...], Any] | None = None
+        self._with_hooks: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
@@ -88,10 +88,10 @@ class OpenVinoEngine:
         They become outputs of a copy of the graph. Ask for quantized values only: with a convolution's own
         float output among them, OpenVINO 2026.4 computes zeros in the layers after it.
         """
-        if self._tapped is None or self._tapped[0] != tuple(names):
-            self._tapped = (tuple(names), self._compile(self._with_outputs(names)))
-        answers = self._run(self._tapped[1], [check_batch(batch, self.image_shape)])
-        return {self._output: answers[0]} | dict(zip(self._tapped[0], answers[1:], strict=True))
+        if self._with_hooks is None or self._with_hooks[0] != tuple(names):
+            self._with_hooks = (tuple(names), self._compile(self._with_outputs(names)))
+        answers = self._run(self._with_hooks[1], [check_batch(batch, self.image_shape)])
+        return {self._output: answers[0]} | dict(zip(self._with_hooks[0], answers[1:], strict=True))
 
     def _with_outputs(self, names: Sequence[str]) -> Any:
         model = self._read()
