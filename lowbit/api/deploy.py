@@ -110,6 +110,7 @@ def export(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     classes: Sequence[str] = (),
     transforms: Sequence[Mapping[str, Any]] = (),
     latency: bool = True,
@@ -128,8 +129,9 @@ def export(
     quantized, in the folder `fp32` of `directory`); by default Paddle's is `simulated` and ONNX's `int8`.
     `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine).
     `weight_bits=7` rounds 8-bit weights to 7 bits in the files, which processors without VNNI multiply
-    exactly and fast; the result says how often the class stays. `classes` and `transforms` (PaddleClas'
-    transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
+    exactly and fast; the result says how often the class stays. With `any_size` the ONNX file takes images
+    of any height and width (Paddle's program takes those of the example's). `classes` and `transforms`
+    (PaddleClas' transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
 
     Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
     `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
@@ -152,7 +154,15 @@ def export(
         ):
             raise LowbitError("a run knows its example, classes and transforms: give data as a folder only")
         return export_run(
-            net, directory, formats=formats, form=form, target=target, data_path=data, latency=latency
+            net,
+            directory,
+            formats=formats,
+            form=form,
+            target=target,
+            weight_bits=weight_bits,
+            any_size=any_size,
+            data_path=data,
+            latency=latency,
         )
     if directory is None or example is None:
         raise LowbitError("lowbit.export(net, directory, example=x): give the folder and a batch of inputs")
@@ -161,6 +171,7 @@ def export(
     directory = Path(directory)
     wanted = _formats_of_form(form, formats) or ["paddle", "onnx"]
     _check_target(target, wanted)
+    _check_any_size(any_size, wanted)
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     tensors = example_inputs(net, example)
     inputs = ModelInputs(input_names(net, len(tensors)), tuple(one.numpy() for one in tensors))
@@ -176,8 +187,8 @@ def export(
         transform_ops=_ops(transforms),
         classes=list(classes),
     )
-    writer = Writer(files, directory, inputs, own, is_classifier(inputs, own))
-    strict = formats is not None or form is not None
+    writer = Writer(files, directory, inputs, own, is_classifier(inputs, own), any_size=any_size)
+    strict = formats is not None or form is not None or any_size
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
     with _weights_in_bits(files, weight_bits) as rounded:
@@ -195,6 +206,7 @@ def export_classifier(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     latency: bool = False,
 ) -> Export:
     """Export a trained classifier of images with what its checkpoint says about it.
@@ -205,12 +217,13 @@ def export_classifier(
     """
     wanted = _formats_of_form(form, formats) or (["paddle", "onnx"] if files.is_quantized else ["paddle"])
     _check_target(target, wanted)
+    _check_any_size(any_size, wanted)
     images = np.random.default_rng(0).standard_normal((_EXAMPLES, *files.image_shape), dtype=np.float32)
     inputs = ModelInputs(input_names(files.model, 1), (images,))
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
-    writer = Writer(files, directory, inputs, own, classifier=True)
-    strict = formats is not None or form is not None
+    writer = Writer(files, directory, inputs, own, classifier=True, any_size=any_size)
+    strict = formats is not None or form is not None or any_size
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
     with _weights_in_bits(files, weight_bits) as rounded:
@@ -227,6 +240,7 @@ def export_run(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     latency: bool = True,
     config: StrPath | None = None,
     override: Sequence[str] = (),
@@ -256,6 +270,7 @@ def export_run(
         form=form,
         target=target,
         weight_bits=weight_bits,
+        any_size=any_size,
         latency=latency,
     )
 
@@ -349,6 +364,11 @@ def _check_target(target: str | None, formats: Sequence[str]) -> None:
         resolve_target(target)
         if "onnx" not in formats:
             raise LowbitError("target is about the ONNX file: add it to the formats, or leave target out")
+
+
+def _check_any_size(any_size: bool, formats: Sequence[str]) -> None:
+    if any_size and "onnx" not in formats:
+        raise LowbitError("any_size is about the ONNX file: add onnx to the formats, or leave any_size out")
 
 
 def _formats(formats: str | Sequence[str] | None) -> list[str]:

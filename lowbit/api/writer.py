@@ -60,6 +60,7 @@ class Writer:
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
     classifier: bool
     full: bool = False  # nothing is quantized, though the network is
+    any_size: bool = False  # the ONNX file takes images of any height and width
 
     def write_all(
         self, formats: Sequence[str], target: str | None, *, strict: bool, latency: bool = False
@@ -174,6 +175,7 @@ class Writer:
             target=target,
             quantized=self.files.is_quantized and not self.full,
             checkpoint=self.files.digest,
+            any_size=self.any_size,
         )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
 

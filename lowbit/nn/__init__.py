@@ -2,7 +2,8 @@
 
 One convolution of W4A4G4: `quant_layers` → `qt_autograd` → `quantizer` → `qtensor` → `int_matmul` →
 `lowbit.kernels.gemm`. Fused blocks are in `fused_blocks`, batch norm in `batch_norm` and `bn_folding`,
-calibration in `calibration`, what is deployed in `deployed_form`.
+calibration in `calibration`, what is deployed in `deployed_form`; blocks whose branches are merged first, in
+`reparameterize`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lowbit.nn.inspect import quantization_mode
 from lowbit.nn.int_forward import integer_reference
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.reparameterize import reparameterize, reparameterized
 
 __all__ = [
     "DeployedOperand",
@@ -60,5 +62,7 @@ __all__ = [
     "quantize_layer",
     "refresh_batch_norm",
     "refreshed_batch_norm",
+    "reparameterize",
+    "reparameterized",
     "weights_in_bits",
 ]

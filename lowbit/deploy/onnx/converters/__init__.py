@@ -1,11 +1,14 @@
 """Converters of Paddle's operators to ONNX, registered by name when their module is imported."""
 
 from lowbit.deploy.onnx.converters import (  # noqa: F401
+    constants,
     elementwise,
     indexing,
     normalization,
     products,
+    reductions,
     shapes,
+    slices,
     spatial,
 )
 from lowbit.deploy.onnx.converters.registry import Op, Result, find_converter, operator_names
