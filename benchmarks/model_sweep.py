@@ -246,6 +246,7 @@ def _verify(net: Any, case: Case, *, quantized: bool) -> dict[str, Any]:
     decides by less than rounding moves.
     """
     from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, export_onnx
+    from lowbit.deploy.save_program import ModelInputs
     from lowbit.deploy.verify.evidence import count_ties
 
     images, labels = _data(case, 1, IMAGES)
@@ -255,7 +256,8 @@ def _verify(net: Any, case: Case, *, quantized: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "inference.onnx"
         shape = (case.channels, case.size, case.size)
-        export_onnx(net, file, model_name=case.name, image_shape=shape, quantized=quantized)
+        given = ModelInputs(("x",), (images[:3],))  # as lowbit.export compares on the example
+        export_onnx(net, file, model_name=case.name, image_shape=shape, inputs=given, quantized=quantized)
         for key, kind in zip(_ENGINES, (OnnxRuntimeEngine, OpenVinoEngine), strict=True):
             engine = kind(file, threads=1)
             answers = np.concatenate([engine.run(batch) for batch in batches])
@@ -342,6 +344,27 @@ def _send_result(case: Case, seconds: int, pipe: Any) -> None:
         traceback.print_exc()
 
 
+def summary(results: dict[str, dict[str, Any]]) -> str:
+    """The setting and how many models passed, as a paragraph."""
+    good = sum(not problems(found) for found in results.values())
+    engines = [
+        found[form][key]
+        for found in results.values()
+        for form in _FORMS
+        for key in _ENGINES
+        if key in found.get(form, {})
+    ]
+    return (
+        f"Setting: images of {CLASSES} classes with noise; fp32 training with AdamW until the losses of "
+        f"three batches are below {LEARNED}, at most {MOST_STEPS} steps; {QAT_STEPS} steps of QAT at a tenth "
+        f"of the learning rate; {IMAGES} other images; one seed; one thread. A model passes if it learned "
+        f"the classes (top-1 of {TOP1:.0%} or more), if each engine gives its class on {LIMIT:.0%} or more "
+        "of the images, in fp32 and W8A8, and if the W4A4G4 step has a finite loss. "
+        f"**{good} of {len(results)} models pass**; {engines.count(1.0)} of {len(engines)} comparisons "
+        "agree on every image."
+    )
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The results as a table in Markdown."""
     lines = [
@@ -359,7 +382,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def _agreement(found: dict[str, Any] | None) -> str:
     if not found or _ENGINES[0] not in found:
         return "no"
-    return " / ".join(f"{100 * found[engine]:.0f} %" for engine in _ENGINES)
+    return " / ".join(f"{100 * found[engine]:.1f} %".replace(".0 %", " %") for engine in _ENGINES)
 
 
 def write_table(results: dict[str, dict[str, Any]]) -> None:
@@ -367,7 +390,7 @@ def write_table(results: dict[str, dict[str, Any]]) -> None:
     page = PAGE.read_text("utf-8")
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}", "utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{summary(results)}\n\n{table(results)}\n\n{END}{after}", "utf-8")
 
 
 def main() -> None:

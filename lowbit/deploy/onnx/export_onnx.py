@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,12 @@ def export_onnx(
 ) -> OnnxModel:
     """Write the model as ONNX for batches of any size: quantized (QDQ), or with `quantized=False` in fp32.
 
-    The model takes images of `image_shape`, or whatever `inputs` says. Batch norm is folded. The file is
-    checked, run in ONNX Runtime and compared with the model before it is put in place. The model itself stays
-    as it is, also in the middle of training. `checkpoint` is the SHA-256 of the file that the model is from,
-    which is kept in the ONNX file. With `any_size` the file takes images of any height and width that the
-    model takes; it is compared on images of two sizes.
+    The model takes images of `image_shape`, or whatever `inputs` says; with both, `inputs` are images to
+    compare on, in the place of random ones. Batch norm is folded. The file is checked, run in ONNX Runtime
+    and compared with the model before it is put in place. The model itself stays as it is, also in the
+    middle of training. `checkpoint` is the SHA-256 of the file that the model is from, which is kept in the
+    ONNX file. With `any_size` the file takes images of any height and width that the model takes; it is
+    compared on images of two sizes.
 
     made = export_onnx(net, "inference.onnx", model_name="resnet18", image_shape=(3, 224, 224))
     print(f"{made.fp32_size / made.size:.1f} times smaller")
@@ -76,7 +77,7 @@ def export_onnx(
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     if image_shape is not None:
         check_image_shape(image_shape)
-        inputs = ModelInputs.images(image_shape, any_size=any_size)
+        inputs = replace(inputs or ModelInputs.images(image_shape), any_size=any_size)
     elif any_size:
         raise LowbitError("any_size is for models that take images: give image_shape")
     elif inputs is None:
