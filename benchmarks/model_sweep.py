@@ -37,10 +37,10 @@ MOST_STEPS, FEWEST_STEPS, LEARNED = (
     8,
     0.05,
 )  # fp32 training ends when the loss of a batch is below LEARNED
-QAT_STEPS, LOW_PRECISION_STEPS = 20, 1
+QAT_STEPS, LOW_PRECISION_STEPS = 10, 1
 LIMIT = 0.99  # of the images, on which an engine must answer with the model's class
 TOP1 = 0.9  # the model itself must have learned the classes: agreement on noise says nothing
-_SETTLE = 8  # batches
+_SETTLE = 6  # batches
 _FORMS = ("fp32", "w8a8")
 _ENGINES = ("onnxruntime", "openvino")
 
@@ -216,7 +216,8 @@ def _train(net: Any, case: Case, steps: int, *, until: float = 0.0, rate: float 
     optimizer = paddle.optimizer.AdamW(
         rate or case.rate, parameters=net.parameters(), grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)
     )
-    norms = [one for one in net.sublayers() if isinstance(one, paddle.nn.layer.norm._BatchNormBase)]
+    kinds = (paddle.nn.layer.norm._BatchNormBase, paddle.nn.BatchNorm)
+    norms = [one for one in net.sublayers() if isinstance(one, kinds)]
     for norm in norms:
         norm._momentum = 0.5  # so few steps would leave statistics as they are at the start
     net.train()
@@ -230,10 +231,10 @@ def _train(net: Any, case: Case, steps: int, *, until: float = 0.0, rate: float 
         losses.append(float(loss))
         if not np.isfinite(losses[-1]):
             raise LowbitError(f"the loss is {losses[-1]} in step {len(losses)}")
-    for norm in norms:
-        norm._momentum = 0.8
     with paddle.no_grad():  # the statistics of batch norms as they are for these weights
         for seed in range(_SETTLE if steps > 1 else 0):
+            for norm in norms:
+                norm._momentum = seed / (seed + 1)  # the mean over the batches
             net(paddle.to_tensor(_data(case, 2000 + seed, 2 * case.batch)[0]))
     net.eval()
     return {"steps": len(losses), "loss": round(losses[-1], 4)}
