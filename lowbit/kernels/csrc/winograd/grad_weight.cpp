@@ -15,14 +15,14 @@ namespace {
 using gemm::kSlack;
 
 constexpr int64_t kMaxOutputs = 66;     // computed together: 64 are a multiple of six and two more
-constexpr int64_t kTilesPerPass = 112;  // large, since taps are transformed per pass; small, since points
+constexpr int64_t kTilesPerPass = 128;  // large, since taps are transformed per pass; small, since points
                                         // stay in the cache
 // A block is a strip of outputs and some panels of channels. Its sums of a point are no power of two, so
 // that the points of a tile use different cache sets.
 constexpr int64_t kPanelsPerBlock = 2;
 constexpr int64_t kPanelSums = (kMaxOutputs + kSlack) * kPanel;
 constexpr int64_t kPointSums = kPanelsPerBlock * kPanelSums + kPanel;
-constexpr int64_t kPanelTaps = kTaps * kPanel;
+constexpr int64_t kPanelTaps = kTaps * kPanel, kBlockTaps = kMaxOutputs * kPanelsPerBlock * kPanelTaps;
 
 class GradWeight {
   public:
@@ -49,8 +49,10 @@ class GradWeight {
             const int64_t last = std::min(tiling_.rows, first + rows_);
             transform(first, last);
             parallel_for(strips_ * blocks_, [&](int64_t block) {
-                sum_block(block, (last - first) * tiling_.columns, first == 0);
-                if (last == tiling_.rows) store_block(block, dw, exact);
+                thread_local Scratch taps_scratch;
+                int64_t* taps = taps_ ? taps_ + block * kBlockTaps : taps_scratch.get<int64_t>(kBlockTaps);
+                sum_block(block, (last - first) * tiling_.columns, first == 0, taps);
+                if (last == tiling_.rows) store_block(block, taps, dw, exact);
             });
         }
     }
@@ -61,7 +63,7 @@ class GradWeight {
         dy_points_ = dy_scratch.get<int16_t>(kPoints * point_);
         x_points_ = x_scratch.get<int16_t>(kPoints * panels_ * kPanel * row_);
         magnitudes_ = magnitudes_scratch.get<int64_t>(g_.outputs);
-        taps_ = taps_scratch.get<int64_t>(g_.outputs * panels_ * kPanelTaps);
+        if (rows_ < tiling_.rows) taps_ = taps_scratch.get<int64_t>(strips_ * blocks_ * kBlockTaps);
         row_offsets_ = offsets_scratch.get<int64_t>(g_.outputs + kSlack);
         for (int64_t o = 0; o < g_.outputs + kSlack; o++) {
             row_offsets_[o] = std::min(o, g_.outputs - 1) * row_ * int64_t(sizeof(int16_t));
@@ -131,7 +133,7 @@ class GradWeight {
     }
 
     // The taps of a block, summed over these tiles, and added to those of the tiles before.
-    void sum_block(int64_t block, int64_t tiles, bool is_first) const {
+    void sum_block(int64_t block, int64_t tiles, bool is_first, int64_t* taps) const {
         thread_local Scratch scratch;
         int32_t* sums = scratch.get<int32_t>(kPoints * kPointSums);
         const int32_t zeros[kPanel] = {};
@@ -152,27 +154,28 @@ class GradWeight {
             }
             for (int64_t o = 0; o < outputs; o++) {
                 for (int64_t k = 0; k < count; k++) {
-                    int64_t* taps = taps_ + ((strip + o) * panels_ + panel + k) * kPanelTaps;
-                    transforms_.taps(sums + k * kPanelSums + o * kPanel, kPointSums, !is_first || pair, taps);
+                    transforms_.taps(sums + k * kPanelSums + o * kPanel, kPointSums, !is_first || pair,
+                                     taps + (o * kPanelsPerBlock + k) * kPanelTaps);
                 }
             }
         }
     }
 
-    void store_block(int64_t block, float* dw, int64_t* exact) const {
+    void store_block(int64_t block, const int64_t* taps, float* dw, int64_t* exact) const {
         const int64_t strip = block / blocks_ * kMaxOutputs,
                       first = block % blocks_ * kPanelsPerBlock * kPanel;
         const int64_t last = std::min(g_.channels, first + kPanelsPerBlock * kPanel);
         for (int64_t o = strip; o < std::min(g_.outputs, strip + kMaxOutputs); o++) {
             for (int64_t c = first; c < last; c++) {
-                const int64_t* taps = taps_ + (o * panels_ + c / kPanel) * kPanelTaps + c % kPanel;
+                const int64_t number = (o - strip) * kPanelsPerBlock + (c - first) / kPanel;
+                const int64_t* from = taps + number * kPanelTaps + c % kPanel;
                 const int64_t at = (o * g_.channels + c) * kTaps;
                 if (exact) {
-                    for (int64_t k = 0; k < kTaps; k++) exact[at + k] = taps[k * kPanel];
+                    for (int64_t k = 0; k < kTaps; k++) exact[at + k] = from[k * kPanel];
                 } else {
                     const float scale = dy_.scale[o * dy_.of_c] * x_.scale[c * x_.of_c];
                     for (int64_t k = 0; k < kTaps; k++) {
-                        dw[at + k] = static_cast<float>(taps[k * kPanel]) * scale;
+                        dw[at + k] = static_cast<float>(from[k * kPanel]) * scale;
                     }
                 }
             }

@@ -48,17 +48,31 @@ LOWBIT_INLINE Int16x16 get(const int16_t* from) {
 
 LOWBIT_INLINE void put(int16_t* to, const Int16x16& words) { memcpy(to, &words, sizeof words); }
 
-template <class Byte>
+template <bool kSigned>
 LOWBIT_INLINE int64_t sum_magnitudes(const uint8_t* bytes, int64_t count) {
-    constexpr int64_t kSpan = int64_t{1} << 20;  // whose sum int32 holds
-    int64_t total = 0;
-    for (int64_t first = 0; first < count; first += kSpan) {
-        int32_t sum = 0;
-        for (int64_t i = first; i < std::min(count, first + kSpan); i++) {
-            const int value = static_cast<Byte>(bytes[i]);
-            sum += value < 0 ? -value : value;
+    constexpr int64_t kTurns = 64;  // of two bytes per lane, whose sum int16 holds
+    const auto magnitude = [](const Int16x16& value) LOWBIT_INLINE_LAMBDA {
+        const Int16x16 sign = value >> 15;  // -1 or 0
+        return (value ^ sign) - sign;
+    };
+    int64_t total = 0, i = 0;
+    while (count - i >= 2 * kPanel) {
+        Int16x16 sums = {};
+        for (int64_t turn = 0; turn < kTurns && count - i >= 2 * kPanel; turn++, i += 2 * kPanel) {
+            UInt16x16 pairs;
+            memcpy(&pairs, bytes + i, sizeof pairs);
+            if (kSigned) {
+                sums += magnitude(reinterpret_cast<Int16x16>(pairs << 8) >> 8);
+                sums += magnitude(reinterpret_cast<Int16x16>(pairs) >> 8);
+            } else {
+                sums += reinterpret_cast<Int16x16>((pairs & 255) + (pairs >> 8));
+            }
         }
-        total += sum;
+        for (int lane = 0; lane < kPanel; lane++) total += sums[lane];
+    }
+    for (; i < count; i++) {
+        const int value = kSigned ? static_cast<int8_t>(bytes[i]) : bytes[i];
+        total += value < 0 ? -value : value;
     }
     return total;
 }
@@ -324,9 +338,9 @@ namespace {
 
 #define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                     \
     namespace NAME {                                                                                        \
-    template <class Byte>                                                                                   \
+    template <bool kSigned>                                                                                 \
     TARGET int64_t magnitude(const uint8_t* bytes, int64_t count) {                                         \
-        return sum_magnitudes<Byte>(bytes, count);                                                          \
+        return sum_magnitudes<kSigned>(bytes, count);                                                       \
     }                                                                                                       \
     template <bool kSigned>                                                                                 \
     TARGET void separate(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane) {                 \
@@ -357,7 +371,7 @@ namespace {
     TARGET void values(const int32_t* sums, int64_t count, float scale, const float* bias, float* to) {     \
         scale_sums(sums, count, scale, bias, to);                                                           \
     }                                                                                                       \
-    const Transforms transforms = {{magnitude<uint8_t>, magnitude<int8_t>},                                 \
+    const Transforms transforms = {{magnitude<false>, magnitude<true>},                                     \
                                    {separate<false>, separate<true>},                                       \
                                    source,                                                                  \
                                    gradient,                                                                \
@@ -386,11 +400,12 @@ const Transforms& transforms_for(InstructionSet isa) {
 void transform_rows(const Tiling& tiling, const ChannelView& channel, const Transforms& transforms,
                     RowTransform transform, int64_t first, int64_t last, int16_t* points, int64_t stride) {
     thread_local Scratch bytes_scratch, planes_scratch;
-    // Sixteen tiles are transformed at a time, and the last one sees the next one's first columns.
-    const int64_t plane = round_up(tiling.columns, kPanel) + kPanel, row_bytes = kTile * plane;
+    // The last tile sees the first columns of the next one. Sixteen tiles are transformed at a time: what the
+    // further ones read, of the next plane or behind all of them, is not used.
+    const int64_t plane = round_up(tiling.columns + 1, kPanel), row_bytes = kTile * plane;
     const int64_t most = kTile * std::min(tiling.tile_rows, last - first) + channel.reach - kTile;
     uint8_t* bytes = bytes_scratch.get<uint8_t>(row_bytes);
-    int16_t* planes = planes_scratch.get<int16_t>(most * row_bytes);
+    int16_t* planes = planes_scratch.get<int16_t>(most * row_bytes + kPanel);
     const int64_t width = std::min(channel.width, row_bytes - channel.pad_left);
     memset(bytes, 0, static_cast<size_t>(row_bytes));
     for (int64_t row = first; row < last;) {

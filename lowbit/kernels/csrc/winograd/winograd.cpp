@@ -117,41 +117,75 @@ class WinogradConv {
           tiling_(convolution.batch, convolution.result.height, convolution.result.width),
           steps_(round_up(convolution.source.channels, 2) / 2),
           panel_((steps_ + 1) * kWords),
-          kernel_row_(round_up(convolution.source.channels, kPanel)),
-          kernel_point_(convolution.result.channels * kernel_row_ + 2 * kPanel) {}
+          kernel_row_(round_up(convolution.source.channels, kPanel)) {}
 
     void run() {
-        transform_kernels();
-        const int64_t rows = tile_rows_per_block(tiling_);
+        if (tiling_.rows * tiling_.columns <= convolution_.result.channels) return run_by_outputs();
+        thread_local Scratch scratch;
+        const int64_t outputs = convolution_.result.channels, rows = tile_rows_per_block(tiling_);
+        int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(outputs));
+        const Kernels kernels = transform_kernels(0, outputs, points, true);
         parallel_for(round_up(tiling_.rows, rows) / rows, [&](int64_t item) {
-            run_block(item * rows, std::min(tiling_.rows, (item + 1) * rows));
+            const TileBlock block =
+                transform_block(item * rows, std::min(tiling_.rows, (item + 1) * rows), false);
+            for (int64_t o = 0; o < outputs; o += Blocking::outputs) run_block(block, kernels, o);
         });
     }
 
   private:
-    // A matrix per point: rows are result channels, columns source channels.
-    void transform_kernels() {
-        thread_local Scratch scratch, offsets_scratch, magnitudes_scratch;
+    // Transformed source, [point][panel][pair of channels][16 tiles][2].
+    struct TileBlock {
+        const int16_t* points;
+        int64_t first, last;  // rows of tiles
+        int64_t panels;
+    };
+
+    // Transformed kernels of some result channels, a matrix per point: rows are result channels, columns
+    // source channels.
+    struct Kernels {
+        const int16_t* points;
+        int64_t point;           // elements of a matrix
+        int64_t first;           // result channel
+        int64_t steps_together;  // whose results are exact
+    };
+
+    // With more kernels than tiles, kernels are transformed where they are used, and stay in the cache.
+    void run_by_outputs() {
+        const TileBlock block = transform_block(0, tiling_.rows, true);
         const int64_t outputs = convolution_.result.channels;
-        int16_t* points = scratch.get<int16_t>(kPoints * kernel_point_);
-        int64_t* offsets = offsets_scratch.get<int64_t>(outputs + kSlack);
-        int64_t* magnitudes = magnitudes_scratch.get<int64_t>(outputs);
-        for (int64_t o = 0; o < outputs + kSlack; o++) {
-            offsets[o] = std::min(o, outputs - 1) * kernel_row_ * int64_t(sizeof(int16_t));
-        }
-        kernels_ = points;
-        row_offsets_ = offsets;
-        parallel_for(outputs, [&](int64_t o) {
+        parallel_for(round_up(outputs, Blocking::outputs) / Blocking::outputs, [&](int64_t item) {
+            thread_local Scratch scratch;
+            const int64_t first = item * Blocking::outputs,
+                          last = std::min(outputs, first + Blocking::outputs);
+            int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(Blocking::outputs));
+            run_block(block, transform_kernels(first, last, points, false), first);
+        });
+    }
+
+    // Not a power of two, so that points use different cache sets.
+    int64_t kernel_point(int64_t outputs) const { return outputs * kernel_row_ + 2 * kPanel; }
+
+    Kernels transform_kernels(int64_t first, int64_t last, int16_t* points, bool in_parallel) const {
+        thread_local Scratch magnitudes_scratch;
+        int64_t* magnitudes = magnitudes_scratch.get<int64_t>(last - first);
+        const int64_t point = kernel_point(last - first);
+        const auto transform = [&](int64_t i) {
             thread_local Scratch taps_scratch;
             int16_t* taps = taps_scratch.get<int16_t>(kTaps * kernel_row_);
-            load_taps(o, taps);
-            magnitudes[o] = transforms_.kernel(taps, kernel_row_, points + o * kernel_row_, kernel_point_);
-        });
+            load_taps(first + i, taps);
+            magnitudes[i] = transforms_.kernel(taps, kernel_row_, points + i * kernel_row_, point);
+        };
+        if (in_parallel) {
+            parallel_for(last - first, transform);
+        } else {
+            for (int64_t i = 0; i < last - first; i++) transform(i);
+        }
         // A sum is at most the largest pixel times the sum of a kernel's magnitudes. Where that is too large,
         // fewer channels are summed at a time: as many as the largest of all weights would allow.
         const int64_t source = max_magnitude(*product_.source), weight = max_magnitude(*product_.weight);
-        const bool fits = *std::max_element(magnitudes, magnitudes + outputs) * source <= kLargestSum;
-        steps_together_ = fits ? steps_ : std::max<int64_t>(1, kLargestSum / (2 * kTaps * source * weight));
+        const bool fits = *std::max_element(magnitudes, magnitudes + last - first) * source <= kLargestSum;
+        return {points, point, first,
+                fits ? steps_ : std::max<int64_t>(1, kLargestSum / (2 * kTaps * source * weight))};
     }
 
     // taps[k * kernel_row_ + c] of a result channel, k being the position in the source; 0 for padding
@@ -171,45 +205,53 @@ class WinogradConv {
                           gemm::ElementType::int16, taps);
     }
 
-    void run_block(int64_t first, int64_t last) const {
+    // The results of a block of tiles, for the result channels from `o` that are computed together.
+    void run_block(const TileBlock& block, const Kernels& kernels, int64_t o) const {
         thread_local Scratch sums_scratch, pixels_scratch;
-        const int64_t panels = round_up((last - first) * tiling_.columns, kPanel) / kPanel;
-        const int16_t* points = transform_block(first, last, panels);
         int32_t* sums = sums_scratch.get<int32_t>(kPoints * Blocking::point);
         int32_t* pixels = pixels_scratch.get<int32_t>(Blocking::panels * Blocking::outputs * kTile * kPixels);
-        for (int64_t o = 0; o < convolution_.result.channels; o += Blocking::outputs) {
-            const int64_t outputs = std::min(Blocking::outputs, convolution_.result.channels - o);
-            for (int64_t panel = 0; panel < panels; panel += Blocking::panels) {
-                const int64_t count = std::min(Blocking::panels, panels - panel);
-                for (int64_t step = 0; step < steps_; step += steps_together_) {
-                    const int64_t steps = std::min(steps_together_, steps_ - step);
-                    multiply(points + panel * panel_, panels, count, o, outputs, step, steps, sums);
-                    for (int64_t i = 0; i < count; i++) {
-                        OutputRun runs[kPanel];
-                        const int64_t run_count = split_panel(first, last, panel + i, runs);
-                        for (int64_t k = 0; k < outputs; k++) {
-                            int32_t* to = pixels;
-                            // Sums of parts are kept until the last part; others are stored from the cache.
-                            if (steps_together_ < steps_) to += (i * outputs + k) * kTile * kPixels;
-                            transforms_.pixels(sums + i * Blocking::panel + k * kPanel, Blocking::point,
-                                               step > 0, to);
-                            if (step + steps == steps_) store(to, o + k, runs, run_count);
-                        }
+        const int64_t outputs = std::min(Blocking::outputs, convolution_.result.channels - o);
+        for (int64_t panel = 0; panel < block.panels; panel += Blocking::panels) {
+            const int64_t count = std::min(Blocking::panels, block.panels - panel);
+            for (int64_t step = 0; step < steps_; step += kernels.steps_together) {
+                const int64_t steps = std::min(kernels.steps_together, steps_ - step);
+                multiply(block, panel, count, kernels, o, outputs, step, steps, sums);
+                for (int64_t i = 0; i < count; i++) {
+                    OutputRun runs[kPanel];
+                    const int64_t run_count = split_panel(block, panel + i, runs);
+                    for (int64_t k = 0; k < outputs; k++) {
+                        int32_t* to = pixels;
+                        // Sums of parts are kept until the last part; others are stored from the cache.
+                        if (kernels.steps_together < steps_) to += (i * outputs + k) * kTile * kPixels;
+                        transforms_.pixels(sums + i * Blocking::panel + k * kPanel, Blocking::point, step > 0,
+                                           to);
+                        if (step + steps == steps_) store(to, o + k, runs, run_count);
                     }
                 }
             }
         }
     }
 
-    // The points of a block, [point][panel][pair of channels][16 tiles][2].
-    const int16_t* transform_block(int64_t first, int64_t last, int64_t panels) const {
-        thread_local Scratch scratch, flat_scratch;
+    TileBlock transform_block(int64_t first, int64_t last, bool in_parallel) const {
+        thread_local Scratch scratch;
+        const int64_t panels = round_up((last - first) * tiling_.columns, kPanel) / kPanel;
+        int16_t* points = scratch.get<int16_t>(kPoints * panels * panel_);
+        const auto transform = [&](int64_t step) { transform_pair(step, first, last, panels, points); };
+        if (in_parallel) {
+            parallel_for(steps_, transform);
+        } else {
+            for (int64_t step = 0; step < steps_; step++) transform(step);
+        }
+        return {points, first, last, panels};
+    }
+
+    // The points of two channels.
+    void transform_pair(int64_t step, int64_t first, int64_t last, int64_t panels, int16_t* points) const {
+        thread_local Scratch scratch;
         const int64_t channels = convolution_.source.channels, stride = (panels + 1) * kPanel;
         const int64_t plane = convolution_.source.height * convolution_.source.width;
-        int16_t* points = scratch.get<int16_t>(kPoints * panels * panel_);
-        int16_t* flat = flat_scratch.get<int16_t>(2 * kPoints * stride);
-        memset(flat, 0, static_cast<size_t>(2 * kPoints * stride) * sizeof(int16_t));
-        for (int64_t c = 0; c < 2 * steps_; c++) {
+        int16_t* flat = scratch.get<int16_t>(2 * kPoints * stride);
+        for (int64_t c = 2 * step; c < 2 * step + 2; c++) {
             int16_t* to = flat + c % 2 * kPoints * stride;
             if (c < channels) {
                 const ChannelView channel{static_cast<const uint8_t*>(product_.source->integers) + c * plane,
@@ -224,37 +266,40 @@ class WinogradConv {
             } else {
                 memset(to, 0, static_cast<size_t>(kPoints * stride) * sizeof(int16_t));
             }
-            for (int64_t i = 0; c % 2 && i < kPoints; i++) {
-                transforms_.interleave(flat + i * stride, to + i * stride, panels,
-                                       points + i * panels * panel_ + c / 2 * kWords, panel_);
-            }
         }
-        return points;
+        for (int64_t i = 0; i < kPoints; i++) {
+            transforms_.interleave(flat + i * stride, flat + (kPoints + i) * stride, panels,
+                                   points + i * panels * panel_ + step * kWords, panel_);
+        }
     }
 
     // sums[point][panel][output][16 tiles] of some panels of a block, over some pairs of channels.
-    void multiply(const int16_t* points, int64_t panels, int64_t count, int64_t o, int64_t outputs,
-                  int64_t step, int64_t steps, int32_t* sums) const {
+    void multiply(const TileBlock& block, int64_t panel, int64_t count, const Kernels& kernels, int64_t o,
+                  int64_t outputs, int64_t step, int64_t steps, int32_t* sums) const {
         const int32_t zeros[kPanel] = {};
         const gemm::Segment segment{0, steps, false};
+        int64_t rows[Blocking::outputs + kSlack];
+        for (int64_t i = 0; i < Blocking::outputs + kSlack; i++) {
+            rows[i] = (o - kernels.first + std::min(i, outputs - 1)) * kernel_row_ * int64_t(sizeof(int16_t));
+        }
         for (int64_t i = 0; i < kPoints; i++) {
-            const int16_t* kernels = kernels_ + i * kernel_point_ + 2 * step;
-            for (int64_t panel = 0; panel < count; panel++) {
-                const int16_t* tiles = points + (i * panels + panel) * panel_ + step * kWords;
-                microkernel_({reinterpret_cast<const uint8_t*>(kernels), row_offsets_ + o, outputs, &segment,
-                              1, reinterpret_cast<const uint8_t*>(tiles), 0, zeros,
-                              sums + i * Blocking::point + panel * Blocking::panel});
+            const int16_t* matrix = kernels.points + i * kernels.point + 2 * step;
+            for (int64_t k = 0; k < count; k++) {
+                const int16_t* tiles = block.points + (i * block.panels + panel + k) * panel_ + step * kWords;
+                microkernel_({reinterpret_cast<const uint8_t*>(matrix), rows, outputs, &segment, 1,
+                              reinterpret_cast<const uint8_t*>(tiles), 0, zeros,
+                              sums + i * Blocking::point + k * Blocking::panel});
             }
         }
     }
 
     // Where the pixels of a panel belong in the result.
-    int64_t split_panel(int64_t first, int64_t last, int64_t panel, OutputRun* runs) const {
+    int64_t split_panel(const TileBlock& block, int64_t panel, OutputRun* runs) const {
         const gemm::Image& image = convolution_.result;
         int64_t count = 0, tile = panel * kPanel;
-        const int64_t end = std::min(tile + kPanel, (last - first) * tiling_.columns);
+        const int64_t end = std::min(tile + kPanel, (block.last - block.first) * tiling_.columns);
         while (tile < end) {
-            const int64_t row = first + tile / tiling_.columns, column = tile % tiling_.columns;
+            const int64_t row = block.first + tile / tiling_.columns, column = tile % tiling_.columns;
             const int64_t tiles = std::min(end - tile, tiling_.columns - column);
             const int64_t top = row % tiling_.tile_rows * kTile;
             runs[count++] = {kTile * (tile - panel * kPanel),
@@ -293,11 +338,7 @@ class WinogradConv {
     const Tiling tiling_;
     const int64_t steps_;  // pairs of source channels
     const int64_t panel_;  // int16 elements of a panel; a step extra, so that panels use other cache sets
-    const int64_t kernel_row_;    // int16 elements of a row of the kernels' matrices
-    const int64_t kernel_point_;  // of a matrix; not a power of two, either
-    int64_t steps_together_ = 0;  // whose results are exact
-    const int16_t* kernels_ = nullptr;
-    const int64_t* row_offsets_ = nullptr;
+    const int64_t kernel_row_;  // int16 elements of a row of the kernels' matrices
 };
 
 }  // namespace
