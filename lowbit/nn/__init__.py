@@ -27,6 +27,7 @@ from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import quantization_mode
 from lowbit.nn.int_forward import integer_reference
+from lowbit.nn.oscillation import OscillationControl
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.nn.quantizer import Quantizer
 
@@ -34,6 +35,7 @@ __all__ = [
     "DeployedOperand",
     "Folded",
     "Matmul",
+    "OscillationControl",
     "Preparation",
     "QuantizedMatmul",
     "Quantizer",

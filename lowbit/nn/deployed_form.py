@@ -40,6 +40,7 @@ class DeployedOperand:
     highest: int
     bits: int
     signed: bool
+    zero_point: int = 0  # of a learned offset (LSQ+): how many integers are below 0
     scale: np.ndarray  # float32; one number, or what broadcasts against the operand
 
 
@@ -97,7 +98,12 @@ def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
             "which the layer sums: to deploy it, use granularity per-tensor"
         )
     return DeployedOperand(
-        lowest=lowest, highest=highest, bits=grid.bits, signed=grid.signed, scale=scale.numpy().reshape([])
+        lowest=lowest,
+        highest=highest,
+        bits=grid.bits,
+        signed=grid.signed,
+        zero_point=grid.zero_point,
+        scale=scale.numpy().reshape([]),
     )
 
 
@@ -175,6 +181,7 @@ def dynamic_inputs(model: nn.Layer) -> list[str]:
         and isinstance(quantizer := layer.input_quantizer, Quantizer)
         and quantizer.gives_integers
         and not quantizer.spec.keeps_scales
+        and not quantizer.has_fixed_scale
     ]
 
 
@@ -202,7 +209,9 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
     rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
     calibration = Calibration(**prepared.recipe.calibration.model_dump() | {"steps": steps})
-    return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration})
+    # What concerns training alone has no state in the copy.
+    done = {"fix_scales": 0, "progressive": [], "oscillation": None}
+    return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration, **done})
 
 
 def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
@@ -225,7 +234,7 @@ def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
             fix = assigned.layer.name in dynamic
             plan = _fixed_plan(plan, fix_input=fix)
             shared = layer.input_quantizer
-            replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact)
+            replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact, lsq=recipe.lsq)
             if isinstance(shared, SharedQuantizer):  # its scale is another module's, which stays
                 layer.input_quantizer = shared
         plans.append(replace(assigned, plan=plan))

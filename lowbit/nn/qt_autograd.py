@@ -20,7 +20,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn.int_matmul import Executor, multiply_operands
 from lowbit.nn.linear_ops import ChannelsLast, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
-from lowbit.nn.quantizer import TrainingQuantizer
+from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics import Stochastic
 from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.recipe.plan import Plan

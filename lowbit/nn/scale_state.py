@@ -11,7 +11,15 @@ import paddle.distributed as dist
 from paddle import ParamAttr, Tensor, nn
 from paddle.regularizer import L2Decay
 
-from lowbit.numerics import Calibrated, Grid, Scaling, lsq_initial_step, pact_initial_alpha, parse_grid
+from lowbit.numerics import (
+    Calibrated,
+    Grid,
+    Scaling,
+    lsq_initial_step,
+    lsq_plus_initial,
+    pact_initial_alpha,
+    parse_grid,
+)
 from lowbit.numerics.histogram_observers import Sensitivity
 from lowbit.recipe.spec import TensorSpec
 
@@ -66,6 +74,7 @@ class CalibrationStats:
         spec: TensorSpec,
         axes_of: Callable[[Tensor], Sequence[int]],
         *,
+        grid: Grid,
         wants_alpha: bool,
         across_ranks: bool,
     ) -> None:
@@ -73,6 +82,7 @@ class CalibrationStats:
         self.negative = False
         self.wants_alpha = wants_alpha
         self._spec, self._axes_of, self._across_ranks = spec, axes_of, across_ranks
+        self._signed_grid = grid  # the spec's, with the bits in use
         self._means: dict[str, Calibrated] = {}
         self._sensitivity = Sensitivity() if spec.observer.name == "sensitivity" else None
         self._waiting: list[Tensor] = []  # what was seen of this batch, until its gradients come
@@ -129,7 +139,11 @@ class CalibrationStats:
             self.negative = True
             self._means.clear()
         grid, axes = self._grid(), self._axes_of(x)
-        if self._spec.scaling.name == "learned":
+        if self._spec.sign == "asymmetric":
+            step, offset = lsq_plus_initial(x, grid.bits)
+            self._enter("step", self._mean(step))
+            self._enter("offset", self._mean(offset))
+        elif self._spec.scaling.name == "learned":
             self._enter("step", self._mean(initial_step(self._spec, x, grid, axes)))
         elif self._sensitivity is not None:
             self._sensitivity.widen(float(self._largest(x.abs().max().cast("float32"))))
@@ -141,7 +155,8 @@ class CalibrationStats:
 
     def _grid(self) -> Grid:
         auto = self._spec.sign == "auto"
-        return parse_grid(f"uint{self._spec.grid.bits}") if auto and not self.negative else self._spec.grid
+        grid = self._signed_grid
+        return parse_grid(f"uint{grid.bits}") if auto and not self.negative else grid
 
     def _enter(self, name: str, value: Tensor) -> None:
         self._means.setdefault(name, Calibrated()).update(value)
@@ -214,6 +229,10 @@ class RunningRange(nn.Layer):
         """As `update`, but everything from before is forgotten."""
         return self._update(range_, None)
 
+    def forget(self) -> None:
+        """As if no batch had entered."""
+        self._buffers["entered"].set_value(np.zeros_like(self._buffers["entered"].numpy()))
+
     def _update(self, range_: Tensor, saved: dict[str, Any] | None) -> bool:
         state = self._scaling.new_state()
         if saved is not None:
@@ -269,6 +288,7 @@ class LearnedScale(nn.Layer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__()
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.value = self.create_parameter(
             list(shape),
             attr=ParamAttr(
@@ -284,6 +304,10 @@ class LearnedScale(nn.Layer):
     def is_known(self) -> bool:
         """Whether the value has been started, here or in the run that a checkpoint comes from."""
         return bool(self._buffers["known"].item())
+
+    def forget(self) -> None:
+        """Let it start anew from data."""
+        self.known.set_value(np.zeros([1], np.int32))
 
     def start(self, value: Tensor) -> bool:
         """Set the first value, unless it is not finite; returns whether it was set."""

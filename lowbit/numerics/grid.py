@@ -33,6 +33,7 @@ class Grid:
     signed: bool = True
     narrow: bool = False
     logarithmic: bool = False
+    zero_point: int = 0  # integers below 0, where that is neither none nor half of them
 
     def __str__(self) -> str:
         return self.name
@@ -45,8 +46,8 @@ class Grid:
     @cached_property
     def lowest(self) -> int:
         """The smallest integer: 0, or -2^(b-1), or, narrow or logarithmic, as far from 0 as the highest."""
-        if not self.signed:
-            return 0
+        if not self.signed or self.zero_point:
+            return -self.zero_point
         return -self.highest if self.narrow or self.logarithmic else -(1 << (self._integer_bits() - 1))
 
     @cached_property
@@ -54,7 +55,17 @@ class Grid:
         """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1, or, logarithmic, the last power of two."""
         if self.logarithmic:  # 0 and 2^(b-1)-1 powers of two on either side
             return 1 << ((1 << (self._integer_bits() - 1)) - 2)
+        if self.zero_point:
+            return (1 << self._integer_bits()) - 1 - self.zero_point
         return (1 << (self._integer_bits() - self.signed)) - 1
+
+    def in_bits(self, bits: int) -> Grid:
+        """The same kind of grid with other bits.
+
+        >>> str(parse_grid("int4-narrow").in_bits(8))
+        'int8-narrow'
+        """
+        return _integer_grid(bits, signed=self.signed, narrow=self.narrow)
 
     def _integer_bits(self) -> int:
         if self.bits is None:

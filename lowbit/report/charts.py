@@ -17,7 +17,7 @@ from lowbit.training.trained_model import open_checkpoint
 MOST_POINTS = 200  # of a series; of more epochs every second (third, …) is shown, and the last
 _DIGITS = 4
 # What is drawn of an operand's health. Only a gradient's `gain` is worth a curve: it shrinks unnoticed.
-_QUANTITIES = ("sqnr", "scale", "clipped", "underflowed")
+_QUANTITIES = ("sqnr", "scale", "clipped", "underflowed", "oscillating", "frozen")
 _OF_GRADIENTS = (*_QUANTITIES, "gain")
 
 # id, title, what the numbers are, and which records they are from: kind and key

@@ -23,6 +23,7 @@ from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, ope
 from lowbit.training.metrics import HealthLog, Meter, MetricsLog
 from lowbit.training.optimizers import learning_rate, warmup_note
 from lowbit.training.process import Interruption
+from lowbit.training.recipe_schedule import begin_epoch, bits_of_epoch, reestimate_batch_norm
 from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
@@ -165,6 +166,7 @@ def _train_epochs(
     while progress.epoch < config.Global.epochs and not _stops_early(session):
         epoch = progress.epoch
         _set_gradients(session, display)
+        begin_epoch(session, display)
         health = HealthLog(session)
         trained = train_epoch(session, keeper, display, interruption, health)
         _check_end(session, keeper)
@@ -180,8 +182,11 @@ def _train_epochs(
         for line in health.warnings():
             display.message(line)
 
-        due = (epoch + 1) % config.Global.eval_interval == 0 or epoch + 1 == config.Global.epochs
+        is_last = epoch + 1 == config.Global.epochs
+        due = (epoch + 1) % config.Global.eval_interval == 0 or is_last
         metrics = None
+        if is_last:
+            reestimate_batch_norm(session, keeper, log, display)
         if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
             keeper.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
             metrics = session.evaluate(display)
@@ -189,6 +194,8 @@ def _train_epochs(
             if log:
                 log.write("eval", progress.step, epoch=epoch, **metrics)
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
+        if session.recipe and bits_of_epoch(session.recipe, epoch):
+            metrics = None  # with more bits it is better than what the run is for: not the best
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)

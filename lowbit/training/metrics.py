@@ -18,6 +18,7 @@ from lowbit.errors import LowbitError
 from lowbit.extras import install_command
 from lowbit.files import write_atomically
 from lowbit.nn.inspect import Sight, kept_scales, layers_by_name, watching, weight_health
+from lowbit.nn.oscillation import oscillation_of
 from lowbit.training.process import Ranks
 
 if TYPE_CHECKING:
@@ -195,6 +196,9 @@ class HealthLog:
             found = {key: value for key, value in asdict(health).items() if value is not None}
             rounded = {key: round(value, 5) for key, value in found.items() if math.isfinite(value)}
             layers.setdefault(name, {})[_WEIGHT] = rounded
+        if (state := oscillation_of(layer)) is not None:
+            shares = {key: round(share, 5) for key, share in state.shares().items()}
+            layers.setdefault(name, {}).setdefault(_WEIGHT, {}).update(shares)
         for operand, scale in kept_scales(layer).items():
             if math.isfinite(scale):
                 layers.setdefault(name, {}).setdefault(operand, {})["scale"] = float(f"{scale:.5g}")

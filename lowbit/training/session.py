@@ -36,6 +36,7 @@ from lowbit.nn.calibration import calibrate, correct_biases
 from lowbit.nn.convert import preparation_of, prepare, set_executor
 from lowbit.nn.fidelity import Fidelity, measure_fidelity
 from lowbit.nn.fused_blocks import fuse
+from lowbit.nn.oscillation import OscillationControl
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.ptq import equalize, reconstruct
 from lowbit.recipe import Recipe, describe_layers
@@ -78,6 +79,7 @@ class Session:
     recipe: Recipe | None = None  # of quantization-aware training
     fp32: paddle.nn.Layer | None = None  # the pretrained model that is quantized, as it was
     teacher: Teacher | None = None
+    oscillation: OscillationControl | None = None
     average: WeightAverage | None = None  # of the weights, where the config asks for it
     clock: RunClock | None = None  # of the whole run, once it trains
     notes: list[str] = field(default_factory=list)  # lines the user must see
@@ -186,13 +188,13 @@ class Session:
             return 0
         settings = self.recipe.reconstruction
         if settings is not None and settings.equalize:
-            equalize(self.model, next(self._first_batches(1)))
-        count = calibrate(self.model, self._first_batches(steps))
+            equalize(self.model, next(self.first_batches(1)))
+        count = calibrate(self.model, self.first_batches(steps))
         if self.recipe.calibration.correct_bias:
-            correct_biases(self.model, self._first_batches(steps))
+            correct_biases(self.model, self.first_batches(steps))
         if settings is not None:
             seed = self.config.Global.seed
-            images = self._first_batches(steps)
+            images = self.first_batches(steps)
             made = reconstruct(self.model, images, settings, seed=seed, folder=folder, progress=display)
             display.message(str(made))
             shutil.rmtree(folder)
@@ -200,9 +202,10 @@ class Session:
 
     def fidelity(self) -> Fidelity:
         """How much of the fp32 model its calibrated form still computes, on the first calibration images."""
-        return measure_fidelity(self.model, self._first_batches(self.recipe.calibration.steps))
+        return measure_fidelity(self.model, self.first_batches(self.recipe.calibration.steps))
 
-    def _first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
+    def first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
+        """The images of the first training batches, as they are trained on."""
         for batch in itertools.islice(self.train_loader.epoch(0), steps):
             yield paddle.to_tensor(batch.images)
 
@@ -330,6 +333,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         recipe=recipe,
         fp32=fp32,
         teacher=teacher,
+        oscillation=OscillationControl(model, recipe.oscillation) if recipe and recipe.oscillation else None,
         average=WeightAverage(model, config.ema_decay) if config.ema_decay is not None else None,
         notes=notes,
     )
