@@ -338,8 +338,6 @@ def needs_calibration(spec: TensorSpec, *, straight_through: bool) -> str | None
     """
     if spec.scaling.name == "fixed":
         return "scaling fixed"
-    if spec.sign == "asymmetric":
-        return "sign asymmetric"
     # Low-precision training with dynamic scales sees the sign as it trains.
     return "sign auto" if spec.sign == "auto" and (straight_through or spec.keeps_scales) else None
 

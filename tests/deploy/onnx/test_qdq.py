@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
+from lowbit.deploy.engines.lowbit_engine import LowbitEngine
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
 from lowbit.deploy.onnx.qdq import activation_type, describe_form, never_negative, resolve_target, weight_type
 from lowbit.errors import LowbitError
@@ -141,6 +142,9 @@ def test_learned_offsets_are_zero_points(bits, offsets, write, target):
     # Without a zero point it is the unsigned grid.
     assert stored == expected
     assert any(expected)
+    images = normal(3, *SHAPE, seed=5)
+    found, wanted = LowbitEngine(write(model, SHAPE, target=target).path).run(images), answers(model, images)
+    assert np.quantile(np.abs(found - wanted), 0.98) <= 1e-4 * np.abs(wanted).max()
 
 
 def test_gpus_have_no_zero_points(write):
