@@ -38,8 +38,8 @@ ENGLISH = Language(
     columns=("network, data", "recipe", "top-1", "to fp32", "ONNX", "latency", "step, AMX", "step, AVX2"),
     fp32="fp32",
     steps="Step: speed of a training step relative to Paddle's fp32 ({processor}, `{command}`, one thread, "
-    "{date}). Latency: speed of the ONNX file in ONNX Runtime relative to the faster fp32 of ONNX Runtime and "
-    "OpenVINO ({latency}). ",
+    "{date}). Latency: speed of the ONNX file in ONNX Runtime relative to the faster fp32 of ONNX Runtime "
+    "and OpenVINO ({latency}). ",
     accuracy="To fp32: difference of top-1 in points. Empty: not measured. ",
     more="[Measured results](docs/numbers.md) has conditions, ranges and commands.",
 )
@@ -59,7 +59,8 @@ def make_table(language: Language) -> str:
     data = yaml.safe_load(DATA.read_text("utf-8"))
     head = [f"| {' | '.join(language.columns)} |", "|---|---" + "|--:" * (len(language.columns) - 2) + "|"]
     rows = [f"| {' | '.join(_cells(row, data['baselines'], language))} |" for row in data["results"]]
-    notes = (language.steps + language.accuracy + language.more).format(**data["steps"], latency=data["latency"])
+    notes = language.steps + language.accuracy + language.more
+    notes = notes.format(**data["steps"], latency=data["latency"])
     return "\n".join([*head, *rows, "", notes, ""])
 
 

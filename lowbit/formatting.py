@@ -1,4 +1,4 @@
-"""Numbers as people read them, and tables that fit a terminal without breaking a word.
+"""Formatting of numbers, and tables that fit a terminal.
 
 Commands and the results of the public API print through this module, so that a percentage, a size or a time
 looks the same everywhere.
@@ -135,7 +135,7 @@ def as_text(sections: Sequence[Section], width: int | None = WIDTH, *, wide: boo
 
 
 def as_html(sections: Sequence[Section]) -> str:
-    """Sections as HTML; whatever stands in a cell is escaped.
+    """Sections as HTML; the content of cells is escaped.
 
     >>> as_html([Section("<b>", lines=("a & b",))])
     '<div><p><strong>&lt;b&gt;</strong></p><p>a &amp; b</p></div>'

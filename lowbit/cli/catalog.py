@@ -22,7 +22,7 @@ NamesOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names 
 
 
 def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
-    """List the recipes that come with lowbit: what each is for, and what was reached with it.
+    """List the bundled recipes with description and measured accuracy.
 
     **Examples**
 
@@ -47,7 +47,7 @@ def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
 
 
 def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson = False) -> None:
-    """List the models and configs that come with lowbit, or the models of PaddleClas.
+    """List the models and bundled configs, or the models of PaddleClas.
 
     **Examples**
 

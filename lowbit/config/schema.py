@@ -42,7 +42,7 @@ class GlobalSection(Section):
     epochs: Positive = 90
     start_epoch: Count = 0
     print_batch_step: Positive = 10
-    use_visualdl: bool | None = None  # left out: when VisualDL is installed
+    use_visualdl: bool | None = None  # default: when VisualDL is installed
     image_shape: tuple[Literal[3], Positive, Positive] = (3, 224, 224)  # images are RGB
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"
@@ -226,7 +226,7 @@ class DistillationSection(Section):
     """Ours: a share of the loss asks for a teacher's answers; `fp32` is what the run starts from."""
 
     teacher: str  # `fp32`, a run folder, a checkpoint, or a weights file
-    teacher_model: str | None = None  # of a weights file; left out: Arch
+    teacher_model: str | None = None  # of a weights file; default: Arch
     teacher_kwargs: dict[str, JsonValue] = {}
     temperature: Annotated[Number, Field(gt=0)] = 4.0
     weight: Annotated[Number, Field(gt=0, le=1)] = 1.0  # the teacher's share of the loss

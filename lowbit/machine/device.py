@@ -116,7 +116,7 @@ def set_math_threads(threads: int) -> None:
 def math_threads_kept() -> Iterator[None]:
     """Undo what Paddle Inference does: every run of a predictor leaves the whole process with 1 thread.
 
-    Without this, training that goes on after an export in the same process would be slower and would differ
+    Without this, training that continues after an export in the same process would be slower and would differ
     in the last bits from one without the export.
     """
     from paddle.base import core

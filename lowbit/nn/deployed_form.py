@@ -82,7 +82,7 @@ def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
     what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
     if scale is None:
         raise LowbitError(
-            f"the scale of {what} is chosen anew in every call "
+            f"the scale of {what} is chosen in every call "
             f"({quantizer.spec}), which int8 engines cannot do: use scaling moving_average, learned or fixed"
         )
     lowest, highest = grid.lowest, grid.highest
@@ -311,7 +311,7 @@ def frozen(model: nn.Layer) -> Iterator[None]:
 
     A program that is exported meanwhile carries the weights' integers instead of the weights and the
     operators that quantize them. The answers are the same, to the last bit. A layer whose scales are chosen
-    anew in every call, or that does not compute in integers, stays as it is.
+    in every call, or that does not compute in integers, stays as it is.
 
     with frozen(model):
         paddle.jit.save(model, "inference", input_spec=[spec])

@@ -162,7 +162,7 @@ def check_unchanged(x: Tensor, before: int | None) -> None:
     if version(x) != before:
         raise LowbitError(
             "a tensor was changed in place after a layer had used it: its gradient would be wrong. "
-            "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
+            "Use the operation that gives a new tensor (such as `x + y` instead of `x.add_(y)`)"
         )
 
 

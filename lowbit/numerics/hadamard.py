@@ -48,7 +48,7 @@ class Rotation:
 
 
 def parse_rotation(word: str) -> Rotation:
-    """The rotation that a word stands for: none, hadamard, hadamard(32).
+    """Parse a rotation: none, hadamard, hadamard(32).
 
     >>> bool(parse_rotation("none"))
     False

@@ -57,7 +57,7 @@ def _of_row(magnitudes: np.ndarray, candidates: list[int], cost: Callable[[np.nd
 def percentile_range(x: Tensor, grid: Grid, axes: Sequence[int], percent: float | None) -> Tensor:
     """The observer `percentile`: the k-th smallest of a group's n magnitudes, k = ceil(n * percent / 100).
 
-    Where that is 0 and not all values are, the largest: most values behind a ReLU may be 0. NaN where a
+    Where that is 0 and not all values are, the largest: most values after a ReLU may be 0. NaN where a
     value is not finite. For calibration, on the host.
     """
     rows, shape = groups_as_rows(x, axes, "percentile")

@@ -267,7 +267,7 @@ def scaling_names() -> list[str]:
 
 
 def parse_scaling(word: str) -> Scaling:
-    """The scaling that a word stands for: dynamic, moving_average, moving_average(0.95), window(10000), ...
+    """Parse a scaling: dynamic, moving_average, moving_average(0.95), window(10000), ...
 
     >>> str(parse_scaling("window(100)"))
     'window(100)'

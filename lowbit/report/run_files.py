@@ -53,7 +53,7 @@ class Run:
         return [one for one in self.metrics if one["kind"] == kind]
 
     def analyses(self) -> list[dict[str, Any]]:
-        """What `lowbit analyze` has found out, as far as it has finished."""
+        """What `lowbit analyze` has measured so far."""
         found = (self.analysis or {}).get("analyses", {}).values()
         return [one for one in found if "ranking" in one]
 

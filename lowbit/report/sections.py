@@ -134,7 +134,7 @@ def gradients(runs: list[Run]) -> str:
 
 
 def sensitivities(runs: list[Run]) -> str:
-    """What `lowbit analyze` found out, where it has looked at the run."""
+    """What `lowbit analyze` measured, if it was run."""
     content = []
     for run in runs:
         for found in run.analyses():

@@ -57,7 +57,7 @@ class StepReport:
         )
 
     def progress_line(self) -> str:
-        """Where the whole run stands, in a line of its own: tools parse the log line as it is.
+        """The progress of the whole run, in its own line: tools parse the log line as it is.
 
         >>> StepReport(1, 40, {"loss": 1.0}, 0.1, 0.0, 0.5, 64.0, 90, 100, 75).progress_line()
         'epoch 2 of 90, step 40 of 100, 1 min 15 s left'
@@ -106,7 +106,7 @@ class PlainDisplay:
             print(text, flush=True)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """A stretch of work of `total` steps starts (or goes on at step `done`)."""
+        """A stretch of work of `total` steps starts (or continues at step `done`)."""
         self._title, self._total, self._done, self._first = title, total, done, done
         self._began = self._shown = self._now()
 
@@ -121,7 +121,7 @@ class PlainDisplay:
         self._tell_progress(f"{self._title}: {self._done} of {self._total}, {duration(left)} left")
 
     def report(self, step: StepReport) -> None:
-        """The figures of the last steps; at an epoch's end and every half minute, where the run stands."""
+        """The figures of the last steps; at an epoch's end and every half minute, the progress of the run."""
         self.message(step.log_line())
         now = self._now()
         self._shown = now

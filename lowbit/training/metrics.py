@@ -139,7 +139,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _curves(folder: Path, *, required: bool) -> Any:
-    """VisualDL's writer; None when it is not installed and nobody insisted on it."""
+    """VisualDL's writer; None when it is not installed and it was not required."""
     try:
         from visualdl import LogWriter
     except ImportError:
@@ -180,7 +180,7 @@ class HealthLog:
 
     def record(self) -> dict[str, Any]:
         """`{layer: {operand: {sqnr: …, scale: …}}}`, rounded to what is worth keeping; empty where there is
-        nothing quantized, or nobody wants to know."""
+        nothing quantized, or nobody asks."""
         layers: dict[str, Any] = {}
         for (layer, operand), values in self._sums.items():
             means = {name: round(sum(seen) / len(seen), 5) for name, seen in values.items()}

@@ -323,7 +323,7 @@ class MixedPrecision:
         return not bool(self._scaler._found_inf)
 
     def update(self, finite: bool) -> None:
-        """After the step was made (`finite`) or left out: adapt the loss scale."""
+        """After the step was made (`finite`) or skipped: adapt the loss scale."""
         if self._scaler is None:
             return
         if not self.on_gpu:

@@ -146,7 +146,7 @@ _FULL = "`qtype: full` is full precision"
 
 
 class CalibrationConfig(FrozenSection):
-    """How many batches are looked at before training."""
+    """The number of calibration batches."""
 
     steps: Positive
 
@@ -245,7 +245,9 @@ class _Reading:
                 raise self._mistake(f"missing (or {both}); {_FULL}", short)
             if len(given) == 1:
                 (missing,) = set(long_forms) - set(given)
-                raise self._mistake(f"missing beside {given[0]}; {_FULL}, and {short} is for both", missing)
+                raise self._mistake(
+                    f"missing, while {given[0]} is given; {_FULL}, and {short} is for both", missing
+                )
 
     def _check_block(self, key: str, block: Block) -> None:
         if not block.qtype.is_integer:

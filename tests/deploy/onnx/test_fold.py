@@ -162,7 +162,7 @@ def test_before_any_batch_was_seen():
 
 def test_scales_chosen_in_every_call():
     model = quantized(build_tiny(), SHAPE, activation_quantize_type="abs_max")
-    with pytest.raises(LowbitError, match='layer "conv" is chosen anew in every call'):
+    with pytest.raises(LowbitError, match='layer "conv" is chosen in every call'):
         deployed_layers(model)
 
 
