@@ -117,7 +117,7 @@ def _for_training(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(x: Any, *arguments: Any, **named: Any) -> Any:
-        # A value of a static program is no Tensor.
+        # A value of a static program is not a Tensor.
         return None if named or not isinstance(x, Tensor) else function(x, *arguments)
 
     return checked

@@ -41,7 +41,7 @@ from lowbit.training.freeze_dynamic_scales import deployable
 from lowbit.training.trained_model import open_checkpoint
 
 _LIMIT = 0.99  # of the samples: the class of the network, near-ties apart
-_FASTER = 1.03  # times as fast as the fastest fp32: less is no reason to quantize
+_FASTER = 1.03  # times as fast as the fastest fp32: less is not worth quantizing
 _DESTROYED = 0.5  # of fp32's top-1
 _SECONDS = 6.0  # for all engines and forms together
 _ROUNDS = 9

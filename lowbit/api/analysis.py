@@ -38,7 +38,7 @@ from lowbit.training.inputs import build_loader, check_class_count, open_section
 from lowbit.training.quantization import recipe_values
 from lowbit.training.trained_model import TrainedModel
 
-_BATCH = 50  # images of a run at a time: the outputs of all layers are held for so many
+_BATCH = 50  # images of a run at a time: the outputs of all layers are held in memory
 _ROLES = ("weight", "input", "gradient")
 
 

@@ -264,7 +264,7 @@ def export_run(
 
 @contextmanager
 def _weights_in_bits(files: ToExport, bits: int | None) -> Iterator[tuple[str, ...]]:
-    """Within it, weights have so many bits; gives notes. Comparisons are with the original."""
+    """Within it, weights have `bits` bits; gives notes. Comparisons are with the original."""
     if bits is None:
         yield ()
         return

@@ -131,7 +131,7 @@ def evaluate(
         if table:
             raise LowbitError(f"--table is for checkpoints: {path} is exported, and computes in one way only")
         if pretrained is not None:
-            raise LowbitError(f"{path} is an exported model with weights of its own; leave out --pretrained")
+            raise LowbitError(f"{path} is an exported model with its own weights; omit --pretrained")
         folder = path.parent if path.suffix == ".onnx" else path
         split = _in_batches(_images_of_export(folder, config, override, data_path), batch_size)
         return Evaluation(_evaluate_exported(path, split, engine, device, quiet=quiet))

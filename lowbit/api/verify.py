@@ -273,7 +273,7 @@ def verify_run(
 
 
 def spread_images(trained: TrainedModel, data_path: StrPath | None, count: int) -> Loader:
-    """So many validation images, spread evenly over those of a path or of the model's config."""
+    """Validation images, evenly spaced in those of a path or of the model's config."""
     split = validation_images(trained, data_path)
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")

@@ -69,7 +69,7 @@ def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson 
         print(*names, sep="\n")
         return
     console = Console(highlight=False)
-    console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))
+    console.print(Text("Models (Arch.name; your own is package.module:Class)", "bold"))
     for model in networks:
         also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
         _print_entry(console, model.name + also, model.description)

@@ -1,4 +1,4 @@
-"""What commands share: options, tables that fit the terminal, progress."""
+"""Options, tables and progress that commands share."""
 
 from __future__ import annotations
 

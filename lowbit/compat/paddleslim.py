@@ -190,7 +190,7 @@ def example_inputs(model: nn.Layer) -> list[Tensor]:
     raise LowbitError(
         f"fuse_conv_bn needs to run {type(model).__name__} once, but it runs on none of the inputs "
         f"{', '.join(map(str, shapes))}: leave fuse_conv_bn out and call "
-        "lowbit.nn.fold_batch_norm(net, *inputs) with inputs of your own before quantize"
+        "lowbit.nn.fold_batch_norm(net, *inputs) with your own inputs before quantize"
     )
 
 

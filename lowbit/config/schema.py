@@ -57,7 +57,7 @@ class GlobalSection(Section):
     iter_per_epoch: None = None
     # Ours from here on.
     seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
-    save_steps: Count = 0  # also checkpoint every so many steps; 0: only after epochs
+    save_steps: Count = 0  # also save a checkpoint every N steps; 0: only after epochs
     max_bad_images: Count = 100  # unreadable training images before the run stops
     max_bad_steps: Count = 20  # NaN/Inf steps in a row before the run stops
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
@@ -66,9 +66,9 @@ class GlobalSection(Section):
     fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of products of quantized operands
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None  # decay of the average of weights; see EMA
-    early_stop: Count = 0  # stop when top-1 has not risen for so many epochs; 0: never
+    early_stop: Count = 0  # stop when top-1 has not improved for N epochs; 0: never
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
-    health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
+    health_interval: Count = 100  # low precision: measure operands every N steps; 0: never
     checkpoint_dir: str = "checkpoints"  # inside output_dir
 
     @field_validator("train_mode")

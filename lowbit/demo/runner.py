@@ -1,4 +1,4 @@
-"""Runs the steps of `lowbit demo`, each a process of its own, and shows how far they are."""
+"""Runs the steps of `lowbit demo`, each a separate process, and shows their progress."""
 
 from __future__ import annotations
 

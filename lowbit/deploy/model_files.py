@@ -48,7 +48,7 @@ class PostProcessSection(Section):
 
 
 class InferenceYml(Section):
-    """The file as it is. `Hpi` is PaddleX's hint to its own engines: read over, not used."""
+    """The file as it is. `Hpi` is PaddleX's hint to its own engines: ignored."""
 
     Global: GlobalSection
     PreProcess: PreProcessSection

@@ -1,4 +1,4 @@
-"""Which device to compute on: what was asked for, held against what this Paddle build and machine have."""
+"""Which device to compute on: the requested one, checked against this Paddle build and machine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def math_threads() -> int:
 
 
 def set_math_threads(threads: int) -> None:
-    """From now on compute with so many, in Paddle's libraries and in lowbit's kernels, which share a pool."""
+    """Set the number of threads of Paddle's libraries and lowbit's kernels, which share a pool."""
     from paddle.base import core
 
     os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -169,7 +169,7 @@ def _find_file(path: Path) -> Path:
     if path.suffix in _SUFFIXES:
         candidates = [path]
     else:
-        # Appended, not with_suffix(): "model_0.5" has a dot of its own.
+        # Appended, not with_suffix(): "model_0.5" has a dot.
         candidates = [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
     for candidate in candidates:
         if candidate.is_file():

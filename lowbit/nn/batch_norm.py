@@ -21,7 +21,7 @@ from lowbit.nn.scale_state import of_first_rank
 
 
 def freeze_after(norm: nn.Layer, steps: int, *, name: str = "") -> None:
-    """Let the batch norm, in place, keep and use its statistics after so many forward passes in training.
+    """Make the batch norm, in place, freeze its statistics after a number of training forward passes.
 
     From then on training normalizes as evaluation does; weight and bias go on learning. The count is the
     buffer `steps`, which checkpoints save.
@@ -44,7 +44,7 @@ def check_can_freeze(norm: nn.Layer, name: str) -> None:
     if isinstance(norm, nn.BatchNorm) or not has_paddles_forward(norm):
         raise LowbitError(
             f'batch_norm.freeze_after cannot freeze layer "{name}" ({type(norm).__name__}), which is the old '
-            "paddle.nn.BatchNorm or has a forward of its own: use paddle.nn.BatchNorm1D, 2D or 3D in the "
+            "paddle.nn.BatchNorm or has its own forward: use paddle.nn.BatchNorm1D, 2D or 3D in the "
             "model, or leave freeze_after out"
         )
 

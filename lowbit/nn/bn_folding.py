@@ -127,7 +127,7 @@ def _source(
     if isinstance(source, BATCH_NORM):
         return None, "its input is the output of another batch norm"
     if not (has_paddles_forward(source) and has_paddles_forward(norm)):
-        return None, "it, or the layer before it, has a forward of its own"
+        return None, "it, or the layer before it, has its own forward"
     if source._forward_pre_hooks or source._forward_post_hooks or norm._forward_pre_hooks:
         return None, "hooks stand between it and the layer before it, or change that layer"
     if sum(call.layer is source for call in calls) != 1:
@@ -301,7 +301,7 @@ class _Folded:
     def _weight_before_batch_norm(self) -> Tensor:
         variance = self.fold.norm._variance.detach()
         if self.training:
-            # Statistics that each process keeps for itself would give each a grid of its own.
+            # Statistics that each process keeps for itself would give each its own grid.
             variance = of_first_rank(variance)
         gain = along_weight(self, _gain(self.fold.norm, variance).cast("float32")).detach()
         quantized = self.weight_quantizer(multiply(self.weight, gain))

@@ -105,7 +105,7 @@ def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
     quantizer = getattr(layer, f"{role}_quantizer")
     if not isinstance(quantizer, Quantizer):
         raise LowbitError(
-            f"the {role} of a {type(layer).__name__} is quantized by a class of your own "
+            f"the {role} of a {type(layer).__name__} is quantized by your own class "
             f"({type(quantizer).__name__}), which lowbit cannot write as integers"
         )
     if not quantizer.gives_integers:
@@ -118,7 +118,7 @@ def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
 
 @contextmanager
 def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
-    """Within it, and in evaluation, signed weights of more bits are rounded to so many; how many layers.
+    """Within it, in evaluation, signed weights are rounded to at most `bits` bits; yields how many layers.
 
     Products of an 8-bit activation and a 7-bit weight do not saturate on processors without VNNI. Scales are
     chosen as before, for the smaller grid; a learned step grows with it. The model's state stays.
@@ -140,7 +140,7 @@ def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
 
 
 def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
-    """A quantizer for the same weight with so many bits; None where it has no more than that."""
+    """A quantizer for the same weight with fewer bits; None where it has no more than that."""
     if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
         return None
     old = quantizer.grid()

@@ -148,7 +148,7 @@ def kept_scales(layer: nn.Layer) -> dict[str, float]:
         return found
     quantizer = layer.input_quantizer
     if quantizer.gives_integers and quantizer.spec.keeps_scales:
-        with suppress(LowbitError):  # no finite batch has come by yet: there is no scale to speak of
+        with suppress(LowbitError):  # no finite batch yet: there is no scale
             found["forward.input"] = float(quantizer.scale().mean())
     if _is_on_grid(layer):
         found["forward.weight"] = float(_on_grid(layer)[2].mean())

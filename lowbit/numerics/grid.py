@@ -58,7 +58,7 @@ class Grid:
 
     def _integer_bits(self) -> int:
         if self.bits is None:
-            raise LowbitError(f"{self.name} is no integer grid: use one of {_INTEGER_WORDS}")
+            raise LowbitError(f"{self.name} is not an integer grid: use one of {_INTEGER_WORDS}")
         return self.bits
 
 

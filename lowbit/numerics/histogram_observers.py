@@ -157,7 +157,7 @@ class Sensitivity:
             self._top *= 2
 
     def add(self, x: np.ndarray, gradient: np.ndarray) -> None:
-        """Take in values, none larger than what `widen` was told, and the answers' gradients there."""
+        """Add values, none larger than the argument of `widen`, and the gradients of the outputs."""
         if not self._top:  # zeros, which are on every grid
             return
         places = np.minimum(np.abs(x).ravel() * (SENSITIVITY_BINS / self._top), SENSITIVITY_BINS - 1).astype(
@@ -177,8 +177,8 @@ class Sensitivity:
 
 
 def sensitivity_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
-    """What the observer cannot do: values alone have no gradients."""
+    """Raise an error: this observer needs gradients, which values alone do not have."""
     raise LowbitError(
-        "the observer sensitivity looks at gradients, which calibration alone has: call "
+        "the observer sensitivity needs gradients, which only calibration has: call "
         "lowbit.calibrate(model, batches) first"
     )

@@ -33,7 +33,7 @@ class Run:
     analysis: dict[str, Any] | None = None
 
     def points(self, kind: str, key: str) -> Points:
-        """A figure of the log by epoch, counted from 1; what is no finite number is left out.
+        """A figure of the log by epoch, counted from 1; values that are not finite are omitted.
 
         run.points("eval", "top1")
         """

@@ -39,7 +39,7 @@ class Line:
 
     @property
     def value(self) -> str:
-        """Everything after the first colon: a value may have colons of its own."""
+        """Everything after the first colon: a value may have colons."""
         return self.text.partition(":")[2].strip()
 
     @property

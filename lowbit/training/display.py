@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a progress bar in a terminal, plain log lines elsewhere."""
+"""Output of a training run: a progress bar in a terminal, plain log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StepReport:
 
 
 def accuracy_line(metrics: dict[str, float], of: str = "") -> str:
-    """The evaluation line that Paddle's tools parse; `of` another model, one that they read over.
+    """The evaluation line that Paddle's tools parse; `of` another model, one that they ignore.
 
     >>> accuracy_line({"loss": 1.2, "top1": 0.564, "top5": 0.79})
     ' * Acc@1 0.564 Acc@5 0.790'
@@ -101,7 +101,7 @@ class PlainDisplay:
             print(text, flush=True)
 
     def result(self, text: str) -> None:
-        """One line of what came out in the end."""
+        """One line of the result."""
         if not self._silent:
             print(text, flush=True)
 
@@ -135,7 +135,7 @@ class PlainDisplay:
             print(line, file=sys.stderr, flush=True)
 
     def finish(self, metrics: dict[str, float]) -> None:
-        """The stretch is done; in a log its last report has said so already."""
+        """The stretch is done; a log has its last report already."""
 
 
 class TerminalDisplay(PlainDisplay):

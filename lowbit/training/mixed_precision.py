@@ -106,7 +106,7 @@ class LossScaler:
                 self._bad_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to continue as if undisturbed."""
+        """Everything that a resumed run needs."""
         return {
             "scale": self.value,
             **{word: getattr(self, word) for word in _SETTINGS},

@@ -75,7 +75,7 @@ def train(
     resize_size: Annotated[int, typer.Option(min=1, help="Short side before the validation crop.")] = 256,
     crop_size: Annotated[int, typer.Option(min=1, help="Side of the images that the model sees.")] = 224,
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal runs.")] = 0,
-    save_steps: Annotated[int, typer.Option(min=0, help="Also checkpoint every so many steps.")] = 0,
+    save_steps: Annotated[int, typer.Option(min=0, help="Also save a checkpoint every N steps.")] = 0,
 ) -> None:
     """Train a model, or evaluate one with --test-only.
 

@@ -21,7 +21,7 @@ from lowbit.recipe.spec import FrozenSection, SpecSettings, TensorSpec
 # When it calibrates, the observer mse takes 50 iterations; every call has time for one.
 _MSE, _MSE_CALIBRATED = parse_observer("mse"), parse_observer("mse(50)")
 _CALIBRATED = ("fixed", "learned")
-# The keys of a TensorSpec that this dialect has words of its own for; the others keep their names.
+# The keys of a TensorSpec that this dialect has its own words for; the others keep their names.
 _OWN_WORDS = ("grid", "rounding")
 _SHARED = {key: field for key, field in SpecSettings.model_fields.items() if key not in _OWN_WORDS}
 
