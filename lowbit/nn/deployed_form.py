@@ -63,7 +63,7 @@ def deployed_weight(layer: nn.Layer) -> tuple[np.ndarray, DeployedOperand]:
 
 
 def deployed_input(layer: nn.Layer) -> DeployedOperand:
-    """What becomes of a quantized layer's input; a LowbitError where that is only known in every call.
+    """The deployed form of a quantized layer's input; a LowbitError if its scale is dynamic.
 
     bounds = deployed_input(model.conv1)
     """
@@ -76,7 +76,7 @@ def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
 
 
 def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
-    """What becomes of an activation; a LowbitError where that is only known in every call."""
+    """The deployed form of an activation; a LowbitError if its scale is dynamic."""
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
@@ -162,7 +162,7 @@ _NEAREST = {"rounding": "nearest", "samples": "1"}
 
 
 def dynamic_inputs(model: nn.Layer) -> list[str]:
-    """The quantized layers whose input has no scale that is known before the images are.
+    """The quantized layers whose inputs have dynamic scales.
 
     >>> recipe = make_recipe({"activation_quantize_type": "abs_max"})
     >>> dynamic_inputs(prepare(nn.Sequential(nn.Linear(4, 2)), recipe))
@@ -243,7 +243,7 @@ def _fixed_plan(plan: Plan, *, fix_input: bool) -> Plan:
 
 
 def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
-    """Let `fixed`, a `fixed_copy`, have the model's weights, and scales from the batches.
+    """Give `fixed`, a `fixed_copy`, the model's weights, and scales from the batches.
 
     They are chosen from what the model's layers get while it computes as in evaluation, quantized. A batch is
     the model's input, or the list of its inputs. Returns the number of batches.
@@ -268,7 +268,7 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequ
 
 
 def input_scales(model: nn.Layer, fixed: nn.Layer) -> dict[str, np.ndarray]:
-    """What `fix_inputs` has found out for `fixed`, by name: `restore_inputs` takes it."""
+    """The scales that `fix_inputs` chose for `fixed`, by name, for `restore_inputs`."""
     layers = dict(fixed.named_sublayers(include_self=True))
     return {
         f"{layer}.input_quantizer.{name}": tensor.numpy()
@@ -278,7 +278,7 @@ def input_scales(model: nn.Layer, fixed: nn.Layer) -> dict[str, np.ndarray]:
 
 
 def restore_inputs(model: nn.Layer, fixed: nn.Layer, scales: Mapping[str, np.ndarray]) -> None:
-    """Let `fixed`, a `fixed_copy`, have the model's weights, and the scales of an earlier `fix_inputs`."""
+    """Give `fixed`, a `fixed_copy`, the model's weights and the scales of an earlier `fix_inputs`."""
     _share_state(model, fixed)
     wanted = input_scales(model, fixed)
     if wanted.keys() != scales.keys() or any(wanted[key].shape != scales[key].shape for key in wanted):

@@ -1,4 +1,4 @@
-"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators are the twins.
+"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators compute the same.
 
 `layout` says whether a tensor can be taken that way: dynamic mode, contiguous fp32 on the CPU, and scales of
 one number or one per channel. Results are allocated by Paddle, since matrix products depend in their last

@@ -18,7 +18,7 @@ _PER_TENSOR = "per-tensor"
 
 @dataclass(frozen=True)
 class Granularity:
-    """The letters of the axes along which scales differ; no letters stand for one scale per tensor.
+    """The letters of the axes along which scales differ; no letters mean one scale per tensor.
 
     Which axis a letter means is said by a layout, one letter per axis:
 

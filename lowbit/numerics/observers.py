@@ -1,4 +1,4 @@
-"""Observers: how a range, and from it a scale, is chosen from values; and where learned values start."""
+"""Observers, which choose a range from values; initial values of learned steps and bounds."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RangeState(ABC):
         self._kept: dict[str, np.ndarray] = {}
 
     def update(self, range_: Tensor) -> bool:
-        """Take in a batch's ranges; returns whether they entered."""
+        """Add the ranges of a batch; returns whether they were used."""
         values = range_.numpy().astype(np.float32)
         if not np.isfinite(values).all():
             self.left_out += 1
