@@ -42,7 +42,7 @@ class LayerCost:
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget out of a word: bits a weight on average, or the size of all weights.
+    """Parse a budget: bits per weight on average, or the size of all weights.
 
     >>> parse_budget("4.5bits"), parse_budget("200KB")
     (Budget(bits=4.5, size=None), Budget(bits=None, size=200000))
@@ -53,7 +53,7 @@ def parse_budget(text: str) -> Budget:
         return Budget(bits=float(found[1]))
     if unit in _UNITS:
         return Budget(size=int(float(found[1]) * _UNITS[unit]))
-    raise LowbitError(f'a budget is like "4.5bits" (a weight, on average) or "200KB"; got "{text}"')
+    raise LowbitError(f'a budget is like "4.5bits" (per weight, on average) or "200KB"; got "{text}"')
 
 
 def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int = 0) -> dict[str, int]:
