@@ -37,7 +37,7 @@ MOST_STEPS, FEWEST_STEPS, LEARNED = (
     8,
     0.05,
 )  # fp32 training ends when the loss of a batch is below LEARNED
-QAT_STEPS, LOW_PRECISION_STEPS = 10, 1
+QAT_STEPS, LOW_PRECISION_STEPS = 16, 1
 LIMIT = 0.99  # of the images, on which an engine must answer with the model's class
 TOP1 = 0.9  # the model itself must have learned the classes: agreement on noise says nothing
 _SETTLE = 6  # batches
@@ -145,6 +145,13 @@ CASES = [
 ]
 
 
+# What is known about failures that are not lowbit's.
+REASONS = {
+    "CvT_13_224": "OpenVINO 2026.4's low-precision pass (MatMulTransformation) throws behind the concat of "
+    "the class token with the tokens, whose scales differ; ONNX Runtime runs the file",
+}
+
+
 # ----------------------------------------------------------------------------------------------------------
 # One model, in a process of its own.
 
@@ -203,7 +210,7 @@ def _data(case: Case, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     )
     colours = np.array([[1, 0, -1], [-1, 1, 0], [0, -1, 1], [1, -1, 1]])[:, : case.channels]
     clean = patterns[labels][:, None] + colours[labels][:, :, None, None]
-    images = clean + 0.6 * rng.standard_normal((count, case.channels, case.size, case.size))
+    images = clean + 0.3 * rng.standard_normal((count, case.channels, case.size, case.size))
     return images.astype(np.float32), labels.astype(np.int64)
 
 
@@ -250,6 +257,7 @@ def _verify(net: Any, case: Case, *, quantized: bool) -> dict[str, Any]:
     from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine, export_onnx
     from lowbit.deploy.save_program import ModelInputs
     from lowbit.deploy.verify.evidence import count_ties
+    from lowbit.errors import LowbitError
 
     images, labels = _data(case, 1, IMAGES)
     batches = np.split(images, IMAGES // 16)
@@ -261,7 +269,11 @@ def _verify(net: Any, case: Case, *, quantized: bool) -> dict[str, Any]:
         given = ModelInputs(("x",), (images[:3],))  # as lowbit.export compares on the example
         export_onnx(net, file, model_name=case.name, image_shape=shape, inputs=given, quantized=quantized)
         for key, kind in zip(_ENGINES, (OnnxRuntimeEngine, OpenVinoEngine), strict=True):
-            engine = kind(file, threads=1)
+            try:
+                engine = kind(file, threads=1)
+            except LowbitError as error:
+                found |= {key: 0.0, f"{key}_error": str(error).replace(str(file), file.name)}
+                continue
             answers = np.concatenate([engine.run(batch) for batch in batches])
             ties = count_ties(own, answers, labels)
             found[key] = 1 - ties.differing / IMAGES
@@ -290,13 +302,14 @@ def problems(result: dict[str, Any]) -> str:
         for form in _FORMS
         if result[form]["top1"] < TOP1
     ]
-    low += [
-        f"{form} in {engine}: same class on {result[form][engine]:.1%}"
-        f" ({result[form][f'{engine}_near_ties']} near-ties)"
-        for form in _FORMS
-        for engine in _ENGINES
-        if result[form][engine] < LIMIT
-    ]
+    for form in _FORMS:
+        found = result[form]
+        for engine in _ENGINES:
+            if f"{engine}_error" in found:
+                low.append(f"{form}: {found[f'{engine}_error']}")
+            elif found[engine] < LIMIT:
+                ties = found[f"{engine}_near_ties"]
+                low.append(f"{form} in {engine}: same class on {found[engine]:.1%} ({ties} near-ties)")
     return "; ".join(low)
 
 
@@ -348,6 +361,8 @@ def _send_result(case: Case, seconds: int, pipe: Any) -> None:
 
 def summary(results: dict[str, dict[str, Any]]) -> str:
     """The setting and how many models passed, as a paragraph."""
+    if not results:
+        return "No model has been run with the current setting: run the script."
     good = sum(not problems(found) for found in results.values())
     engines = [
         found[form][key]
@@ -377,7 +392,10 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         cells = [found["family"], f"`{name}`", f"{found['size']}²"]
         cells += [_agreement(found.get(form)) for form in _FORMS]
         cells.append("yes" if found.get("w4a4g4") else "no")
-        lines.append(f"| {' | '.join(cells)} | {problems(found).replace('|', '/')} |")
+        note = problems(found)
+        if note and name in REASONS:
+            note += f". {REASONS[name]}"
+        lines.append(f"| {' | '.join(cells)} | {note.replace('|', '/')} |")
     return "\n".join(lines)
 
 
