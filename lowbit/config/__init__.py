@@ -1,7 +1,14 @@
 """Configs with PaddleClas's sections: read, overridden, validated."""
 
-from lowbit.config.load import dump_config, load_config, override_config, validate, with_data_path
-from lowbit.config.lookup import ConfigEntry, list_configs
+from lowbit.config.load import (
+    ConfigEntry,
+    dump_config,
+    list_configs,
+    load_config,
+    override_config,
+    validate,
+    with_data_path,
+)
 from lowbit.config.schema import Config
 
 __all__ = [

@@ -39,8 +39,7 @@ def demo(
 
     **Example**: `lowbit demo --output-dir runs/demo`; a second run takes up what the first one left there.
     """
-    from lowbit.demo.runner import run_stages
-    from lowbit.demo.steps import make_folder, make_stages, report_file
+    from lowbit.demo.steps import make_folder, make_stages, report_file, run_stages
     from lowbit.machine import cpu_info
 
     start = time.monotonic()

@@ -13,10 +13,16 @@ from paddle import Tensor, nn
 from lowbit.nn.bn_folding import along_weight
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
+from lowbit.ptq.block_data import BlockData, Window
 from lowbit.ptq.blocks import Block
-from lowbit.ptq.fused_ops import shift_channels
-from lowbit.ptq.learned_rounding import LearnedRounding, LearnedStep, parameter, quantizers_of, undecided
-from lowbit.ptq.windows import BlockData, Window
+from lowbit.ptq.learned_rounding import (
+    LearnedRounding,
+    LearnedStep,
+    parameter,
+    quantizers_of,
+    shift_channels,
+    undecided,
+)
 from lowbit.recipe.recipe import Reconstruction
 
 _ITERATIONS = 400  # that the learning rates are meant for

@@ -22,12 +22,11 @@ from lowbit.errors import LowbitError
 from lowbit.files import write_atomically
 from lowbit.nn.bn_folding import find_foldable
 from lowbit.nn.eval_mode import eval_mode
-from lowbit.ptq.activation_store import ActivationStore
+from lowbit.ptq.block_data import ActivationStore, BlockData, find_window
 from lowbit.ptq.block_training import train_block
 from lowbit.ptq.blocks import Block, find_blocks
 from lowbit.ptq.compensation import compensate_block
 from lowbit.ptq.learned_rounding import unquantized
-from lowbit.ptq.windows import BlockData, find_window
 from lowbit.recipe.recipe import Reconstruction
 
 MEMORY = 2 << 30  # bytes of activations that are held; more are kept in temporary files

@@ -20,8 +20,7 @@ from paddle import nn
 
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import find_quantizers, has_quantized_layers, prepare
-from lowbit.quant.not_here import explain
-from lowbit.quant.observers import Factory
+from lowbit.quant.observers import Factory, explain
 from lowbit.recipe import Recipe
 from lowbit.recipe.model_layers import QUANTIZABLE, find_layers
 

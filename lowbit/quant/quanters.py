@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowbit.errors import LowbitError
-from lowbit.quant.not_here import explain
-from lowbit.quant.observers import Factory, _only_weights
+from lowbit.quant.observers import Factory, _only_weights, explain
 
 
 @dataclass(frozen=True)

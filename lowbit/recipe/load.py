@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lowbit.config.lookup import RECIPES, bundled_names, find_file
+from lowbit.config.load import RECIPES, bundled_names, find_file
 from lowbit.config.yaml_file import check_section, read_yaml
 from lowbit.errors import LowbitError, nearest
 from lowbit.recipe.dialects import low_precision, paddleslim

@@ -9,8 +9,22 @@ from typing import Any
 
 from lowbit.report import elements
 from lowbit.report.charts import tradeoffs
-from lowbit.report.elements import Cell, bars, details, heading, paragraph, scatter, section, table
-from lowbit.report.formatting import NOTHING, number, percent, points, ratio, size
+from lowbit.report.elements import (
+    NOTHING,
+    Cell,
+    bars,
+    details,
+    heading,
+    number,
+    paragraph,
+    percent,
+    points,
+    ratio,
+    scatter,
+    section,
+    size,
+    table,
+)
 from lowbit.report.run_files import Run
 from lowbit.report.summary import Verdict, deployed_engine, verdicts
 

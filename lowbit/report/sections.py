@@ -6,8 +6,17 @@ import shlex
 from typing import Any
 
 from lowbit.report import elements
-from lowbit.report.elements import details, heading, paragraph, section, table
-from lowbit.report.formatting import NOTHING, decibels, number, percent
+from lowbit.report.elements import (
+    NOTHING,
+    decibels,
+    details,
+    heading,
+    number,
+    paragraph,
+    percent,
+    section,
+    table,
+)
 from lowbit.report.run_files import ALONE, Run
 from lowbit.report.summary import figures
 

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from lowbit.report.formatting import NOTHING, number, percent, ratio, size
+from lowbit.report.elements import NOTHING, number, percent, ratio, size
 from lowbit.report.run_files import Run
 
 _IGNORED = ("Global.output_dir",)  # it always differs
