@@ -129,7 +129,7 @@ class BatchNorm(PyLayer):
                 dy = dy * _flags(ctx.bits, dy.shape)
             elif ctx.activation:
                 dy = dy * _slope(normalized(x, weight, bias, epsilon), ctx.activation)
-            gradients = (*_gradients(x, weight, dy, epsilon), dy.clone())
+            gradients: tuple[Tensor | None, ...] = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)

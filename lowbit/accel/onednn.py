@@ -15,7 +15,7 @@ import ctypes
 import threading
 from ctypes import byref, c_void_p
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowbit.accel import onednn_objects as dnnl
 from lowbit.kernels.gemm import Geometry
@@ -164,7 +164,10 @@ def _matrix_product(a: _Matrices, b: _Matrices, c: _Matrices, *, has_bias: bool 
         "matmul_primitive_desc_create", byref(made), dnnl.engine(),
         a.free, b.free, bias if has_bias else None, c.free, None,
     )  # fmt: skip
-    operands = {dnnl.SRC: (_SRC_MD, a.plain), _WEIGHTS: (_WEIGHTS_MD, b.plain)}
+    operands: dict[int, tuple[int | None, Any]] = {
+        dnnl.SRC: (_SRC_MD, a.plain),
+        _WEIGHTS: (_WEIGHTS_MD, b.plain),
+    }
     if has_bias:
         operands[_BIAS] = (None, bias)
     return _Product(made, operands, (dnnl.DST, _DST_MD, c.plain))

@@ -54,7 +54,7 @@ def recording(layers: Mapping[str, nn.Layer]) -> Iterator[Recording]:
     """
     seen = Recording()
 
-    def keep(name: str) -> Callable[..., None]:
+    def keep(name: str) -> Callable[..., Any]:
         return lambda _layer, _inputs, output: seen._add(name, output)
 
     hooks = [layer.register_forward_post_hook(keep(name)) for name, layer in layers.items()]
@@ -118,11 +118,11 @@ class Sums:
         >>> Sums.of(Sums(images=3).values()).images
         3
         """
-        by_layer = {
-            key: {name: Sum(**one) for name, one in values[key].items()} for key in ("only", "without")
-        }
-        whole = {key: Sum(**values[key]) for key in ("full", "quantized")}
-        return Sums(batches=values["batches"], images=values["images"], **whole, **by_layer)
+        only, without = (
+            {name: Sum(**one) for name, one in values[key].items()} for key in ("only", "without")
+        )
+        full, quantized = Sum(**values["full"]), Sum(**values["quantized"])
+        return Sums(values["batches"], values["images"], full, quantized, only, without)
 
 
 def logits_of(model: nn.Layer, batch: Batch) -> Tensor:

@@ -144,7 +144,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
         return None
     old = quantizer.grid()
-    if not old.signed or old.logarithmic or old.bits <= bits:
+    if not old.signed or old.logarithmic or old.bits is None or old.bits <= bits:
         return None
     new = parse_grid(f"int{bits}-narrow" if old.narrow else f"int{bits}")
     fewer = copy.deepcopy(quantizer)

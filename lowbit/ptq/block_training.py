@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -174,8 +175,9 @@ class _Layer:
         self.layer, self.norm = layer, norm
         self.rounding = LearnedRounding(layer.weight, quantizer)
         self.affine: list[Tensor] = []
-        self._weight: Tensor | None = None
-        self._gain = self._shift = None
+        self._weight: Any = None  # of this iteration
+        self._gain: Any = None
+        self._shift: Any = None
         outputs = layer.weight.shape[1] if isinstance(layer, nn.Linear) else layer._out_channels
         zeros = np.zeros([outputs], np.float32)
         with paddle.no_grad():

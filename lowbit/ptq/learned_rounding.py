@@ -217,7 +217,7 @@ class LearnedStep:
         scale = None if quantizer.alpha is not None else quantizer.scale()
         self.quantizer = quantizer
         self._grid = quantizer.grid()
-        self._first = None if scale is None else scale.detach().clone()
+        self._first: Any = None if scale is None else scale.detach().clone()
         self.value = parameter(np.ones(1 if scale is None else scale.shape, np.float32))  # times the first
         self.value.stop_gradient = not learns or scale is None
         self._drop, self._seed, self._calls = drop, seed, 0

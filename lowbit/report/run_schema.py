@@ -229,7 +229,7 @@ class Record(TypedDict):
 class Health(Record):
     """A line of metrics.jsonl about the operands of all layers."""
 
-    epoch: Annotated[int, Field(ge=0, le=2**53)]
+    epoch: Annotated[int, Field(ge=0, le=2**53)]  # type: ignore[misc]  # here it is required
     layers: dict[str, dict[str, dict[str, Number | None]]]
 
 

@@ -27,6 +27,7 @@ from lowbit.tipc.fields import (
 from lowbit.tipc.steps import Builder, Step, StepKind
 
 _CPU, _FIRST_CARD = DeviceChoice(()), DeviceChoice((0,))
+_QUANTIZED = "quant_post_static_model"  # the folder that PaddleClas's post_quant writes
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,10 @@ def add_whole_infer(build: Builder, config: ChainConfig) -> None:
         folder = model = local_path(build, released.weights, value)
         if released.folder is not None:
             folder = released.folder.require("the folder of the exported model")
-        quantized = index < len(flags) and is_true(released.quantized, flags[index])
-        command, needs = exports[index].strip() if index < len(exports) else "", ()
+        flag = released.quantized
+        quantized = flag is not None and index < len(flags) and is_true(flag, flags[index])
+        command = exports[index].strip() if index < len(exports) else ""
+        needs: tuple[str, ...] = ()
         if not is_absent(command):
             needs = (_add_export(build, config, index, command, model, folder, quantized).name,)
         prefix = f"model_{index}" if len(models) > 1 else ""
@@ -229,19 +232,21 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
     """Quantization without training where line 34 has a command for it, as in the original; else the export
     of the downloaded weights, which its runner leaves out; else the downloaded model."""
     released, image = config.released, config.inference.image.value
-    quantized = is_true(released.quantized, released.quantized.value)
-    quantize = released.post_quantize
+    flag, quantize, into = released.quantized, released.post_quantize, released.folder
+    assert flag and quantize and into  # lines that this layout has
+    quantized = is_true(flag, flag.value)
     if not quantize.is_absent and quantize.value != "False":
-        export = _add_post_quantization(build, config)
-        add_inference(build, config, Model(export.leaves, image, True), "", (export.name,))
+        export = _add_post_quantization(build, config, quantize, into)
+        add_inference(build, config, Model(f"{export.folder}/{_QUANTIZED}", image, True), "", (export.name,))
         return
     expected = (
         "what whole_infer starts from, as in pretrained_model_url:https://host/MODEL_pretrained.pdparams"
     )
     released.weights.require(expected)
     weights = local_path(build, released.weights)
-    released.folder.require("the folder of the exported model, as in infer_model:../inference")
-    folder, needs = config.dialect.from_root(released.folder.value), ()
+    into.require("the folder of the exported model, as in infer_model:../inference")
+    folder = config.dialect.from_root(into.value)
+    needs: tuple[str, ...] = ()
     if weights.endswith(".pdparams") and not released.export.is_absent:
         # PaddleClas adds the suffix itself.
         stem = weights.removesuffix(".pdparams")
@@ -255,13 +260,12 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
     add_inference(build, config, Model(folder, image, quantized), "", needs)
 
 
-def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
+def _add_post_quantization(build: Builder, config: ChainConfig, field: Field, into: Field) -> Step:
     """The step that writes `quant_post_static_model` beside the model it quantizes."""
-    field = config.released.post_quantize
     words = split_words(field, field.value)
     option_name = "Global.save_inference_dir="
     given = [word.removeprefix(option_name) for word in words if word.startswith(option_name)]
-    folder = given[-1] if given else config.released.folder.require("the folder of the model to quantize")
+    folder = given[-1] if given else into.require("the folder of the model to quantize")
     folder = posixpath.normpath(folder)
     name = build.unique("post_quantize")
     return build.add(
@@ -274,7 +278,7 @@ def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
             folder=folder,
             image=present(config.inference.image.value)
             and config.dialect.from_root(config.inference.image.value),
-            leaves=f"{folder}/quant_post_static_model",
+            leaves=f"{folder}/{_QUANTIZED}",
             quantized=True,
             links={f"inference{suffix}": f"model{suffix}" for suffix in (".pdmodel", ".pdiparams", ".json")},
         ),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import lowbit
@@ -93,7 +94,7 @@ class _Runner:
             self._result = self._result.with_step(index, found)
             line = status_line(found, self._plan.model_name)
             self._display.end(found, line)
-            self._write(lambda line=line: append_status(self._plan, line))
+            self._write(partial(append_status, self._plan, line))
             self._keep()
         self._keep(finished=True)
         return self._result
@@ -143,7 +144,7 @@ class _Runner:
             self._make_links(step)
             checks = self._judge.judge(step, before)
             failed = next((check for check in checks if check.passed is False), None)
-            reason = failed and f"{failed.name}: {failed.detail}"
+            reason = None if failed is None else f"{failed.name}: {failed.detail}"
         notes = [step.note] if step.note else []
         if outcome.left_behind:
             notes.append(f"it left {outcome.left_behind} processes behind, which were ended")

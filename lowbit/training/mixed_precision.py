@@ -273,7 +273,8 @@ class MixedPrecision:
         quantized = self.level != "O0" and spare_quantizers(model, self._context)
         if self.on_gpu and self.level == "O2" and not quantized:
             self._holds_narrow_weights = True
-            model, optimizer = paddle.amp.decorate(
+            decorate: Any = paddle.amp.decorate  # its overloads leave out the grid's name as a dtype
+            model, optimizer = decorate(
                 models=model,
                 optimizers=optimizer,
                 level="O2",

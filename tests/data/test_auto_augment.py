@@ -121,7 +121,7 @@ def test_a_flat_image_survives():
 
 
 PHOTO = np.random.default_rng(0).integers(0, 255, (40, 60, 3)).astype(np.uint8)
-POLICIES = [
+TIMM_POLICIES = [
     "rand-m9-mstd0.5-inc1",
     "rand-m15-mstd0.5-inc1",
     "rand-m7-n3-w0",
@@ -141,7 +141,7 @@ def test_rand_augment_depends_on_its_generator_alone(op):
         np.testing.assert_array_equal(images[seed], step(PHOTO, np.random.default_rng(seed)))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", TIMM_POLICIES)
 @pytest.mark.parametrize("interpolation", ["bicubic", "random"])
 def test_timm(policy, interpolation):
     step = timm_augment(TimmAutoAugment(config_str=policy, interpolation=interpolation))
