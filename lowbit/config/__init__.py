@@ -1,4 +1,14 @@
-"""Configs with PaddleClas's sections: read, overridden, validated."""
+"""Configs with PaddleClas's sections: read, overridden, validated. Start with `load.load_config`.
+
+| module | has |
+|---|---|
+| `load` | finding a config by name or path, overrides, validation |
+| `schema` | the sections, their keys, types and limits |
+| `data`, `optimizer` | the sections DataLoader and Optimizer |
+| `transform_ops` | the image operations that a config may list |
+| `yaml_file` | reading YAML; error messages with the line and the nearest key |
+| `base` | what all sections share: unknown keys are errors, fractions are numbers |
+"""
 
 from lowbit.config.load import (
     ConfigEntry,

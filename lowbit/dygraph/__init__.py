@@ -1,1 +1,1 @@
-"""PaddleSlim's older paths: `from lowbit.dygraph.quant import QAT` for `paddleslim.dygraph.quant`."""
+"""PaddleSlim's older paths, in `quant`: `from lowbit.dygraph.quant import QAT` for `paddleslim.dygraph.quant`."""

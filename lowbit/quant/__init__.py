@@ -1,5 +1,7 @@
 """The newer interface of PaddleSlim and Paddle: `QuantConfig`, `QAT` and `PTQ`, carried out by lowbit.
 
+What chooses the scales is in `observers` (PTQ) and `quanters` (QAT).
+
 from lowbit.quant import PTQ, QuantConfig
 from lowbit.quant.observers import AbsMaxChannelWiseWeightObserver, HistObserver
 

@@ -1,8 +1,15 @@
 """The chain test (TIPC): training, evaluation, export and inference of a repository, tested as one chain.
 
-Start with `plan.py`, which turns a config into steps; `run.py` runs them, `judge.py` checks them. A config is
-read by `fields.py` (lines and values), `config.py` (the two layouts) and `dialects.py` (generic, PaddleClas).
-`original.py` gives the original runners' commands. `init.py` writes a `test_tipc` folder.
+| module | has |
+|---|---|
+| `fields`, `config`, `dialects` | a config: its lines, its two layouts, generic and PaddleClas's |
+| `chain_plan`, `inference_steps`, `steps` | a config's commands as steps |
+| `prepare` | data, images and weights that a chain needs |
+| `run`, `process` | runs the steps; one program without a shell |
+| `judge`, `step_outputs`, `model_check` | what a step must have done: files, log, exported model |
+| `result`, `display` | the result and its files; tables and progress |
+| `original` | the commands of the original runners, for comparison |
+| `init` | writes a `test_tipc` folder |
 """
 
 from lowbit.tipc.chain_plan import check_mode, find_root, make_plan, output_folder
