@@ -1,1 +1,1 @@
-"""Other projects' recipes: `paddleslim` and `low_precision`; `lowbit.recipe.load` chooses, all become a Recipe."""
+"""Other projects' recipes: `paddleslim` and `low_precision`; `lowbit.recipe.load` chooses one."""
