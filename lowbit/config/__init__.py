@@ -5,7 +5,7 @@
 | `load` | finding a config by name or path, overrides, validation |
 | `schema` | the sections, their keys, types and limits |
 | `data`, `optimizer` | the sections DataLoader and Optimizer |
-| `transform_ops` | the image operations that a config may list |
+| `transform_ops`, `batch_ops` | the operations on images and on batches that a config may list |
 | `yaml_file` | reading YAML; error messages with the line and the nearest key |
 | `base` | what all sections share: unknown keys are errors, fractions are numbers |
 """

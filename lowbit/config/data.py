@@ -4,92 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from lowbit.config.base import Count, Number, Positive, Section
-from lowbit.config.transform_ops import Op, Probability, Size, dump_op, parse_named
-
-_Alpha = Annotated[Number, Field(gt=0)]
-
-
-class BatchOp(Section):
-    """Mixes the images of a batch and their labels; the class's name is its name in the config."""
-
-
-class MixupOperator(BatchOp):
-    """λ of each image and 1 - λ of another one, λ from Beta(alpha, alpha) (Zhang et al., 2018)."""
-
-    alpha: _Alpha = 1.0
-
-
-class CutmixOperator(BatchOp):
-    """A box of each image comes from another one (Yun et al., 2019)."""
-
-    alpha: _Alpha = 0.2
-
-
-class FmixOperator(BatchOp):
-    """Regions of low-frequency noise of each image come from another one (Harris et al., 2020)."""
-
-    alpha: _Alpha = 1.0
-    decay_power: _Alpha = 3.0
-
-
-MIXERS: dict[str, type[BatchOp]] = {op.__name__: op for op in BatchOp.__subclasses__()}
-
-
-def _parse_mixer(entry: Any) -> BatchOp:
-    return parse_named(entry, MIXERS)
-
-
-class OpSampler(BatchOp):
-    """One of several operations for each batch, by their `prob`; what they leave of 1 is for none."""
-
-    ops: list[tuple[Annotated[BatchOp, BeforeValidator(_parse_mixer)], Probability]] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_names(cls, values: Any) -> Any:
-        """`{MixupOperator: {alpha: 0.8, prob: 0.5}, …}`, as it stands in a file."""
-        if not isinstance(values, dict) or "ops" in values:
-            return values
-        ops = []
-        for name, arguments in values.items():
-            arguments = dict(arguments or {})
-            probability = arguments.pop("prob", None)
-            if probability is None:
-                raise ValueError(f"{name} needs a prob: how often it is taken")
-            ops.append(({name: arguments}, probability))
-        return {"ops": ops}
-
-    @model_validator(mode="after")
-    def _at_most_one(self) -> OpSampler:
-        total = sum(probability for _, probability in self.ops)
-        if total > 1 + 1e-9:
-            raise ValueError(f"the probabilities of its operations add up to {total:g}, more than 1")
-        return self
-
-    @model_serializer
-    def _by_name(self) -> dict[str, Any]:
-        return {type(op).__name__: op.model_dump(mode="json") | {"prob": prob} for op, prob in self.ops}
-
-
-BATCH_OPS: dict[str, type[BatchOp]] = {**MIXERS, "OpSampler": OpSampler}
-
-
-def _parse_batch_op(entry: Any) -> BatchOp:
-    return parse_named(entry, BATCH_OPS)
-
-
-BatchTransform = Annotated[BatchOp, BeforeValidator(_parse_batch_op), PlainSerializer(dump_op)]
-
+from lowbit.config.base import Count, Positive, Section
+from lowbit.config.batch_ops import BatchTransform
+from lowbit.config.transform_ops import Op, Size
 
 Split = Literal["train", "val"]
 

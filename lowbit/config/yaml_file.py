@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from yaml.reader import ReaderError
 
 from lowbit.config.base import Section
-from lowbit.config.data import BATCH_OPS
+from lowbit.config.batch_ops import BATCH_OPS
 from lowbit.config.transform_ops import OPS
 from lowbit.errors import LowbitError, nearest
 

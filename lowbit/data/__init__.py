@@ -6,7 +6,8 @@
 | `image_folder`, `formats`, `lite` | folders and list files; CIFAR-10, MNIST, digits; drawn images |
 | `decode` | image files to RGB pixels |
 | `transforms` | the image operations of a config |
-| `auto_augment`, `image_ops`, `erasing` | augmentation policies, what they are made of, random erasing |
+| `auto_augment`, `rand_augment`, `image_ops` | augmentation policies, and what they are made of |
+| `erasing` | random erasing, cutout, grid mask |
 | `mixing` | Mixup, CutMix and FMix |
 | `sampler`, `loader` | which images make up a batch; batches prepared ahead by threads |
 """

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lowbit.config import data as specs
-from lowbit.config.data import BatchOp
+from lowbit.config import batch_ops as specs
+from lowbit.config.batch_ops import BatchOp
 
 # Mixes float32 NCHW images in place. Returns for each image the index of the one it was mixed with and how
 # much of it is still its own; None where a batch stays as it is.

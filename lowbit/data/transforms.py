@@ -16,8 +16,9 @@ from PIL import Image
 from lowbit.config import transform_ops as specs
 from lowbit.config.transform_ops import TransformOp
 from lowbit.data import image_ops
-from lowbit.data.auto_augment import auto_augment, rand_augment, timm_augment
+from lowbit.data.auto_augment import auto_augment
 from lowbit.data.erasing import ERASERS
+from lowbit.data.rand_augment import rand_augment, timm_augment
 from lowbit.errors import LowbitError
 
 # The loader's threads share out the images; OpenCV's own threads inside one image would get in their way.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.config.data import CutmixOperator, FmixOperator, MixupOperator, OpSampler
+from lowbit.config.batch_ops import CutmixOperator, FmixOperator, MixupOperator, OpSampler
 from lowbit.config.transform_ops import NormalizeImage
 from lowbit.data import ArrayDataset, Loader, compose
 from lowbit.data.mixing import build_mixer
