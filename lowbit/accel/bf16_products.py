@@ -15,7 +15,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.convolutions import Convolution, check_first_order, conv2d_geometry
+from lowbit.accel.convolutions import ConvolutionNode, check_first_order, conv2d_geometry
 from lowbit.accel.onednn import Factors
 from lowbit.machine.cpu import cpu_info
 from lowbit.numerics import fused
@@ -61,7 +61,7 @@ def _convolution(arguments: tuple[Any, ...], *, dilation: int, groups: int) -> T
         return None
     x, weight = arguments[:2]
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return Convolution.apply(x, weight, geometry, learning, True)
+    return ConvolutionNode.apply(x, weight, geometry, learning, True)
 
 
 def _matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Tensor | None:

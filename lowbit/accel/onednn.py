@@ -29,7 +29,7 @@ _HELD = 16 << 20  # bytes of scratch memory per operand
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
-class Convolution:
+class PreparedConvolution:
     """The three products of one geometry, in fp32 or bf16; arguments are addresses of contiguous fp32.
 
     convolution = prepared(geometry)
@@ -93,9 +93,9 @@ class Convolution:
 
 
 @lru_cache(maxsize=_KEPT)
-def prepared(geometry: Geometry, *, bf16: bool = False) -> Convolution:
+def prepared(geometry: Geometry, *, bf16: bool = False) -> PreparedConvolution:
     """The convolution for a geometry; preparing takes milliseconds, so the last ones are kept."""
-    return Convolution(geometry, bf16=bf16)
+    return PreparedConvolution(geometry, bf16=bf16)
 
 
 class Factors(NamedTuple):

@@ -8,13 +8,13 @@
 | `bit_budget` | bits per layer under a budget, as a recipe |
 """
 
-from lowbit.analysis.analyze import Analysis, analyze
+from lowbit.analysis.analyze import Measurement, analyze
 from lowbit.analysis.bit_budget import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
 
 __all__ = [
-    "Analysis",
     "Budget",
     "LayerCost",
+    "Measurement",
     "analyze",
     "parse_budget",
     "propose_bits",

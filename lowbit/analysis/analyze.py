@@ -138,7 +138,7 @@ def _bits(plan: Plan) -> str:
     return "".join(f"{letter}{grid.bits or 32}" for letter, grid in parts.items())
 
 
-class Batches(Protocol):
+class LabelledBatches(Protocol):
     """What is measured on: labelled batches, the same each time."""
 
     def __len__(self) -> int: ...
@@ -147,7 +147,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Analysis:
+class Measurement:
     """The layers, the one that costs most first, and the model as a whole."""
 
     title: str
@@ -159,13 +159,13 @@ class Analysis:
 
 def analyze(
     model: paddle.nn.Layer,
-    loader: Batches,
+    loader: LabelledBatches,
     store: Store | None = None,
     *,
     title: str = "",
     display: PlainDisplay | None = None,
     fast: bool = True,
-) -> Analysis:
+) -> Measurement:
     """Measures every layer on the loader's images.
 
     With a store, the result is kept there, and an interrupted call goes on where it stopped.
@@ -197,13 +197,13 @@ def analyze(
     return _analysis(entry)
 
 
-def _analysis(entry: dict[str, Any]) -> Analysis:
+def _analysis(entry: dict[str, Any]) -> Measurement:
     sums = Sums.of(entry["sums"])
 
     def mean(one: Any) -> dict[str, float]:
         return {"loss": one.loss / sums.images, "top1": one.hits / sums.images}
 
-    return Analysis(
+    return Measurement(
         title=entry["title"],
         images=sums.images,
         full=mean(sums.full),

@@ -14,8 +14,7 @@ import paddle
 import yaml
 from paddle import nn
 
-from lowbit.analysis import Analysis as Measured
-from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
+from lowbit.analysis import Budget, LayerCost, Measurement, parse_budget, propose_bits, proposed_recipe
 from lowbit.analysis import analyze as analyze_batches
 from lowbit.analysis.analyze import FILE, Store, folder_of
 from lowbit.analysis.sensitivity import logits_of
@@ -204,7 +203,7 @@ def _measure_run(
     images: int,
     *,
     quiet: bool,
-) -> tuple[Measured, Path]:
+) -> tuple[Measurement, Path]:
     """What each layer costs, taken from the run's analysis.json where it is known; and the run's folder."""
     split = split.model_copy(update={"sampler": split.sampler.model_copy(update={"batch_size": _BATCH})})
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
@@ -227,7 +226,7 @@ def _measure_run(
 
 
 def analysis_of(
-    found: Measured, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
+    found: Measurement, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
 ) -> Analysis:
     """What was measured about the layers of a network, with bits for them under the budget."""
     preparation = preparation_of(net)

@@ -30,7 +30,7 @@ BENCH = ("resnet20", "--rounds", "3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class DemoTraining:
     """A row of the demo: how the network is trained, and which side of `lowbit bench` that is."""
 
     name: str  # of its run folder
@@ -43,8 +43,8 @@ class Training:
 
 
 TRAININGS = (
-    Training(name="fp32", title="fp32", side="lowbit fp32", epochs=5),
-    Training(
+    DemoTraining(name="fp32", title="fp32", side="lowbit fp32", epochs=5),
+    DemoTraining(
         name="w8a8",
         title="W8A8 PACT",
         side="QAT W8A8",
@@ -53,7 +53,7 @@ TRAININGS = (
         from_fp32=True,
         options=_FINE,
     ),
-    Training(
+    DemoTraining(
         name="w4a4",
         title="W4A4 LSQ",
         side="QAT W4A4",
@@ -62,12 +62,12 @@ TRAININGS = (
         from_fp32=True,
         options=_FINE,
     ),
-    Training(name="w4a4g4", title="W4A4G4", side="W4A4G4", epochs=5, recipe="qt_w4a4g4"),
+    DemoTraining(name="w4a4g4", title="W4A4G4", side="W4A4G4", epochs=5, recipe="qt_w4a4g4"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class DemoStep:
     """A `lowbit` command with its log; `summary` says in a few words what came of it."""
 
     title: str
@@ -87,7 +87,7 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def make_stages(folder: Path) -> list[list[Step]]:
+def make_stages(folder: Path) -> list[list[DemoStep]]:
     """All steps; those of one stage do not need each other and can run at once.
 
     What measures time has a stage of its own.
@@ -113,7 +113,7 @@ def report_file(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _train(folder: Path, training: Training) -> Step:
+def _train(folder: Path, training: DemoTraining) -> DemoStep:
     arguments = ["train", "-c", _CONFIG, "--output-dir", str(folder / training.name)]
     arguments += ["--epochs", str(training.epochs), "--resume", "auto"]
     title = f"Train {training.title}"
@@ -123,7 +123,7 @@ def _train(folder: Path, training: Training) -> Step:
         arguments += ["--pretrained", str(folder / "fp32" / "checkpoints" / "best.pdparams")]
         title += " from fp32"
     log = folder / "logs" / f"train_{training.name}.log"
-    return Step(
+    return DemoStep(
         title=title,
         arguments=(*arguments, *training.options),
         log=log,
@@ -132,9 +132,9 @@ def _train(folder: Path, training: Training) -> Step:
     )
 
 
-def _verify(folder: Path, training: Training) -> Step:
+def _verify(folder: Path, training: DemoTraining) -> DemoStep:
     run = folder / training.name
-    return Step(
+    return DemoStep(
         title=f"Export and verify {training.title}",
         # Two run at once, so one thread each; and no latency, of which so small a network says little.
         arguments=("verify", str(run), "--no-latency", "--threads", "1"),
@@ -143,8 +143,8 @@ def _verify(folder: Path, training: Training) -> Step:
     )
 
 
-def _bench(folder: Path) -> Step:
-    return Step(
+def _bench(folder: Path) -> DemoStep:
+    return DemoStep(
         title="Time a training step, in turns",
         arguments=("bench", *BENCH, "--output", str(bench_file(folder))),
         log=folder / "logs" / "bench.log",
@@ -152,10 +152,10 @@ def _bench(folder: Path) -> Step:
     )
 
 
-def _report(folder: Path) -> Step:
+def _report(folder: Path) -> DemoStep:
     page = report_file(folder)
     runs = [str(folder / one.name) for one in TRAININGS]
-    return Step(
+    return DemoStep(
         title="Write the report",
         arguments=("report", *runs, "--output", str(page)),
         log=folder / "logs" / "report.log",
@@ -181,7 +181,7 @@ _STEPS = re.compile(r"(\d+) steps an epoch$")
 _NOTABLE = ("warning: ", "products ")
 
 
-def run_stages(stages: Sequence[Sequence[Step]], *, at_once: int) -> None:
+def run_stages(stages: Sequence[Sequence[DemoStep]], *, at_once: int) -> None:
     """Run stage after stage, `at_once` steps of one at a time. A step that fails ends it all, as an error.
 
     run_stages(make_stages(Path("runs/demo")), at_once=2)
@@ -198,7 +198,9 @@ def run_stages(stages: Sequence[Sequence[Step]], *, at_once: int) -> None:
                 raise LowbitError(reason)
 
 
-def _run(step: Step, display: _Display, interruption: Interruption, failed: threading.Event) -> str | None:
+def _run(
+    step: DemoStep, display: _Display, interruption: Interruption, failed: threading.Event
+) -> str | None:
     """Why the step failed; None where it did not, or was ended because of another one or by the user."""
 
     def stop() -> bool:
@@ -253,13 +255,13 @@ class _Display:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def begin(self, step: Step) -> TaskID:
+    def begin(self, step: DemoStep) -> TaskID:
         title = f"{next(self._numbers)}/{self._total}  {step.title}"
         if self._progress.disable:
             self.say(title)
         return self._progress.add_task(escape(title), total=step.epochs, words="")
 
-    def line(self, task: TaskID, step: Step, text: str) -> None:
+    def line(self, task: TaskID, step: DemoStep, text: str) -> None:
         """What a step prints: how far a training is, and what must be seen."""
         if text.startswith(_NOTABLE):
             self.say(f"    {step.title}: {text}")
@@ -270,6 +272,6 @@ class _Display:
             words = f"epoch {epoch + 1}/{step.epochs}"
             self._progress.update(task, completed=epoch + done, words=words)
 
-    def end(self, task: TaskID, step: Step, seconds: float) -> None:
+    def end(self, task: TaskID, step: DemoStep, seconds: float) -> None:
         self._progress.remove_task(task)
         self.say(f"ok  {step.title:<30} {seconds:4.0f} s   {step.summary()}".rstrip())

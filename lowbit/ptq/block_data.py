@@ -82,7 +82,7 @@ class BlockData:
 
 
 @dataclass(frozen=True)
-class Window:
+class ImageWindow:
     """The part of each image that an iteration trains on; `size` 0 is all of it.
 
     `stride` is input pixels per output pixel. `margin` is how many output pixels at an edge inside of the
@@ -128,29 +128,29 @@ class Window:
         return slice(0 if first == 0 else self.margin, end)
 
 
-def find_window(run: Callable[[Tensor], Tensor], data: BlockData, crop: int) -> Window:
+def find_window(run: Callable[[Tensor], Tensor], data: BlockData, crop: int) -> ImageWindow:
     """The window for a block, proved on an image: `run`, the fp32 block, must give the same pixels for it.
 
     Blocks whose outputs depend on the whole image, such as those with squeeze-and-excitation, get none.
     """
     x, target = data.full[:1], data.target[:1]
     if not crop or x.ndim != 4 or target.ndim != 4 or min(x.shape[2:]) < crop * _WORTH_IT:
-        return Window()
+        return ImageWindow()
     stride = x.shape[2] // target.shape[2]
     if tuple(size * stride for size in target.shape[2:]) != x.shape[2:]:
-        return Window()
-    window = Window(size=crop // stride * stride, stride=stride)
+        return ImageWindow()
+    window = ImageWindow(size=crop // stride * stride, stride=stride)
     out = window.size // stride
     top, left = (target.shape[2] - out) // 2, (target.shape[3] - out) // 2
     got = run(paddle.to_tensor(np.ascontiguousarray(window._part(x, top, left)))).numpy()
     if got.shape[2:] != (out, out):
-        return Window()
+        return ImageWindow()
     wrong = np.abs(got - target[:, :, top : top + out, left : left + out])
     allowed = _TOLERANCE * float(np.abs(target).max())
     for margin in range(min(_LARGEST_MARGIN, out // 4) + 1):
         if wrong[:, :, margin : out - margin, margin : out - margin].max() <= allowed:
-            return Window(size=window.size, stride=stride, margin=margin)
-    return Window()
+            return ImageWindow(size=window.size, stride=stride, margin=margin)
+    return ImageWindow()
 
 
 def _mixed(quantized: np.ndarray, full: np.ndarray, drop: float, rng: np.random.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from paddle import Tensor, nn
 from lowbit.nn.bn_folding import along_weight
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
-from lowbit.ptq.block_data import BlockData, Window
+from lowbit.ptq.block_data import BlockData, ImageWindow
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.learned_rounding import (
     LearnedRounding,
@@ -36,7 +36,7 @@ def train_block(
     block: Block,
     norms: Mapping[int, nn.Layer],
     data: BlockData,
-    window: Window,
+    window: ImageWindow,
     settings: Reconstruction,
     rng: np.random.Generator,
     *,

@@ -36,7 +36,7 @@ _EXAMPLE = 2  # images to find the blocks with
 Inputs = Tensor | Sequence[Tensor]
 
 
-class Progress(Protocol):
+class ReconstructionProgress(Protocol):
     """Who shows how far it is."""
 
     def begin(self, title: str, total: int, done: int = 0) -> None: ...
@@ -79,7 +79,7 @@ def reconstruct(
     *,
     seed: int = 0,
     folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: ReconstructionProgress | None = None,
     memory: int = MEMORY,
 ) -> Reconstructed:
     """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
@@ -106,7 +106,7 @@ def _reconstruct(
     settings: Reconstruction,
     seed: int,
     folder: Path | None,
-    progress: Progress | None,
+    progress: ReconstructionProgress | None,
 ) -> Reconstructed:
     example = tuple(paddle.to_tensor(x[:_EXAMPLE]) for x in images[0])
     found = find_blocks(model, *example)

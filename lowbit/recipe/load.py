@@ -161,7 +161,7 @@ DIALECTS = (
     Dialect(name="lowbit", keys=frozenset(Recipe.model_fields), read=read_rules),
     Dialect(
         name="PaddleSlim",
-        keys=frozenset(paddleslim.QuantConfig.model_fields),
+        keys=frozenset(paddleslim.PaddleSlimConfig.model_fields),
         read=paddleslim.read_recipe,
     ),
     Dialect(

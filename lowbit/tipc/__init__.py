@@ -18,25 +18,33 @@ from lowbit.tipc.display import Display, open_display, plan_values, print_plan, 
 from lowbit.tipc.fields import MODES, TRAIN_MODES
 from lowbit.tipc.original import OriginalCommand, original_commands, original_steps
 from lowbit.tipc.prepare import prepare_chain
-from lowbit.tipc.result import ChainResult, Check, Status, StepResult, junit_xml, read_result, results_folder
-from lowbit.tipc.run import Limits, run_plan
+from lowbit.tipc.result import (
+    ChainResult,
+    ChainStepResult,
+    Check,
+    Status,
+    junit_xml,
+    read_result,
+    results_folder,
+)
+from lowbit.tipc.run import ChainLimits, run_plan
 from lowbit.tipc.steps import ChainPlan, Machine, Step, StepKind
 
 __all__ = [
     "MODES",
     "TRAIN_MODES",
     "ChainConfig",
+    "ChainLimits",
     "ChainPlan",
     "ChainResult",
+    "ChainStepResult",
     "Check",
     "Display",
-    "Limits",
     "Machine",
     "OriginalCommand",
     "Status",
     "Step",
     "StepKind",
-    "StepResult",
     "check_mode",
     "find_root",
     "junit_xml",

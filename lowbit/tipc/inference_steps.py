@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from lowbit.tipc.config import ChainConfig, Inference
+from lowbit.tipc.config import ChainConfig, InferenceLines
 from lowbit.tipc.fields import (
     DeviceChoice,
     Field,
@@ -107,7 +107,7 @@ def _variants(config: ChainConfig, quantized: bool) -> Iterator[_Variant]:
             yield from (_on_gpu if gpu else _on_cpu)(inference, word, quantized)
 
 
-def _batches(inference: Inference, word: str, gpu: bool) -> Iterator[_Variant]:
+def _batches(inference: InferenceLines, word: str, gpu: bool) -> Iterator[_Variant]:
     """Layout 32: batch sizes only."""
     where = "gpu" if gpu else "cpu"
     for size in _each(inference.batch_size):
@@ -115,7 +115,7 @@ def _batches(inference: Inference, word: str, gpu: bool) -> Iterator[_Variant]:
         yield _Variant(word, gpu, (), option(inference.benchmark), size, log)
 
 
-def _on_cpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Variant]:
+def _on_cpu(inference: InferenceLines, word: str, quantized: bool) -> Iterator[_Variant]:
     lists = (inference.mkldnn, inference.threads, inference.batch_size, inference.precision)
     for mkldnn, threads, size, precision in product(*map(_each, lists)):
         if (mkldnn == "False" and precision == "fp16") or (quantized and precision != "int8"):
@@ -134,7 +134,7 @@ def _on_cpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         )
 
 
-def _gpu_variant(inference: Inference, word: str, tensorrt: str, precision: str, size: str) -> _Variant:
+def _gpu_variant(inference: InferenceLines, word: str, tensorrt: str, precision: str, size: str) -> _Variant:
     return _Variant(
         word,
         True,
@@ -146,7 +146,7 @@ def _gpu_variant(inference: Inference, word: str, tensorrt: str, precision: str,
     )
 
 
-def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Variant]:
+def _on_gpu(inference: InferenceLines, word: str, quantized: bool) -> Iterator[_Variant]:
     lists = (inference.tensorrt, inference.precision, inference.batch_size)
     for tensorrt, precision, size in product(*map(_each, lists)):
         if "int8" in precision and not quantized:
@@ -156,7 +156,7 @@ def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         yield _gpu_variant(inference, word, tensorrt, precision, size)
 
 
-def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
+def _on_cpu_fp32(inference: InferenceLines, word: str) -> Iterator[_Variant]:
     """PaddleClas on a CPU. Its runner repeats each command for each value of `use_fp16`, which it does not
     pass on there: here it runs once."""
     lists = (inference.mkldnn, inference.threads, inference.batch_size)
@@ -171,7 +171,7 @@ def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
         )
 
 
-def _on_gpu_fp16_flag(inference: Inference, word: str) -> Iterator[_Variant]:
+def _on_gpu_fp16_flag(inference: InferenceLines, word: str) -> Iterator[_Variant]:
     """PaddleClas on a card: line 46 is a flag, and fp16 needs TensorRT."""
     lists = (inference.tensorrt, inference.precision, inference.batch_size)
     for tensorrt, fp16, size in product(*map(_each, lists)):

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.config import load_config
 from lowbit.demo import steps as demo_run
-from lowbit.demo.steps import TRAININGS, Step, make_folder, make_stages, run_stages
+from lowbit.demo.steps import TRAININGS, DemoStep, make_folder, make_stages, run_stages
 from lowbit.errors import LowbitError
 from lowbit.recipe import load_recipe
 from lowbit.tipc.process import Outcome
@@ -72,9 +72,9 @@ def test_what_came_of_a_verification(tmp_path):
     assert step.summary() == "at least 99.4% same class in 2 engines"
 
 
-def step(tmp_path, title: str, *arguments: str, **more) -> Step:
+def step(tmp_path, title: str, *arguments: str, **more) -> DemoStep:
     log = tmp_path / f"{title}.log"
-    return Step(title=title, arguments=arguments, log=log, summary=lambda: f"{title} is done", **more)
+    return DemoStep(title=title, arguments=arguments, log=log, summary=lambda: f"{title} is done", **more)
 
 
 def test_real_processes_and_their_errors(tmp_path, monkeypatch, capfd):

@@ -27,13 +27,13 @@ from lowbit.deploy.export import (
 )
 from lowbit.deploy.paddle_int8.integer_conv import (
     LOWEST_HARD_SWISH,
-    Activation,
+    FusedActivation,
     IntegerConv,
     Node,
     emit,
     place_integer_convs,
 )
-from lowbit.deploy.paddle_int8.program import Op, Program, trace, write_program
+from lowbit.deploy.paddle_int8.program import Program, ProgramOp, trace, write_program
 from lowbit.errors import LowbitError
 from lowbit.nn import DeployedOperand, eval_mode, is_quantized
 
@@ -60,7 +60,7 @@ def _merge_followers(program: Program, nodes: list[Node], step: Callable[..., An
     for node in nodes:
         if isinstance(node, IntegerConv) and len(readers[node.output]) == 1:
             (place,) = readers[node.output]
-            free = place >= 0 and place not in taken and isinstance(nodes[place], Op)
+            free = place >= 0 and place not in taken and isinstance(nodes[place], ProgramOp)
             if free and step(program, node, nodes[place]):
                 taken[place] = node
     moved = {id(node) for node in taken.values()}
@@ -78,7 +78,7 @@ def _readers(program: Program, nodes: list[Node]) -> dict[str, list[int]]:
     return readers
 
 
-def _norm(program: Program, conv: IntegerConv, op: Op) -> bool:
+def _norm(program: Program, conv: IntegerConv, op: ProgramOp) -> bool:
     if op.kind != "batch_norm" or op.attribute("data_layout") != "NCHW":
         return False
     if not op.attribute("is_test") or op.attribute("trainable_statistics"):  # the statistics of the batch
@@ -91,7 +91,7 @@ def _norm(program: Program, conv: IntegerConv, op: Op) -> bool:
     return True
 
 
-def _bias(program: Program, conv: IntegerConv, op: Op) -> bool:
+def _bias(program: Program, conv: IntegerConv, op: ProgramOp) -> bool:
     """A number per channel, added as [C] along axis 1 or as [1, C, 1, 1]."""
     if op.kind != "elementwise_add" or op.inputs["X"] != [conv.output]:
         return False
@@ -108,7 +108,7 @@ def _bias(program: Program, conv: IntegerConv, op: Op) -> bool:
     return True
 
 
-def _shortcut(program: Program, conv: IntegerConv, op: Op) -> bool:
+def _shortcut(program: Program, conv: IntegerConv, op: ProgramOp) -> bool:
     if op.kind != "elementwise_add" or conv.residual is not None or conv.activation.name:
         return False
     others = [name for name in (*op.inputs["X"], *op.inputs["Y"]) if name != conv.output]
@@ -120,10 +120,10 @@ def _shortcut(program: Program, conv: IntegerConv, op: Op) -> bool:
     return True
 
 
-def _activation(program: Program, conv: IntegerConv, op: Op) -> bool:
+def _activation(program: Program, conv: IntegerConv, op: ProgramOp) -> bool:
     known = {
-        "relu": lambda: Activation("relu"),
-        "relu6": lambda: Activation("relu6", 0.0, float(op.attribute("threshold"))),
+        "relu": lambda: FusedActivation("relu"),
+        "relu6": lambda: FusedActivation("relu6", 0.0, float(op.attribute("threshold"))),
         "hard_swish": lambda: _hard_swish(op),
     }
     activation = known[op.kind]() if op.kind in known else None
@@ -133,9 +133,9 @@ def _activation(program: Program, conv: IntegerConv, op: Op) -> bool:
     return True
 
 
-def _hard_swish(op: Op) -> Activation | None:
+def _hard_swish(op: ProgramOp) -> FusedActivation | None:
     usual = (op.attribute("threshold"), op.attribute("scale"), op.attribute("offset")) == (6.0, 6.0, 3.0)
-    return Activation("hard_swish", 1 / 6, 0.5) if usual else None
+    return FusedActivation("hard_swish", 1 / 6, 0.5) if usual else None
 
 
 def _put_on_next_grid(program: Program, nodes: list[Node]) -> None:
@@ -165,7 +165,7 @@ def same_operand(a: DeployedOperand, b: DeployedOperand) -> bool:
     return (a.lowest, a.highest, float(a.scale)) == (b.lowest, b.highest, float(b.scale))
 
 
-def _bounded(activation: Activation, operand: DeployedOperand) -> Activation | None:
+def _bounded(activation: FusedActivation, operand: DeployedOperand) -> FusedActivation | None:
     """The activation with the grid's bounds in it; None where one function cannot do both.
 
     oneDNN writes 0…255 after relu and relu6, else -128…127; the rest of the bounds must come from the
@@ -176,11 +176,11 @@ def _bounded(activation: Activation, operand: DeployedOperand) -> Activation | N
         if operand.lowest > 0:
             return None
         top = min(highest, activation.beta) if activation.name == "relu6" else highest
-        return Activation("relu6", 0.0, top)
+        return FusedActivation("relu6", 0.0, top)
     if operand.highest > 127:
         return None
     if not activation.name:
-        return Activation("clip", lowest, highest)
+        return FusedActivation("clip", lowest, highest)
     above_all = operand.lowest == -128 or lowest <= LOWEST_HARD_SWISH
     return activation if operand.highest == 127 and above_all else None
 

@@ -8,7 +8,7 @@ from paddle import nn
 from lowbit.deploy import PaddleEngine
 from lowbit.deploy.paddle_int8 import export_int8 as export_module
 from lowbit.deploy.paddle_int8.export_int8 import _bounded, merge
-from lowbit.deploy.paddle_int8.integer_conv import Activation, IntegerConv, place_integer_convs
+from lowbit.deploy.paddle_int8.integer_conv import FusedActivation, IntegerConv, place_integer_convs
 from lowbit.deploy.paddle_int8.program import trace
 from lowbit.errors import LowbitError
 from lowbit.nn import DeployedOperand, integer_reference, is_quantized
@@ -212,10 +212,10 @@ def test_what_is_merged_where(every_kind):
 @pytest.mark.parametrize("activation", ["", "relu", "relu6", "hard_swish"])
 @pytest.mark.parametrize(("lowest", "highest"), [(-128, 127), (-127, 127), (-20, 100), (0, 255), (0, 15)])
 def test_a_bounded_activation_gives_the_integers_of_both_steps(activation, lowest, highest):
-    """Activation, then the next grid, against what oneDNN does: the function, then rounded into its type."""
+    """The activation, then the next grid, against what oneDNN does: the function, then its type."""
     scale = np.float32(0.05)
     operand = DeployedOperand(lowest=lowest, highest=highest, bits=8, signed=lowest < 0, scale=scale)
-    given = Activation(activation, *{"relu6": (0.0, 6.0)}.get(activation, (0.0, 0.0)))
+    given = FusedActivation(activation, *{"relu6": (0.0, 6.0)}.get(activation, (0.0, 0.0)))
     bounded = _bounded(given, operand)
     if bounded is None:
         return
@@ -228,10 +228,10 @@ def test_a_bounded_activation_gives_the_integers_of_both_steps(activation, lowes
 
 def test_relu_is_always_bounded():
     operand = DeployedOperand(lowest=-127, highest=127, bits=8, signed=True, scale=np.float32(1))
-    assert _bounded(Activation("relu"), operand) == Activation("relu6", 0.0, 127.0)
+    assert _bounded(FusedActivation("relu"), operand) == FusedActivation("relu6", 0.0, 127.0)
 
 
-def _apply(activation: Activation, x: np.ndarray) -> np.ndarray:
+def _apply(activation: FusedActivation, x: np.ndarray) -> np.ndarray:
     functions = {
         "": lambda: x,
         "relu": lambda: np.maximum(x, 0),
