@@ -24,7 +24,7 @@ from lowbit.numerics.exact import as_float32, multiply, negate
 from lowbit.numerics.fake_quant import usable_bound
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe import Forward, Plan, Recipe, TensorSpec, operands_of
-from lowbit.recipe.recipe import Calibration
+from lowbit.recipe.recipe import CalibrationSettings
 from lowbit.recipe.rules import Rule
 
 
@@ -201,7 +201,7 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
         if drawn:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
     rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
-    calibration = Calibration(**prepared.recipe.calibration.model_dump() | {"steps": steps})
+    calibration = CalibrationSettings(**prepared.recipe.calibration.model_dump() | {"steps": steps})
     return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration})
 
 
