@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -55,10 +55,26 @@ def follow(norm: nn.Layer, pair: Pair) -> None:
     norm.fold = pair
 
 
-class _Prepared:
+class _OfBatchNorm:
+    """What Paddle's batch norm has, for the classes that are mixed into it."""
+
+    training: bool
+    weight: Tensor | None
+    bias: Any
+    _mean: Tensor
+    _variance: Tensor
+    _momentum: float
+    _epsilon: float
+    _data_format: Any
+    _use_global_stats: bool | None
+    _check_input_dim: Callable[[Tensor], None]
+
+
+class _Prepared(_OfBatchNorm):
     """Mixed into a batch norm, whose class is `_plain`."""
 
     _plain: type[nn.Layer]
+    steps: Tensor  # that were trained
     freeze_after: int | None = None
     fold: Pair | None = None
 
@@ -134,7 +150,7 @@ def convert_sync_batch_norm(model: nn.Layer) -> nn.Layer:
     return model
 
 
-class _Synced:
+class _Synced(_OfBatchNorm):
     """Replaces the forward pass of Paddle's batch norm while several processes train."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,8 +85,9 @@ def fuse(
 def unfuse(net: nn.Layer) -> None:
     """Undo `fuse`: every layer has its own class again."""
     for layer in net.sublayers(include_self=True):
-        if issubclass(type(layer), _Fused):
-            layer.__class__ = type(layer)._plain
+        if isinstance(layer, _Fused):
+            plain: Any = layer._plain
+            layer.__class__ = plain
 
 
 def norm_act(
@@ -115,6 +116,7 @@ class _Fused:
 
     _plain: type[nn.Layer]
     _fused_forward: _FusedForward
+    training: bool
 
     def _run(self, x: Tensor) -> Tensor:
         if self.training and paddle.in_dynamic_mode():

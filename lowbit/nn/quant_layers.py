@@ -47,7 +47,7 @@ class _Quantized:
     weight_quantizer: Quantizer  # q of W
     backward_quantizers: BackwardQuantizers  # in low precision: those of dX and dW
     weight: Tensor
-    bias: Tensor | None
+    bias: Any  # None without one
     training: bool
     executor: Executor = "auto"  # of the forward product in quantization-aware training
 

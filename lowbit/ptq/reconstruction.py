@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,7 +135,7 @@ def _reconstruct(
                 before = _error(block, layers, data)
                 if settings.compensate:
                     compensate_block(layers, originals, block, norms, data)
-                window = find_window(lambda x, block=block: block.run(originals, x), data, settings.crop)
+                window = find_window(partial(block.run, originals), data, settings.crop)
                 rng = np.random.default_rng([seed, number])
                 advance = progress.advance if progress is not None else lambda: None
                 train_block(layers, block, norms, data, window, settings, rng, advance=advance)
@@ -246,9 +247,8 @@ def _identity(
     arrays = [tensor.numpy() for tensor in model.state_dict().values()]
     arrays += [x for batch in images for x in batch]
     described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
-    parts = [text.encode() for text in described] + [
-        memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays
-    ]
+    parts: list[Any] = [text.encode() for text in described]
+    parts += [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
     return digest(parts)
 
 

@@ -175,8 +175,10 @@ def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
 class _Sparing:
     """Mixed into a quantized layer, whose class is `_in_fp32`."""
 
-    _in_fp32: type[nn.Layer]
+    _in_fp32: Any
     amp: AmpContext
+    plan: Any
+    training: bool
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         with self.amp.outside():
