@@ -331,3 +331,20 @@ def test_a_package_names_its_modules(package):
     listed = {word.rstrip("/") for row in rows for word in re.findall(r"`([^`]+)`", row)}
     gone = listed - modules - {path.name for path in package.iterdir() if path.is_dir()}
     assert not gone, f"{package.name}/__init__.py lists {sorted(gone)}, which it does not have"
+
+
+def test_private_operators_of_paddle_are_for_accel_alone() -> None:
+    """`paddle._C_ops` is called or replaced in one package, and by the function that allocates tensors."""
+    sources = (ROOT / "lowbit").rglob("*.py")
+    users = {
+        path.relative_to(ROOT / "lowbit").as_posix() for path in sources if _uses_private_operators(path)
+    }
+    assert {name for name in users if not name.startswith("accel/")} == {"numerics/fused.py"}
+
+
+def _uses_private_operators(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.Name | ast.Attribute)
+        and getattr(node, "id", getattr(node, "attr", "")) == "_C_ops"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    )

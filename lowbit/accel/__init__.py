@@ -3,6 +3,7 @@
 | module | has |
 |---|---|
 | `op_overrides` | replaces operators and methods inside a `with`, in its thread only |
+| `amp_autocast` | mixed precision: operators that are rounded to bf16 or fp16 |
 | `convolutions`, `bf16_products` | convolutions in fp32, and products in bf16, by oneDNN |
 | `onednn`, `onednn_objects` | oneDNN in Paddle's wheel: products; its C interface |
 | `norm_ops`, `fused_norm` | batch norm, ReLU, max-pool by lowbit's kernels; batch norm with sum and ReLU |

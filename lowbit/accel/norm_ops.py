@@ -263,3 +263,8 @@ def attached_scale(y: Tensor) -> Tensor | None:
 
 _OPERATORS = {Activation.RELU6: "relu6", Activation.HARDSWISH: "hardswish"}  # that are Paddle's own
 _OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})
+
+
+def batch_norm_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """Paddle's operator behind every batch norm, or what stands in its place, with its own arguments."""
+    return _C_ops.batch_norm(*arguments)

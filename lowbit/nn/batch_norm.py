@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddle import Tensor, _C_ops, nn
+from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
+from lowbit.accel.norm_ops import batch_norm_operator
 from lowbit.errors import LowbitError
 from lowbit.nn.bn_folding import BATCH_NORM, Pair, has_paddles_forward
 from lowbit.nn.eval_mode import eval_mode
@@ -199,7 +200,7 @@ def _global_statistics(x: Tensor, layout: str) -> tuple[Tensor, Tensor, float]:
     zeros = paddle.zeros([channels])
     # The kernel's statistics (momentum 0: this batch's own) rather than operators of Python, which mixed
     # precision would round.
-    _, mean, variance, *_ = _C_ops.batch_norm(
+    _, mean, variance, *_ = batch_norm_operator(
         x, zeros, paddle.ones([channels]), None, None, False, 0.0, 1e-5, layout, False, False
     )
     mean, variance = mean.cast("float64"), variance.cast("float64")
@@ -229,7 +230,7 @@ class _Normalize(PyLayer):
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.count, ctx.epsilon, ctx.layout = count, epsilon, layout
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
-        y, *_ = _C_ops.batch_norm(x, mean, variance, weight, bias, True, 0.0, epsilon, layout, True, False)
+        y, *_ = batch_norm_operator(x, mean, variance, weight, bias, True, 0.0, epsilon, layout, True, False)
         return y
 
     @staticmethod

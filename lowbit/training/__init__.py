@@ -5,7 +5,7 @@
 | `loop`, `step` | the training loop; one step |
 | `session`, `inputs` | all that the loop needs, built from a config; the data loaders |
 | `optimizers`, `losses` | optimizers and learning rates; losses and distillation |
-| `mixed_precision`, `amp_autocast` | bf16 and fp16: levels and loss scaling; the operators that are rounded |
+| `mixed_precision` | bf16 and fp16: levels and loss scaling |
 | `quantization`, `post_training` | the config's recipe in a model; calibration without training |
 | `finetune`, `config_check` | settings for `--finetune`; whether a config can be trained |
 | `checkpoint`, `checkpoint_manager`, `resume` | the file; when it is written; what must be equal to go on |
