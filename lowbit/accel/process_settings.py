@@ -7,7 +7,7 @@ child processes inherit it. On Intel the library chooses well by itself, and the
 back from AVX-512, so it is never made there. It changes the last bits of results, so checkpoints record it
 (`training/resume.py`).
 
-The allocator: every page that the system hands out anew costs a call into it, and it fills it with zeros.
+The allocator: every page that the system hands out again costs a call into it, and it fills it with zeros.
 glibc gives pieces of more than 32 MB back at once, unless it is told to take none from the system for them
 alone: of a ResNet18 step at 224² on a CPU that was a quarter. `keep_freed_memory` tells it so.
 """
@@ -94,7 +94,8 @@ def decide_amd_fix(cpu: CpuInfo | None = None, environ: MutableMapping[str, str]
         )
     if not (cpu.has("avx2") and cpu.has("fma")):  # the forced path would end the process: illegal instruction
         return AmdFix(
-            FixStatus.IMPOSSIBLE, "AMD fix left out: this AMD processor has no AVX2 and FMA, which it needs"
+            FixStatus.IMPOSSIBLE,
+            "AMD fix not applied: this AMD processor has no AVX2 and FMA, which it needs",
         )
     return AmdFix(FixStatus.APPLIED, f"AMD fix applied: {SETTING}={AVX2_PATH} ({SWITCH}=0 switches it off)")
 

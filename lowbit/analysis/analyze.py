@@ -27,7 +27,7 @@ FILE = "analysis.json"
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """The run of a checkpoint, or the folder of one that stands alone.
+    """The run of a checkpoint, or the folder of one that is not in a run folder.
 
     >>> folder_of(Path("runs/w4a4/checkpoints/best.lowbit"))
     PosixPath('runs/w4a4')
@@ -71,7 +71,7 @@ class Store:
                     raise ValueError("an entry without its checkpoint")
             return entries
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise LowbitError(f"cannot read {self._path} ({error}): remove it to analyze anew") from None
+            raise LowbitError(f"cannot read {self._path} ({error}): remove it to analyze again") from None
 
 
 def rank(
@@ -86,8 +86,8 @@ def rank(
     `only_loss` is the loss that the layer adds when it alone is quantized, `without_loss` the loss that goes
     away when it alone is not; `only_top1` and `without_top1` are the accuracies, `divergence` how far the
     answers move when it alone is quantized (KL divergence, in nats). The order is by `only_loss`:
-    without a layer, the errors that others have added before it are seen in another light, too. A layer has
-    two gradients, one for each product of the way back: the row has the figures of the one with the lower
+    without a layer, the errors that others have added before it are seen differently. A layer has
+    two gradients, one for each backward product: the row has the figures of the one with the lower
     SQNR, and both histograms.
     """
     rows = []
@@ -168,7 +168,7 @@ def analyze(
 ) -> Measurement:
     """Measures every layer on the loader's images.
 
-    With a store, the result is kept there, and an interrupted call goes on where it stopped.
+    With a store, the result is kept there, and an interrupted call continues where it stopped.
 
     analyze(model, loader).ranking[0]["name"]
     """
@@ -180,7 +180,7 @@ def analyze(
     sums = Sums()
     if kept:
         sums = Sums.of(kept["sums"])
-        display.message(f"going on after {sums.images} images of an earlier analysis")
+        display.message(f"continuing after {sums.images} images of an earlier analysis")
     runs = 2 * len(quantized_layers(model)) + 2
     display.begin("analyze", runs * len(loader), runs * sums.batches)
     with fast_convolutions(wanted=fast):

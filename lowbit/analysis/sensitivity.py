@@ -47,7 +47,7 @@ class Recording:
 
 @contextmanager
 def recording(layers: Mapping[str, nn.Layer]) -> Iterator[Recording]:
-    """Within it, what the layers give is kept.
+    """Within it, the outputs of layers are recorded.
 
     with recording(layers_by_name(model)) as seen:
         model(images)

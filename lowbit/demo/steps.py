@@ -90,7 +90,7 @@ def make_folder(folder: Path) -> None:
 def make_stages(folder: Path) -> list[list[DemoStep]]:
     """All steps; those of one stage do not need each other and can run at once.
 
-    What measures time has a stage of its own.
+    Timing steps have a separate stage.
     """
     from_scratch = [_train(folder, one) for one in TRAININGS if not one.from_fp32]
     from_fp32 = [_train(folder, one) for one in TRAININGS if one.from_fp32]
@@ -192,7 +192,7 @@ def run_stages(stages: Sequence[Sequence[DemoStep]], *, at_once: int) -> None:
             with ThreadPoolExecutor(at_once) as pool:
                 found = list(pool.map(lambda step: _run(step, display, interruption, failed), stage))  # noqa: B023
             if interruption.asked:
-                display.say("interrupted; the same command goes on from here")
+                display.say("interrupted; the same command continues from here")
                 raise KeyboardInterrupt
             for reason in filter(None, found):
                 raise LowbitError(reason)

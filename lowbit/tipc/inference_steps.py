@@ -42,7 +42,7 @@ class Model:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One point of the grid: its arguments behind the device, and the name of its log."""
+    """One point of the grid: its arguments after the device, and the name of its log."""
 
     word: str
     gpu: bool
@@ -261,7 +261,7 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
 
 
 def _add_post_quantization(build: Builder, config: ChainConfig, field: Field, into: Field) -> Step:
-    """The step that writes `quant_post_static_model` beside the model it quantizes."""
+    """The step that writes `quant_post_static_model` next to the model it quantizes."""
     words = split_words(field, field.value)
     option_name = "Global.save_inference_dir="
     given = [word.removeprefix(option_name) for word in words if word.startswith(option_name)]
