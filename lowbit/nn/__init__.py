@@ -1,4 +1,4 @@
-"""Quantized layers and what is done with them. Start with `convert.prepare`, then `quant_layers`.
+"""Quantized layers, their conversion and calibration. Start with `convert.prepare`, then `quant_layers`.
 
 One convolution of W4A4G4: `quant_layers` → `qt_autograd` → `quantizer` → `qtensor` → `int_matmul` →
 `lowbit.kernels.gemm`. Fused blocks are in `fused_blocks`, batch norm in `batch_norm` and `bn_folding`,

@@ -82,7 +82,7 @@ class Preparation:
 
 
 def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
-    """The model, in place, with every layer that the recipe quantizes turned into a quantized one.
+    """Replace, in place, every layer that the recipe quantizes by a quantized one; returns the model.
 
     Weights keep their names, so an fp32 checkpoint can be loaded before or after. Make the optimizer after:
     LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
@@ -158,7 +158,7 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
 
 
 def note_preparation(model: nn.Layer, preparation: Preparation) -> None:
-    """What `preparation_of` says of the model from now on."""
+    """Set the result of `preparation_of` for the model."""
     setattr(model, _ATTRIBUTE, preparation)
 
 
@@ -219,7 +219,7 @@ def _batch_norms(model: nn.Layer) -> dict[str, nn.Layer]:
 def set_executor(
     model: nn.Layer, executor: Executor, *, device: str = "cpu", qat_in_floats: bool = False
 ) -> list[str]:
-    """Lets the quantized layers of a prepared model multiply so; returns lines that the user must see.
+    """Set the executor of the quantized layers of a prepared model; returns messages for the user.
 
     `auto` takes integers where the scales allow it, `integer` is an error where they do not. In quantization-
     aware training it is about forward alone. `qat_in_floats` is for mixed precision, on whose grid the

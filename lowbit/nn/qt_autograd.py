@@ -243,7 +243,7 @@ class _QTLinear(PyLayer):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if paddle.is_grad_enabled():
-            raise LowbitError("there are no gradients of gradients through a layer in low precision")
+            raise LowbitError("second-order gradients are not supported for layers in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
         operands = ctx.operands
         # Where both products need it, dY is read once for the scales of both.

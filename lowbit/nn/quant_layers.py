@@ -273,5 +273,5 @@ def has_quantized_layers(model: nn.Layer) -> bool:
 def _quantized_class(kind: type[nn.Layer], base: type[nn.Layer]) -> type[nn.Layer]:
     if kind is base:
         return QUANTIZED[base]
-    # A class of the user's own without a forward of its own: its other methods stay.
+    # A class of the user's own without its own forward: its other methods stay.
     return type(f"Quantized{kind.__name__}", (QUANTIZED[base], kind), {"__module__": kind.__module__})

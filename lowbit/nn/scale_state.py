@@ -1,4 +1,4 @@
-"""Scales that live longer than a call: what calibration has seen, running ranges, learned scales."""
+"""State of scales: calibration statistics, running ranges, learned scales."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class CalibrationStats:
         return self._means[name].range()
 
     def see(self, x: Tensor) -> Tensor:
-        """Take in a batch, unless a value of it is not finite; returns what the layer shall go on with."""
+        """Add a batch, unless a value of it is not finite; returns the tensor to continue with."""
         with paddle.no_grad():
             is_finite = self._take_in(x.detach())
         if not (is_finite and self.wants_gradients):
@@ -123,7 +123,7 @@ class CalibrationStats:
         return waiting
 
     def weigh(self, x: Tensor, gradient: Tensor | None) -> None:
-        """Take in how much the answers depend on values that were seen; None: not at all."""
+        """Add the gradients of the outputs with respect to the values seen; None means no dependence."""
         if gradient is not None and bool(paddle.isfinite(gradient).all()):
             self._sensitivity.add(x.numpy(), gradient.numpy())
 
@@ -169,7 +169,7 @@ class CalibrationStats:
 
 
 def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
-    """Where PACT's bound starts; one for a whole large tensor is found from every n-th value of it."""
+    """The initial value of PACT's bound; for a large tensor, from every n-th value."""
     x = x.detach()
     stride = x.size // _ENOUGH
     if len(axes) == x.ndim and stride > 1:
@@ -182,7 +182,7 @@ def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
 
 
 def initial_step(spec: TensorSpec, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
-    """Where a learned step starts: LSQ's own value, or the scale of an observer other than minmax."""
+    """The initial value of a learned step: LSQ's formula, or the scale of an observer other than minmax."""
     if spec.observer.name == "minmax":
         return lsq_initial_step(x, grid, axes)
     return spec.observer(x.detach(), grid, axes)
@@ -222,7 +222,7 @@ class RunningRange(nn.Layer):
         return bool(self._buffers["entered"].item())
 
     def update(self, range_: Tensor) -> bool:
-        """Take in a batch's ranges; one that is not finite is counted and left out. Returns if it entered."""
+        """Add the ranges of a batch and return whether they are finite; others are counted and skipped."""
         return self._update(range_, self._saved())
 
     def restart(self, range_: Tensor) -> bool:
@@ -302,7 +302,7 @@ class LearnedScale(nn.Layer):
 
     @property
     def is_known(self) -> bool:
-        """Whether the value has been started, here or in the run that a checkpoint comes from."""
+        """Whether the value is initialized, here or by a checkpoint."""
         return bool(self._buffers["known"].item())
 
     def forget(self) -> None:
@@ -310,7 +310,7 @@ class LearnedScale(nn.Layer):
         self.known.set_value(np.zeros([1], np.int32))
 
     def start(self, value: Tensor) -> bool:
-        """Set the first value, unless it is not finite; returns whether it was set."""
+        """Initialize the value, unless it is not finite; returns whether it was set."""
         first = value.numpy().astype(np.float32)
         if not np.isfinite(first).all():
             return False

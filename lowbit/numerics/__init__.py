@@ -1,4 +1,4 @@
-"""What a low-bit number is, and how a tensor becomes one. Start with `grid` and `fake_quant`.
+"""Grids, scales, rounding and fake quantization. Start with `grid` and `fake_quant`.
 
 | module | has |
 |---|---|

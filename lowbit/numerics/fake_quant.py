@@ -57,7 +57,7 @@ def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding | None) -> Te
 
 
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
-    """The values that integers stand for: q * scale.
+    """The values of integers: q * scale.
 
     >>> dequantize(paddle.to_tensor([1.0, -8.0]), paddle.to_tensor([0.5])).tolist()
     [0.5, -4.0]

@@ -19,7 +19,7 @@ from lowbit.errors import LowbitError, nearest
 class Grid:
     """A set of representable values.
 
-    `storage` is the Paddle type that holds them; None stands for the tensor's own, so that nothing is
+    `storage` is the Paddle type that holds them; None means the tensor's own, so that nothing is
     rounded. An integer grid has `bits`, and a value of it is an integer times a scale:
 
     >>> grid = parse_grid("int4")
@@ -69,7 +69,7 @@ class Grid:
 
     def _integer_bits(self) -> int:
         if self.bits is None:
-            raise LowbitError(f"{self.name} is no integer grid: use one of {_INTEGER_WORDS}")
+            raise LowbitError(f"{self.name} is not an integer grid: use one of {_INTEGER_WORDS}")
         return self.bits
 
 
@@ -115,7 +115,7 @@ def grid_names() -> list[str]:
 
 
 def parse_grid(word: str) -> Grid:
-    """The grid that a word stands for; an unknown word is an error with the nearest valid one.
+    """Parse a grid; an unknown word is an error with the nearest valid one.
 
     >>> parse_grid("uint4").highest
     15
@@ -141,7 +141,7 @@ def _what_instead(word: str) -> str:
 def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
     """The values of `x` rounded to the nearest on the grid (half to even), held in the type of `x`.
 
-    What lies beyond the largest finite value becomes Inf, and NaN stays NaN, as in hardware. The
+    Values beyond the largest finite value become Inf, and NaN stays NaN, as in hardware. The
     gradient goes straight through, rounded to the same grid: a pair of casts, which rounds the value,
     rounds what comes back along it too, and that is what training in that type does.
 
@@ -161,7 +161,7 @@ class _Float16OnCpu(PyLayer):
     """The pair of casts by NumPy.
 
     Paddle's CPU cast to float16 is wrong far below the grid: between 1.6e-27 and 6.7e-24 it gives up to
-    6e-5 in the place of 0 (3.3.1). NumPy's is right, and no slower.
+    6e-5 instead of 0 (3.3.1). NumPy's is right, and no slower.
     """
 
     @staticmethod

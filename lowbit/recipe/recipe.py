@@ -25,7 +25,7 @@ _Settings = dict[str, dict[str, dict[str, Any]]]
 
 
 class Calibration(FrozenSection):
-    """Batches that are only looked at, before training, to choose the first scales.
+    """Calibration batches, used before training to choose the first scales.
 
     `correct_bias` takes out of the biases what the rounded weights add to the outputs on average.
     """
@@ -41,7 +41,7 @@ class Calibration(FrozenSection):
 
 
 class BatchNorm(FrozenSection):
-    """What becomes of a batch norm behind a quantized layer.
+    """What becomes of a batch norm after a quantized layer.
 
     `fold: training` quantizes the weight with the batch norm folded into it; `export` folds when exporting.
     """
@@ -174,10 +174,10 @@ class LayerPlan:
 
 
 class Recipe(FrozenSection):
-    """Rules in their order, later ones over earlier ones, and settings for the model as a whole.
+    """Ordered rules that give every layer its plan, and settings for the whole model.
 
-    `outputs: quantized` puts every tensor between two quantized layers on a grid, those that sums, pools and
-    activations read included, so that engines compute all of it in integers.
+    Later rules override earlier ones. `outputs: quantized` quantizes every tensor between two quantized
+    layers, also the inputs of sums, pools and activations, so that engines compute all of it in integers.
 
     >>> recipe = Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])
     >>> str(recipe.plans(nn.Sequential(nn.Linear(4, 2)))["0"].forward.weight)
@@ -316,7 +316,7 @@ def _plan_of(settings: _Settings) -> Plan:
     for product, operands in settings.items():
         specs = {}
         for operand, keys in operands.items():
-            # What went with another grid rests until a rule gives one again.
+            # Settings for another grid have no effect until a rule sets such a grid again.
             used = {"grid": keys["grid"]} if _is_without_scales(keys) else keys
             specs[operand] = _spec_of(f"{product}.{operand}", used)
         products[product] = PRODUCTS[product](**specs)

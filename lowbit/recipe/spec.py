@@ -65,7 +65,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_setting(key: str, word: str) -> Any:
-    """The value that a word stands for in a TensorSpec; an unknown word is an error with the nearest one.
+    """Parse one setting of a TensorSpec; an unknown word is an error with the nearest one.
 
     >>> parse_setting("granularity", "WNH")
     Granularity(letters='NHW')

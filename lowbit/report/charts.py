@@ -130,7 +130,7 @@ def weight_histograms(path: Path, *, trust: bool = False) -> tuple[dict[str, Any
 
 
 def shorten(value: float | None, digits: int = _DIGITS) -> float | None:
-    """A number with so many significant digits; None, JSON's null, where it is no number.
+    """A number with so many significant digits; None, JSON's null, where it is not a number.
 
     >>> shorten(0.123456), shorten(1234567.0), shorten(float("nan"))
     (0.1235, 1235000, None)

@@ -105,7 +105,7 @@ def begin_run(
 ) -> MetricsLog | None:
     """Shows the notes, moves an earlier run aside and records this one; the log is the first rank's.
 
-    `resumed` is the checkpoint that the session goes on from.
+    `resumed` is the checkpoint that the session continues from.
     """
     for line in session.notes:
         display.message(line)
@@ -161,7 +161,7 @@ def _train_epochs(
     if progress.epoch >= config.Global.epochs:
         display.message(
             f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done "
-            "(raise Global.epochs to go on)"
+            "(raise Global.epochs to continue)"
         )
     while progress.epoch < config.Global.epochs and not _stops_early(session):
         epoch = progress.epoch
@@ -263,7 +263,7 @@ def train_epoch(
     every, steps, topk = config.Global.print_batch_step, len(loader), config.train_topk
     take_step = TrainingStep(session)
     session.network.train()
-    # A checkpoint within an epoch holds the sums of all ranks; the first one goes on with them.
+    # A checkpoint within an epoch holds the sums of all ranks; the first one continues with them.
     sums = np.array(progress.meter) if progress.meter and ranks.is_first else None
     meter = Meter(topk, sums, session.loss_parts)
     window, window_start = Meter(topk, parts=session.loss_parts), time.perf_counter()

@@ -125,7 +125,7 @@ class Session:
         return describe_layers(preparation_of(self.model).layers) if self.recipe else None
 
     def evaluate(self, display: PlainDisplay, model: paddle.nn.Layer | None = None) -> dict[str, float]:
-        """Loss and accuracies on the validation images, of the model as it stands or of another one."""
+        """Loss and accuracies on the validation images, of the model as it is or of another one."""
         with self.deployed_weights() if model is None else nullcontext():
             return evaluate(
                 self.model if model is None else model,
@@ -148,7 +148,7 @@ class Session:
         return self.average.applied() if self.average else nullcontext()
 
     def snapshot(self) -> Checkpoint:
-        """The run as it stands, to be saved."""
+        """The run as it is, to be saved."""
         model = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
         averages = self.average.arrays() if self.average else {}
         return Checkpoint(
@@ -167,7 +167,7 @@ class Session:
         )
 
     def not_finite(self, snapshot: Checkpoint | None = None) -> list[str]:
-        """What holds NaN or Inf of the weights and the optimizer's state: no step can mend these."""
+        """What holds NaN or Inf of the weights and the optimizer's state: no step can repair these."""
         snapshot = snapshot or self.snapshot()
         return not_finite(snapshot.model | snapshot.trained | snapshot.optimizer, self.model)
 
@@ -210,7 +210,7 @@ class Session:
             yield paddle.to_tensor(batch.images)
 
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
-        """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""
+        """Resumes from a checkpoint; what would not be the same run is an error or a note."""
         different = differences(checkpoint, self, path)
         sums = len(Meter(self.config.train_topk, parts=self.loss_parts).sums)
         if len(checkpoint.progress.meter) not in (0, sums):
@@ -236,7 +236,7 @@ class Session:
 def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     """Builds the parts in an order that makes the same seed give the same run.
 
-    `insist_on_device`: the device was asked for in so many words, not just by a config file that came so.
+    `insist_on_device`: the device was requested explicitly, not only by a config file.
     """
     if config.DataLoader.Train is None:
         raise LowbitError("the config has no DataLoader.Train section: there is nothing to train on")
@@ -282,9 +282,9 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         )
         if left:
             what = "weights of a quantized model, taken without what its quantizers had learned"
-            notes.append(f"{source}: {what} (to go on with all of it: --resume)")
+            notes.append(f"{source}: {what} (to continue with all of it: --resume)")
         if renewed:
-            notes.append(f"{source}: taken, but for a new classifier ({', '.join(renewed)})")
+            notes.append(f"{source}: loaded, except for a new classifier ({', '.join(renewed)})")
     elif config.Arch.pretrained:
         notes.append(
             "Arch.pretrained: True, but lowbit downloads nothing: training starts from random weights. For "
