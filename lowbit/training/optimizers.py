@@ -65,18 +65,20 @@ def _progress(schedule: Schedule, epoch: float, epochs: int) -> float:
 
 
 def _cyclic(schedule: Schedule, step: int) -> float:
-    up = schedule.step_size_up
+    up, low, top = schedule.step_size_up, schedule.base_learning_rate, schedule.max_learning_rate
+    assert up is not None and low is not None and top is not None  # the schema requires them
     down = schedule.step_size_down or up
     cycle, within = divmod(step, up + down)
     height = within / up if within <= up else (up + down - within) / down
     shrunk = {"triangular": 1.0, "triangular2": 0.5**cycle, "exp_range": schedule.exp_gamma**step}
-    low = schedule.base_learning_rate
-    return low + (schedule.max_learning_rate - low) * height * shrunk[schedule.mode]
+    return low + (top - low) * height * shrunk[schedule.mode]
 
 
 def _one_cycle(schedule: Schedule, step: int, total: int) -> float:
     """Up and down between rates at given steps, as in paddle.optimizer.lr.OneCycleLR."""
-    first, top = schedule.max_learning_rate / schedule.divide_factor, schedule.max_learning_rate
+    top = schedule.max_learning_rate
+    assert top is not None  # the schema requires it
+    first = top / schedule.divide_factor
     length = schedule.phase_pct * total
     corners = [(0.0, first), (length - 1, top)]
     corners += [(2 * length - 2, first)] * schedule.three_phase

@@ -1,6 +1,7 @@
 """Converters of Paddle's operators to ONNX: functions under `@converts("name")`, listed by `registry`.
 
-By kind: `products`, `normalization`, `elementwise`, `shapes`, `indexing`, `spatial`.
+By kind: `products`, `normalization`, `elementwise`, `constants`, `reductions`, `shapes`, `slices`,
+`indexing`, `spatial`.
 """
 
 from lowbit.deploy.onnx.converters import (  # noqa: F401
