@@ -206,7 +206,9 @@ class _Graph:
                 if owner is None:
                     without.append(self._describe(node, readers))
                     continue
-                names = tuple(dict.fromkeys(one.name for one in readers if one.kind == "layer"))
+                # In training a dropout scales what it keeps: behind one, a layer has a scale of its own.
+                sharing = self._readers(value, behind_dropout=False)
+                names = tuple(dict.fromkeys(one.name for one in sharing if one.kind == "layer"))
                 spec_of = names[0] if names else self.next_layer[value]
                 found.append(Edge(owner.name, owner.kind, names, spec_of))
                 grids[value] = (owner.name, owner.kind)
@@ -270,13 +272,16 @@ class _Graph:
         is_bias = kind == "add" and len(node.inputs) == 1  # the other operand is a constant
         return before in ("layer", *_PRODUCTS) and (kind == "batch_norm" or is_bias)
 
-    def _readers(self, value: str) -> list[_Node]:
+    def _readers(self, value: str, *, behind_dropout: bool = True) -> list[_Node]:
         """Who computes with it, or with values that were moved only."""
         found: list[_Node] = []
         for node in self.users.get(value, []):
+            if node.kind == "dropout" and not behind_dropout:
+                continue
             if node.kind in ("input", "output") or node.moves:
                 for moved in node.outputs:
-                    found += [one for one in self._readers(moved) if one not in found]
+                    readers = self._readers(moved, behind_dropout=behind_dropout)
+                    found += [one for one in readers if one not in found]
             elif node not in found:
                 found.append(node)
         return found
@@ -386,11 +391,25 @@ def _read(program: Any, layers: set[str]) -> list[_Node]:
 
 
 def _pixels(kind: str, operation: Any) -> int:
-    """Of how many pixels each result of a pool is the mean, if it is that of all."""
-    if kind != "pool2d" or operation.attrs()["data_format"] != "NCHW":
+    """Of how many pixels the result of a pool is the mean, if it gives one for the image; else 0."""
+    attributes = operation.attrs()
+    if kind != "pool2d" or attributes["data_format"] != "NCHW":
         return 0
     before, after = operation.operands_source()[0].shape[2:], operation.results()[0].shape[2:]
-    return math.prod(before) if math.prod(after) == 1 and min(before) > 0 else 0
+    if math.prod(after) != 1 or min(before) <= 0:
+        return 0
+    if attributes["adaptive"] or attributes["global_pooling"]:
+        return math.prod(before)
+    window = _window(operation)
+    inside = len(window) == 2 and all(size <= whole for size, whole in zip(window, before, strict=True))
+    return math.prod(window) if inside and not any(attributes["paddings"]) else 0
+
+
+def _window(operation: Any) -> list[int]:
+    """The kernel of a pool; nothing where it is computed."""
+    maker = operation.operands_source()[1].get_defining_op()
+    sizes = maker.attrs().get("value", [])
+    return [int(size) for size in sizes] if isinstance(sizes, list | tuple) else []
 
 
 def _moves(kind: str, attributes: Mapping[str, Any], used: list[str], not_zeros: set[str]) -> bool:

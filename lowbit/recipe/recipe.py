@@ -42,10 +42,11 @@ class Calibration(FrozenSection):
 class BatchNorm(FrozenSection):
     """What becomes of a batch norm behind a quantized layer.
 
-    `fold: training` quantizes the weight with the batch norm folded into it; `export` folds when exporting.
+    `fold: training` quantizes the weight with the batch norm folded into it; `calibration` folds for good,
+    before the scales are chosen; `export` folds when exporting.
     """
 
-    fold: Literal["training", "export"] = "export"
+    fold: Literal["training", "calibration", "export"] = "export"
     freeze_after: Count | None = None  # steps, after which its statistics stand still
 
 
@@ -159,6 +160,12 @@ class Recipe(FrozenSection):
     outputs: Literal["full", "quantized"] = "full"
     matmul: ActivationMatmul | None = None
     reconstruction: Reconstruction | None = None
+
+    @model_validator(mode="after")
+    def _has_batches_to_fold(self) -> Recipe:
+        if self.batch_norm.fold == "calibration" and not self.calibration.steps:
+            raise ValueError("batch_norm.fold: calibration needs calibration: {steps: 10}")
+        return self
 
     @model_validator(mode="after")
     def _has_batches_for_matmul(self) -> Recipe:

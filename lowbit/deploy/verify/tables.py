@@ -84,7 +84,13 @@ def _about_answers(report: Report) -> list[str]:
         change = points(report.model.top1 - report.fp32.top1)
         lines.append(f"Quantized minus fp32: {change} points of top-1.")
     if report.integers is not None:
-        if report.integers_unequal == 0:
+        if report.by_network is not None:
+            lines.append(
+                f"The trained model itself computed {report.by_network} of the images, spread evenly: all "
+                f"{report.integers_compared:,} integers of all quantized layers are exactly those of the "
+                "integer reference (lowbit's runtime), which stands in for it on the others."
+            )
+        elif report.integers_unequal == 0:
             lines.append(
                 f"Integer reference: all {report.integers_compared:,} integers of all quantized layers are "
                 "exactly the trained model's."

@@ -80,14 +80,21 @@ bool absorb_sum(const Facts& facts, int tensor, Chain* chain) {
     return true;
 }
 
-// The only reader of an integer tensor, if it turns it into floats: its output, or -1.
+// The only reader of an integer tensor, if it turns it into floats: its output, or -1. Floats that are rounded
+// to the same grid again stay what they are.
 int only_values(const Facts& facts, int tensor, std::vector<int>* nodes) {
     const int node = next(facts, tensor, "DequantizeLinear");
     if (node < 0) return -1;
     const int out = facts.graph().nodes[node].outputs[0];
     if (facts.source(out) != tensor) return -1;
     nodes->push_back(node);
-    return out;
+    std::vector<int> longer = *nodes;
+    const int again = next_integers(facts, out, &longer);
+    if (again < 0 || !(facts.integers(again)->grid == facts.integers(tensor)->grid)) return out;
+    const int values = only_values(facts, again, &longer);
+    if (values < 0) return out;
+    *nodes = longer;
+    return values;
 }
 
 // Behind `functions` of the integer tensor `from`, whose value is `at`: more functions of one number, then
