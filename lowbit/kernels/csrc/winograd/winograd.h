@@ -9,8 +9,8 @@
 // the int16 micro-kernel of gemm/. Files:
 //   winograd.cpp     when it applies; forward and grad_input
 //   grad_weight.cpp  grad_weight
-//   transforms.h     tiles of an image, and the transforms for each instruction set; transforms.cpp has the
-//   formulas
+//   transforms.h     tiles of an image, and the transforms for each instruction set
+//   transforms.cpp   their formulas
 #pragma once
 #include "gemm/conv_gemm.h"
 #include "gemm/grad_weight.h"
