@@ -28,7 +28,7 @@ from lowbit.deploy.paddle_int8.integer_conv import emit, place_integer_convs
 from lowbit.deploy.paddle_int8.merge import merge
 from lowbit.deploy.paddle_int8.program import trace, write_program
 from lowbit.errors import LowbitError
-from lowbit.nn import eval_mode, is_quantized
+from lowbit.nn import edge_quantizers, eval_mode, is_quantized
 
 # The difference's RMS over that of the answers. The sums are exact; but where a value lies on the edge of two
 # integers, a float that is rounded otherwise in its last bit moves it by a step, and from layer to layer
@@ -100,6 +100,11 @@ def _quantized_layers(model: nn.Layer, model_name: str) -> list[nn.Layer]:
     layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
     if not layers:
         raise LowbitError(f"{model_name} is not quantized: there are no integers to write it in int8 with")
+    if edge_quantizers(model):
+        raise LowbitError(
+            f"{model_name} quantizes the tensors between its layers, too (outputs: quantized), which Paddle's "
+            "int8 form keeps in floats: deploy its ONNX file, or quantize with outputs: full"
+        )
     weights = Counter(layer.weight.name for layer in layers)
     for layer in layers:
         if weights[layer.weight.name] > 1:
