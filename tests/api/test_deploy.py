@@ -18,6 +18,7 @@ from lowbit.api.writer import Writer
 from lowbit.deploy.gains import EngineGain
 from lowbit.deploy.model_files import read_inference_yml
 from lowbit.errors import LowbitError
+from tests.support.networks import ResidualBlock
 from tests.support.own_networks import LOW, PTQ, QAT, TwoInputs, build, step
 
 
@@ -231,6 +232,26 @@ def test_a_form_that_is_slower_than_fp32_is_named(images, tmp_path, export_times
     assert all(gain.is_slower for one in made.formats for gain in one.engines)
     assert "SLOWER THAN FP32: paddle in Paddle Inference" in str(made) and "--form fp32" in str(made)
     assert "faster" not in str(lowbit.export(net, tmp_path, example=images[:3], latency=False)).split("\n")[1]
+
+
+@pytest.mark.parametrize("recipe", ["ptq_w8a8", "ptq_w7a8", "qat_w8a8", "qat_w7a8"])
+def test_recipes_with_quantized_outputs(recipe, images, labels, tmp_path):
+    """A residual network by each of them, trained for some steps where that is what it is for."""
+    paddle.seed(0)
+    layers = [nn.Conv2D(3, 4, 3, padding=1), nn.BatchNorm2D(4), nn.ReLU(), ResidualBlock()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(4, 4))
+    net(paddle.to_tensor(images))
+    net = lowbit.quantize(net.eval(), recipe, data=[images])
+    if recipe.startswith("qat"):
+        net.train()
+        for _ in range(3):
+            step(net, images, labels)
+    made = lowbit.export(net.eval(), tmp_path, example=images, latency=False)
+    gains = {gain.engine: gain for one in made.formats for gain in one.engines}
+    assert {"paddle", "onnxruntime", "openvino", "lowbit"} <= gains.keys()
+    exact = 1e-6 if recipe.startswith("ptq") else 0.01  # a trained bias is rounded in the file
+    for gain in gains.values():
+        assert gain.same_class == 1 and gain.relative_difference < exact, gain
 
 
 def test_without_an_fp32_network_to_compare_with_latency_is_left_out(images, tmp_path, monkeypatch):

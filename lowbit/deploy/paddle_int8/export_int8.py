@@ -102,8 +102,8 @@ def _quantized_layers(model: nn.Layer, model_name: str) -> list[nn.Layer]:
         raise LowbitError(f"{model_name} is not quantized: there are no integers to write it in int8 with")
     if edge_quantizers(model):
         raise LowbitError(
-            f"{model_name} quantizes the tensors between its layers, too (outputs: quantized), which Paddle's "
-            "int8 form keeps in floats: deploy its ONNX file, or quantize with outputs: full"
+            f"{model_name} quantizes the tensors between its layers, too (outputs: quantized), which "
+            "Paddle's int8 form keeps in floats: deploy its ONNX file, or quantize with outputs: full"
         )
     weights = Counter(layer.weight.name for layer in layers)
     for layer in layers:
