@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import paddle
 from paddle import nn
 
+from lowbit.accel.convolutions import fast_convolutions
 from lowbit.data.loader import Batch
 from lowbit.deploy.verify.agreement import Agreement, measure_agreement, model_answer
 from lowbit.deploy.verify.candidates import Candidate
@@ -174,15 +176,16 @@ def verify(
         others["integers"] = reference
     if baseline is not None:
         others[FP32] = predictions.record(FP32, model_answer(baseline))
-    sampled = _prove(reference, loader, limit, watch) if runs and reference is not None else []
-    watch.begin("verify", len(loader))
-    own, results = measure_agreement(
-        predictions.record(MODEL, model_answer(model) if reference is None else reference.model_answer),
-        others,
-        predictions.labelled(loader.epoch(0)),
-        only=dict.fromkeys(_AS_SLOW_AS_THE_NETWORK, sampled) if sampled else {},
-        on_batch=watch.advance,
-    )
+    with fast_convolutions(wanted=paddle.device.get_device() == "cpu"):
+        sampled = _prove(reference, loader, limit, watch) if runs and reference is not None else []
+        watch.begin("verify", len(loader))
+        own, results = measure_agreement(
+            predictions.record(MODEL, model_answer(model) if reference is None else reference.model_answer),
+            others,
+            predictions.labelled(loader.epoch(0)),
+            only=dict.fromkeys(_AS_SLOW_AS_THE_NETWORK, sampled) if sampled else {},
+            on_batch=watch.advance,
+        )
     report = Report(
         limit=limit,
         model=own,
@@ -194,7 +197,8 @@ def verify(
     if reference is not None:
         report.integers_compared, report.integers_unequal = reference.integers, reference.unequal
         report.integers_first_layer = reference.first_layer
-        report.by_network = reference.by_network if reference.stands_in else None
+        if reference.stands_in and reference.by_network < own.images:
+            report.by_network = reference.by_network
     for candidate, engine in zip(candidates, report.engines, strict=True):
         if quantized and candidate.onnx is not None and (layers or engine in report.failing):
             engine.layers = _look_at_layers(model, candidate, loader, watch)
