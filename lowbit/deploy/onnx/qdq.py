@@ -210,7 +210,8 @@ def quantize(
     _quantize_activations(graph, layers, edges, target, done)
     if edges:
         quantize_moved(graph)
-        round_before_sums(graph)
+        if target != "gpu":
+            round_before_sums(graph)
     for node in [node for node in graph.nodes if node.kind in PRODUCTS]:
         weight = graph.constants.get(node.inputs[1])
         if not isinstance(weight, QuantizedConstant):
