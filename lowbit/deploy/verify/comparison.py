@@ -86,6 +86,7 @@ class Report:
     integers_unequal: int = 0
     integers_first_layer: str | None = None
     by_network: int | None = None  # images that the network itself answered; None: all of them
+    integers_images: int = 0  # on which integers were compared
     predictions: Predictions = field(default_factory=Predictions)
 
     @property
@@ -197,6 +198,7 @@ def verify(
     if reference is not None:
         report.integers_compared, report.integers_unequal = reference.integers, reference.unequal
         report.integers_first_layer = reference.first_layer
+        report.integers_images = reference.read
         if reference.stands_in and reference.by_network < own.images:
             report.by_network = reference.by_network
     for candidate, engine in zip(candidates, report.engines, strict=True):

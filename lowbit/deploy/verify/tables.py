@@ -86,13 +86,19 @@ def _about_answers(report: Report) -> list[str]:
     if report.integers is not None:
         if report.by_network is not None:
             lines.append(
-                f"The trained model itself computed {report.by_network} of the images, spread evenly: all "
-                f"{report.integers_compared:,} integers of all quantized layers are exactly those of the "
-                "integer reference (lowbit's runtime), which stands in for it on the others."
+                f"The trained model itself computed {report.by_network} of the images, spread evenly: its "
+                "classes are those of the integer reference (lowbit's runtime), which stands in for it on "
+                f"the others. On {report.integers_images} of them, all {report.integers_compared:,} integers "
+                "of all quantized layers were compared, and are equal."
             )
         elif report.integers_unequal == 0:
+            on = (
+                ""
+                if report.integers_images == report.model.images
+                else f" on {report.integers_images} images"
+            )
             lines.append(
-                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers are "
+                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers{on} are "
                 "exactly the trained model's."
             )
         else:

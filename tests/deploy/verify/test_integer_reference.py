@@ -6,6 +6,7 @@ import pytest
 
 from lowbit.data import Batch
 from lowbit.deploy.onnx import export_onnx
+from lowbit.deploy.verify import integer_reference
 from lowbit.deploy.verify.agreement import measure_agreement, model_answer
 from lowbit.deploy.verify.integer_reference import IntegerReference, spread_batches
 from tests.support.small_net import images, small_net
@@ -79,6 +80,17 @@ def test_a_proven_reference_stands_in_for_the_network(reference, monkeypatch):
         )  # its bias is rounded
         np.testing.assert_allclose(reference(batch.images), own, rtol=0, atol=1e-4)  # its bias is rounded
     assert reference.integers == compared  # nothing is said about images that the network did not see
+
+
+def test_integers_are_compared_on_the_first_images_of_a_sample_and_answers_on_all(reference, monkeypatch):
+    monkeypatch.setattr(integer_reference, "_READ", 4)
+    data = batches(3)
+    assert reference.prove(enumerate(batch.images for batch in data)) == [0, 1, 2]
+    assert (reference.read, reference.by_network) == (4, 12)
+    other = IntegerReference(reference._model, reference._runtime.path)
+    run = other._runtime.run
+    monkeypatch.setattr(other._runtime, "run", lambda images: -run(images))
+    assert other.prove(enumerate(batch.images for batch in data)) == [] and not other.stands_in
 
 
 def test_without_proof_the_network_answers_all(reference, monkeypatch):
