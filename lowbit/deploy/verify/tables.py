@@ -92,14 +92,11 @@ def _about_answers(report: Report) -> list[str]:
                 "of all quantized layers were compared, and are equal."
             )
         elif report.integers_unequal == 0:
-            on = (
-                ""
-                if report.integers_images == report.model.images
-                else f" on {report.integers_images} images"
-            )
+            some = report.integers_images < report.model.images
+            on = f" on {report.integers_images} images" if some else ""
             lines.append(
-                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers{on} are "
-                "exactly the trained model's."
+                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers{on} "
+                "are exactly the trained model's."
             )
         else:
             lines.append(
