@@ -1,7 +1,7 @@
-"""Batch norm of training, with a residual sum and an activation behind it in the same pass.
+"""Batch norm of training, with a residual sum and an activation after it in the same pass.
 
 For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
-element), two numbers per channel, and a bit per element for a ReLU behind a sum. Where a gradient of a
+element), two numbers per channel, and a bit per element for a ReLU after a sum. Where a gradient of a
 gradient is wanted, backward is made of Paddle's operators, which it can derive.
 """
 
@@ -45,7 +45,7 @@ def takes(
     bias: Tensor | None,
     other: Tensor | None = None,
 ) -> bool:
-    """Whether `BatchNorm` can be applied: fp32 in NCHW on the CPU, more than one value per channel.
+    """Whether `BatchNormNode` can be applied: fp32 in NCHW on the CPU, more than one value per channel.
 
     What it does not take is for Paddle's own operators.
 
@@ -67,7 +67,7 @@ def _is_plain(x: Tensor) -> bool:
     return x.dtype == paddle.float32 and x.place.is_cpu_place()
 
 
-class BatchNorm(PyLayer):
+class BatchNormNode(PyLayer):
     """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after an activation.
 
     Of tensors that it `takes`; with `other`, the activation is a ReLU or none.
@@ -120,7 +120,7 @@ class BatchNorm(PyLayer):
             epsilon = ctx.statistics.epsilon
             if x is None and ctx.learning[0]:
                 raise LowbitError(
-                    "there are no gradients of gradients through a batch norm behind a layer in low precision"
+                    "second-order gradients are not supported for a batch norm after a layer in low precision"
                 )
             if x is None:
                 scale = ctx.statistics.scale
@@ -129,7 +129,7 @@ class BatchNorm(PyLayer):
                 dy = dy * _flags(ctx.bits, dy.shape)
             elif ctx.activation:
                 dy = dy * _slope(normalized(x, weight, bias, epsilon), ctx.activation)
-            gradients = (*_gradients(x, weight, dy, epsilon), dy.clone())
+            gradients: tuple[Tensor | None, ...] = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)

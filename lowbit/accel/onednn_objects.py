@@ -48,8 +48,9 @@ class PrimitiveDescription(_Owned):
 
 
 class _Version(Structure):
-    _fields_ = [("major", c_int), ("minor", c_int), ("patch", c_int), ("hash", c_char_p)] + [
-        (name, c_uint) for name in ("cpu_runtime", "gpu_runtime")
+    _fields_ = [
+        *(("major", c_int), ("minor", c_int), ("patch", c_int), ("hash", c_char_p)),
+        *(("cpu_runtime", c_uint), ("gpu_runtime", c_uint)),
     ]
 
 
@@ -96,7 +97,7 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a function by its name behind `dnnl_`; a LowbitError when it fails."""
+    """Call a function by its name after `dnnl_`; a LowbitError when it fails."""
     status = getattr(library(), f"dnnl_{name}")(*arguments)
     if status != 0:
         raise LowbitError(

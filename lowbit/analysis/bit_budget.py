@@ -12,14 +12,14 @@ from lowbit.nn.convert import Preparation
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe import Recipe
 from lowbit.recipe.plan import Plan, operands_of
-from lowbit.recipe.rules import Rule
+from lowbit.recipe.rules import Match, Rule
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 2**10, "mib": 2**20}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Either so many bits a weight on average, or so many bytes for all weights."""
+    """Either bits per weight on average, or bytes for all weights."""
 
     bits: float | None = None
     size: int | None = None
@@ -42,18 +42,18 @@ class LayerCost:
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget out of a word: bits a weight on average, or the size of all weights.
+    """Parse a budget: bits per weight on average, or the size of all weights.
 
     >>> parse_budget("4.5bits"), parse_budget("200KB")
     (Budget(bits=4.5, size=None), Budget(bits=None, size=200000))
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().casefold())
-    unit = found[2] if found else ""
+    count, unit = (float(found[1]), found[2]) if found else (0.0, "")
     if unit in ("bit", "bits"):
-        return Budget(bits=float(found[1]))
+        return Budget(bits=count)
     if unit in _UNITS:
-        return Budget(size=int(float(found[1]) * _UNITS[unit]))
-    raise LowbitError(f'a budget is like "4.5bits" (a weight, on average) or "200KB"; got "{text}"')
+        return Budget(size=int(count * _UNITS[unit]))
+    raise LowbitError(f'a budget is like "4.5bits" (per weight, on average) or "200KB"; got "{text}"')
 
 
 def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int = 0) -> dict[str, int]:
@@ -67,7 +67,7 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
     {'a': 6, 'b': 2}
     """
     weights = sum(layer.count for layer in layers)
-    total = int(budget.bits * weights) if budget.bits is not None else 8 * budget.size - fixed_bits
+    total = int(budget.bits * weights) if budget.bits is not None else 8 * (budget.size or 0) - fixed_bits
     left = total - FEWEST_BITS * weights
     if left < 0:
         least = -(-(FEWEST_BITS * weights + fixed_bits) // 8)
@@ -75,7 +75,7 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
             f"{budget} are fewer than {FEWEST_BITS} bits a weight: give at least {FEWEST_BITS}bits, or "
             f"{least}B, which counts what is not quantized, too"
         )
-    # What measures as no cost at all still has an order, by size: a small share stands for it.
+    # Layers without a measured cost are ordered by size: they get a small cost.
     smallest = max(max((layer.cost for layer in layers), default=0.0) * 1e-4, 1e-9)
     chosen = {layer.name: FEWEST_BITS for layer in layers}
     waiting = [(-_saved(layer, FEWEST_BITS, smallest), index) for index, layer in enumerate(layers)]
@@ -115,12 +115,12 @@ def proposed_recipe(preparation: Preparation, bits: Mapping[str, int]) -> Recipe
         if settings:
             _, names = groups.setdefault(str(settings), (settings, []))
             names.append(assigned.layer.name)
-    rules = [Rule(match={"name": names}, **settings) for settings, names in groups.values()]
+    rules = [Rule(match=Match(name=names), **settings) for settings, names in groups.values()]
     return preparation.recipe.model_copy(update={"rules": [*preparation.recipe.rules, *rules]})
 
 
 def _settings(plan: Plan, bits: int) -> dict[str, dict[str, dict[str, str]]]:
-    """What a rule must say so that the operands have so many bits; what they have already is left out."""
+    """The settings of a rule that give the operands `bits` bits, without those they have already."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for product in plan.products():
         for operand, spec in operands_of(product).items():

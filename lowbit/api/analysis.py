@@ -14,12 +14,10 @@ import paddle
 import yaml
 from paddle import nn
 
-from lowbit.analysis import Analysis as Measured
-from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
+from lowbit.analysis import Budget, LayerCost, Measurement, parse_budget, propose_bits, proposed_recipe
 from lowbit.analysis import analyze as analyze_batches
-from lowbit.analysis.partial_quantization import quantize_as
+from lowbit.analysis.analyze import FILE, Store, folder_of
 from lowbit.analysis.sensitivity import logits_of
-from lowbit.analysis.store import FILE, Store, folder_of
 from lowbit.api.data import Batches, Data, StrPath
 from lowbit.api.result import Result
 from lowbit.api.runs import open_model, open_progress, validation_images
@@ -31,20 +29,21 @@ from lowbit.errors import LowbitError
 from lowbit.files import write_atomically
 from lowbit.formatting import Section, decibels, number, percent
 from lowbit.machine import resolve_device
-from lowbit.nn import has_quantized_layers, preparation_of
+from lowbit.nn import calibrate, has_quantized_layers, preparation_of, prepare
+from lowbit.nn.calibration import correct_biases
 from lowbit.nn.convert import Preparation, quantizing_only
-from lowbit.recipe import Recipe, dump_recipe
+from lowbit.recipe import Recipe, dump_recipe, load_recipe
 from lowbit.training.inputs import build_loader, check_class_count, open_section
-from lowbit.training.quantization import recipe_values
+from lowbit.training.quantization import example_images, recipe_values
 from lowbit.training.trained_model import TrainedModel
 
-_BATCH = 50  # images of a run at a time: the outputs of all layers are held for so many
+_BATCH = 50  # images of a run at a time: the outputs of all layers are held in memory
 _ROLES = ("weight", "input", "gradient")
 
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """What quantizing one layer costs; signal-to-noise ratios (SQNR) are in decibels."""
+    """The cost of quantizing one layer; signal-to-noise ratios (SQNR) are in decibels."""
 
     name: str
     bits: str  # such as "W4A4"
@@ -63,7 +62,7 @@ class LayerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis(Result):
-    """What `analyze` found: the layers that cost most first."""
+    """The result of `analyze`; layers with the highest cost come first."""
 
     samples: int
     layers: tuple[LayerAnalysis, ...]
@@ -76,7 +75,7 @@ class Analysis(Result):
     details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in analysis.json
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values that JSON can hold."""
+        """All fields as JSON-compatible values."""
         recipe = None if self.recipe is None else yaml.safe_load(dump_recipe(self.recipe))
         return Result.to_dict(replace(self, recipe=None)) | {"recipe": recipe}
 
@@ -114,16 +113,15 @@ def analyze(
     *,
     budget: str | None = None,
 ) -> Analysis:
-    """Rank the layers of a quantized network by what the quantization of each costs.
+    """Rank the layers of a quantized network by the cost of their quantization.
 
-    Each layer is measured twice: the loss when it alone is quantized, and when it alone is not. The network
-    returns logits [N, classes] (of several outputs, the first); classes come with the data, or else are those
-    of the network in full precision. A `budget`, such as "4.5bits" (a weight, on average) or "200KB", adds
-    proposed bits for every layer and a recipe that has them. The network stays as it is.
+    Each layer is measured twice: the loss when only this layer is quantized, and when only this layer is not.
+    The network returns logits [N, classes] (the first of several outputs). Labels are those of the data or,
+    if there are none, the classes predicted in full precision. A `budget`, such as "4.5bits" (average per
+    weight) or "200KB", adds proposed bits for every layer and a recipe with them. The network is not changed.
 
-    Instead of a network, the folder of a run of `lowbit train` is analyzed as `lowbit analyze` does:
-    `lowbit.analyze("runs/w4a4")`, on its validation images or on those in the folder `data`. `analyze_run`
-    has all options.
+    `net` may also be a run folder, as for the command `lowbit analyze`: `lowbit.analyze("runs/w4a4")`, on its
+    validation images or those in the folder `data`. `analyze_run` has all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
@@ -170,9 +168,9 @@ def analyze_run(
 ) -> Analysis:
     """Analyze the model of a checkpoint or run folder, as `lowbit analyze` does.
 
-    `recipe` says how an fp32 model is to be quantized. What was measured is kept as `analysis.json` in the
-    run folder, and a second call goes on from there. With a `budget` the proposed recipe is written to
-    `output`, by default beside `analysis.json`.
+    `recipe` defines how an fp32 model is quantized. Results are saved as `analysis.json` in the run folder,
+    and a second call continues from there. With a `budget` the proposed recipe is written to
+    `output`, by default next to `analysis.json`.
 
     analyze_run("runs/digits", recipe="qat_w4a4", budget="4.5bits").recipe_file
     """
@@ -204,7 +202,7 @@ def _measure_run(
     images: int,
     *,
     quiet: bool,
-) -> tuple[Measured, Path]:
+) -> tuple[Measurement, Path]:
     """What each layer costs, taken from the run's analysis.json where it is known; and the run's folder."""
     split = split.model_copy(update={"sampler": split.sampler.model_copy(update={"batch_size": _BATCH})})
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
@@ -227,7 +225,7 @@ def _measure_run(
 
 
 def analysis_of(
-    found: Measured, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
+    found: Measurement, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
 ) -> Analysis:
     """What was measured about the layers of a network, with bits for them under the budget."""
     preparation = preparation_of(net)
@@ -304,3 +302,36 @@ def _layer(row: dict[str, Any], bits: dict[str, int] | None) -> LayerAnalysis:
         dead={role: row[f"{role}_dead"] for role in _ROLES},
         proposed_bits=None if bits is None else bits.get(row["name"]),
     )
+
+
+_STEPS = 4  # of calibration, where the recipe has none: signs and ranges must be known to evaluate
+
+
+def quantize_as(
+    trained: TrainedModel, recipe: str | os.PathLike[str] | Recipe, evaluation: DataSplit
+) -> None:
+    """The model, in place, quantized without training: calibrated on training images if the config names
+    any, else on the validation images, prepared as in evaluation."""
+    if trained.quantized:
+        raise LowbitError(f"{trained.source} is quantized already, by its own recipe: leave out --recipe")
+    recipe = load_recipe(recipe)
+    prepare(trained.model, recipe, example_images(trained.config.Global.image_shape))
+    steps = recipe.calibration.steps or _STEPS
+
+    def batches() -> Iterator[paddle.Tensor]:
+        return _batches(trained, evaluation, steps)
+
+    calibrate(trained.model, batches())
+    if recipe.calibration.correct_bias:
+        correct_biases(trained.model, batches())
+    trained.model.eval()
+
+
+def _batches(trained: TrainedModel, evaluation: DataSplit, steps: int) -> Iterator[paddle.Tensor]:
+    split = trained.config.DataLoader.Train or evaluation
+    shown = split.dataset.model_copy(update={"transform_ops": evaluation.dataset.transform_ops})
+    split = split.model_copy(update={"dataset": shown})
+    dataset = open_section(shown, len(trained.classes), classes=trained.classes)
+    some = SpreadDataset(dataset, steps * split.sampler.batch_size)
+    for batch in build_loader(split, some, training=False).epoch(0):
+        yield paddle.to_tensor(batch.images)

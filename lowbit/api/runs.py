@@ -1,8 +1,8 @@
 """What the commands do, as functions: train, calibrate and quantize runs, and open the models in them.
 
 A run is the folder that `lowbit train` and `lowbit calibrate` write. Every command has its function here or
-beside it: `runs.train`, `runs.calibrate`, `runs.quantize`, `evaluation.evaluate`, `evaluation.infer`; and
-`lowbit.export`, `lowbit.verify` and `lowbit.analyze` take a run folder in the place of a network.
+next to it: `runs.train`, `runs.calibrate`, `runs.quantize`, `evaluation.evaluate`, `evaluation.infer`; and
+`lowbit.export`, `lowbit.verify` and `lowbit.analyze` take a run folder instead of a network.
 
 from lowbit.api import runs
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lowbit.api.data import StrPath
 from lowbit.config import load_config, override_config, with_data_path
-from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
+from lowbit.config.data import AutoDataset, DataSplit, Loading, SamplerSection
 from lowbit.config.load import OPTIONS, given_options, parse_override
 from lowbit.config.transform_ops import TransformOp
 from lowbit.deploy.verify.record import ToExport
@@ -225,7 +225,7 @@ def images_at(
 ) -> DataSplit:
     """Images of any layout as a config section describes them."""
     dataset = AutoDataset(name="AutoDataset", path=str(path), split=part, transform_ops=ops)
-    sampler = Sampler(batch_size=batch_size or 64, shuffle=part == "train")
+    sampler = SamplerSection(batch_size=batch_size or 64, shuffle=part == "train")
     return DataSplit(dataset=dataset, sampler=sampler, loader=Loading(num_workers=2))
 
 

@@ -15,7 +15,7 @@ from lowbit.formatting import Section, bytes_text, number, percent
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a batch takes in fp32 and quantized, in the same engine, measured in turns."""
+    """Latency of a batch in fp32 and quantized, in the same engine, measured interleaved."""
 
     batch_size: int
     fp32_ms: float
@@ -25,7 +25,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class VerifiedEngine:
-    """What one engine makes of the export."""
+    """The result of one engine."""
 
     engine: str  # "paddle", "onnxruntime", …
     name: str  # with its version
@@ -43,7 +43,7 @@ class VerifiedEngine:
 
 @dataclass(frozen=True)
 class Verification(Result):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     directory: Path
     samples: int
@@ -62,7 +62,7 @@ class Verification(Result):
         return all(engine.passed for engine in self.engines)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values that JSON can hold."""
+        """All fields as JSON-compatible values."""
         values = Result.to_dict(replace(self, report=None)) | {"passed": self.passed}
         return {name: value for name, value in values.items() if name not in ("report", "sizes")}
 

@@ -14,8 +14,8 @@ from typing import Any
 import paddle
 from rich.console import Console
 
-from lowbit.accel.allocator import keep_freed_memory
 from lowbit.accel.convolutions import convolution_library
+from lowbit.accel.process_settings import keep_freed_memory
 from lowbit.bench.layer_bench import FP32, LAYERS, ceilings, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides
 from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, step_sides
@@ -92,7 +92,7 @@ def run_bench(
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
 
-    With `own_loop`, a loop of one's own against `lowbit train` instead (lowbit.bench.own_loop). With
+    With `own_loop`, your own loop against `lowbit train` instead (lowbit.bench.own_loop). With
     `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.cli.bench.
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)

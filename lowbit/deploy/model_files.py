@@ -25,7 +25,7 @@ Positive = Annotated[int, Field(ge=1)]
 ClassName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
-class GlobalSection(Section):
+class InferenceGlobals(Section):
     model_name: str
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
@@ -48,9 +48,9 @@ class PostProcessSection(Section):
 
 
 class InferenceYml(Section):
-    """The file as it stands. `Hpi` is PaddleX's hint to its own engines: read over, not used."""
+    """The file as it is. `Hpi` is PaddleX's hint to its own engines: ignored."""
 
-    Global: GlobalSection
+    Global: InferenceGlobals
     PreProcess: PreProcessSection
     PostProcess: PostProcessSection = PostProcessSection()
     Hpi: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ def describe_inference(
 ) -> InferenceYml:
     """The description that `export_model` writes."""
     return InferenceYml(
-        Global=GlobalSection(
+        Global=InferenceGlobals(
             model_name=model_name,
             image_shape=image_shape,
             sha256=sha256,
@@ -234,7 +234,7 @@ def find_model_files(directory: str | Path, file_name: str = "inference") -> Mod
     params = _params_of(model)
     if not params.is_file():  # Paddle would run the model with whatever is in memory
         raise LowbitError(
-            f"{model} has no {params.name} beside it: the parameters are missing; export it again"
+            f"{model} has no {params.name} next to it: the parameters are missing; export it again"
         )
     yml = directory / f"{file_name}.yml"
     return ModelFiles(model, params, yml if yml.is_file() else None)
@@ -271,7 +271,7 @@ def check_exported(yml: Path) -> None:
 
 
 def accept_exported(yml: Path) -> bytes:
-    """The content of an inference.yml with the present digests of the files beside it and of itself."""
+    """The content of an inference.yml with the present digests of the files next to it and of itself."""
     values, _ = read_yaml(yml)
     lines = [line for line in yml.read_bytes().splitlines(keepends=True) if not line.startswith(TEXT.before)]
     content = b"".join(lines)

@@ -1,4 +1,4 @@
-"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators are the twins.
+"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators compute the same.
 
 `layout` says whether a tensor can be taken that way: dynamic mode, contiguous fp32 on the CPU, and scales of
 one number or one per channel. Results are allocated by Paddle, since matrix products depend in their last
@@ -31,7 +31,8 @@ def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
     >>> list(new_tensor([2, 3]).shape)
     [2, 3]
     """
-    # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step.
+    # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step. All
+    # other private operators are called by lowbit.accel.
     tensor = _C_ops.empty(shape, getattr(paddle, dtype), _CPU)
     advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
     return tensor
@@ -162,7 +163,7 @@ def check_unchanged(x: Tensor, before: int | None) -> None:
     if version(x) != before:
         raise LowbitError(
             "a tensor was changed in place after a layer had used it: its gradient would be wrong. "
-            "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
+            "Use the operation that gives a new tensor (such as `x + y` instead of `x.add_(y)`)"
         )
 
 

@@ -41,7 +41,7 @@ def split_outputs(outputs: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
     """A network's logits, and those of auxiliary classifiers, which some networks return in training.
 
     Several tensors are a tuple or list whose first is the logits and whose others are of the same shape;
-    None stands for a classifier that is switched off.
+    None means a classifier that is switched off.
 
     >>> logits, auxiliary = split_outputs([paddle.ones([2, 10]), paddle.ones([2, 10])])
     >>> len(auxiliary)
@@ -96,7 +96,7 @@ def mixed_cross_entropy(
 def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
     """The training loss of a batch: of the network's logits, and 0.3 of those of auxiliary classifiers."""
     labels = paddle.to_tensor(batch.labels)
-    mixed = ()
+    mixed: tuple[paddle.Tensor, ...] = ()
     if batch.other_labels is not None:
         mixed = (paddle.to_tensor(batch.other_labels), paddle.to_tensor(batch.shares))
 

@@ -53,10 +53,15 @@ class TrainingStep:
         finite = precision.unscale_(self._parameters) and math.isfinite(value)
         finite = not session.ranks.any(not finite)
         if finite:
+            if session.oscillation:
+                total = session.config.Global.epochs * len(session.train_loader)
+                session.oscillation.damp(min(session.progress.step / total, 1.0))
             if norm := session.config.Optimizer.largest_norm:
                 paddle.nn.utils.clip_grad_norm_(self._parameters, norm)
             session.optimizer.set_lr(learning_rate)
             session.optimizer.step()
+            if session.oscillation:
+                session.oscillation.update()
         else:
             for buffer, old in zip(self._statistics, before, strict=True):
                 buffer.set_value(old)
@@ -110,6 +115,6 @@ class TrainingStep:
 def _hits(logits: np.ndarray, batch: Batch, topk: tuple[int, ...]) -> np.ndarray:
     """How often the answer is right; of a mixed image each of its two classes counts by its share."""
     right = topk_right(logits, batch.labels, topk)
-    if batch.other_labels is not None:
+    if batch.other_labels is not None and batch.shares is not None:
         right = batch.shares * right + (1 - batch.shares) * topk_right(logits, batch.other_labels, topk)
     return right.sum(axis=1, dtype=np.float64)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lowbit.analysis.store import Store
+from lowbit.analysis.analyze import Store
 from lowbit.errors import LowbitError
 from lowbit.report import config_differences, figures, make_page, open_runs, verdicts
 from tests.support.fake_run import histograms, write_run
@@ -157,5 +157,5 @@ def test_the_message_says_where(tmp_path, name, content, message):
 def test_a_wrong_analysis_is_an_error_when_it_is_continued(tmp_path, text):
     (tmp_path / "analysis.json").write_text(text)
     store = Store(tmp_path / "analysis.json", checkpoint="best.lowbit", digest="0", settings={})
-    with pytest.raises(LowbitError, match=r"cannot read .* remove it to analyze anew"):
+    with pytest.raises(LowbitError, match=r"cannot read .* remove it to analyze again"):
         store.save(title="x")

@@ -91,7 +91,7 @@ def measure_agreement(
             answers.logits.append(logits)
         on_batch()
     if not count:
-        raise LowbitError("there are no images to verify on")
+        raise LowbitError("no images to verify on")
     own = collected[None].logits
     known = labels if labelled else None
     results = {name: _agreement(answers, own, known) for name, answers in collected.items()}

@@ -225,7 +225,7 @@ def _wrap_opaque(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rounded(value: Any, grid: Grid) -> Any:
-    # A value of a static graph is no Tensor: a model exported inside a `with` comes out unrounded.
+    # A value of a static graph is not a Tensor: a model exported inside a `with` comes out unrounded.
     if isinstance(value, Tensor):
         return round_to_grid(value, grid) if value.dtype == paddle.float32 else value
     if isinstance(value, (list, tuple)):  # einsum and multi_dot take their factors as a list
@@ -284,3 +284,14 @@ class AmpContext:
     def outside(self) -> AbstractContextManager[None]:
         """fp32, although mixed precision is on around it."""
         return paddle.amp.auto_cast(enable=False) if self.on_gpu else rounding(self.grid, "O0")
+
+
+def unscale_in_place(gradients: list[Tensor], scale: float) -> bool:
+    """Divide gradients by the loss scale; whether all are finite. If not, their values are of no use."""
+    _, found = _C_ops.check_finite_and_unscale_(gradients, paddle.to_tensor([scale]))
+    return not bool(found)
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """The sum of squares, in one pass."""
+    return _C_ops.squared_l2_norm(x)
