@@ -215,8 +215,8 @@ def _prove(reference: IntegerReference, loader: Images, limit: float, watch: Wat
     first = next(iter(loader.epoch(0)), None)
     if needed is None or first is None:  # no number of images is enough
         return []
-    size = len(first.images)
-    watch.begin("the network itself, on a sample", min(-(-needed // size), count))
+    every = max(1, count * len(first.images) // max(needed, 1))
+    watch.begin("the network itself, on a sample", -(-count // every))
     return reference.prove(spread_batches(loader.epoch(0), count, needed), on_batch=watch.advance)
 
 
