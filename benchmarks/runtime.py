@@ -23,7 +23,7 @@ from lowbit.kernels import kernels
 from lowbit.runtime import Engine
 
 BATCHES = (1, 16)
-SECONDS = 12  # per batch size, all engines together
+SECONDS = 8  # per batch size, all engines together
 
 
 def open_onnxruntime(path: Path) -> Callable[[np.ndarray], object]:

@@ -20,7 +20,7 @@ struct ConvShape {
 struct PackedWeights {
     ConvShape shape;
     gemm::Microkernel kernel;
-    int64_t step_bytes = 64;              // 128 for int16, 32 for two weights per byte
+    int64_t step_bytes = 64;              // 32 for two weights per byte
     double largest_sum = 0;               // bound of its magnitude
     int64_t panels = 0, panel_bytes = 0;  // of a group
     std::vector<uint8_t> bytes;
@@ -30,7 +30,7 @@ struct PackedWeights {
     // other weights.
     std::vector<int32_t> extra_first, extra_steps;
     std::vector<uint8_t> extra_bytes;
-    bool depthwise = false;  // [16 channels][pair of taps]: see depthwise_step.cpp
+    bool depthwise = false, depthwise_fours = false;  // other layouts: see depthwise_step.cpp
 };
 
 using PackedPointer = std::shared_ptr<const PackedWeights>;

@@ -20,7 +20,7 @@ using gemm::kPanel;
 constexpr int64_t kWords = kPanel * 4;  // weights of a step
 constexpr int kExtraLimit = 64;         // of a weight in an extra step: two of them times 255 fit 16 bits
 
-enum class Storage { bytes, words, nibbles };
+enum class Storage { bytes, pairs, nibbles };
 
 // Weights of all panels as [panel][step][16][4].
 using Steps = std::vector<int16_t>;
@@ -88,8 +88,7 @@ Storage choose_avx2(Steps* weights, int64_t steps, int64_t largest_source, Packe
     const bool paired = costs[1] <= costs[0];
     if (kWide * all < costs[paired]) {
         packed->kernel = {1, run_wide_avx2, run_wide_avx2, 0};
-        packed->step_bytes = 128;
-        return Storage::words;
+        return Storage::pairs;
     }
     packed->kernel = paired ? gemm::Microkernel{1, gemm::run_int8_paired_avx2, gemm::run_int8_paired_avx2, 0}
                             : gemm::Microkernel{1, gemm::run_int8_acc32_avx2, gemm::run_int8_acc32_avx2, 0};
@@ -136,8 +135,8 @@ Storage choose_kernel(Steps* weights, int64_t steps, int64_t largest_source, Pac
 
 // The weight of a channel (of 16) and an input (of 4) in the bytes of a step.
 void store_weight(Storage storage, int64_t lane, int64_t input, int16_t value, uint8_t* step) {
-    if (storage == Storage::words) {  // [first two inputs, last two][16 channels][2], int16
-        memcpy(step + input / 2 * 64 + lane * 4 + input % 2 * 2, &value, 2);
+    if (storage == Storage::pairs) {  // [first two inputs, last two][16 channels][2]
+        step[input / 2 * 32 + lane * 2 + input % 2] = static_cast<uint8_t>(value);
     } else if (storage == Storage::bytes) {
         step[lane * 4 + input] = static_cast<uint8_t>(value);
     } else {  // with 8 added; the upper half of a byte is the channel 8 further
