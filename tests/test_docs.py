@@ -263,6 +263,25 @@ def test_a_walk_through_the_source_is_short_and_connected(title: str, most: int)
         seen[module] = uses
 
 
+def test_files_and_names_of_the_architecture_exist() -> None:
+    page = PAGES["docs/architecture.md"]
+    roots = (ROOT / "lowbit", ROOT / "lowbit/kernels/csrc", ROOT)
+
+    def source(name: str) -> Path:
+        found = [root / name for root in roots if (root / name).exists()]
+        assert found, f"docs/architecture.md: no {name}"
+        return found[0]
+
+    for name in re.findall(r"`([\w/]+(?:\.(?:py|h|cpp|js)|/))`", page):
+        source(name)
+    named = re.findall(r"`([\w.]+)` in `([\w/]+\.py)`", page)
+    assert len(named) > 5
+    for names, path in named:
+        text = source(path).read_text("utf-8")
+        for name in names.split("."):
+            assert re.search(rf"(def|class) {name}\b", text), f"docs/architecture.md: no {name} in {path}"
+
+
 def test_the_walk_of_a_recipe_leaves_no_module_out() -> None:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
     walk = page.split("### From a recipe to a layer")[1].partition("\n#")[0]

@@ -11,15 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.convolutions import conv2d_geometry
+from lowbit.accel.convolutions import Convolution, check_first_order, conv2d_geometry
 from lowbit.accel.onednn import Factors
-from lowbit.errors import LowbitError
-from lowbit.kernels.gemm import Geometry
 from lowbit.machine.cpu import cpu_info
 from lowbit.numerics import fused
 from lowbit.numerics.exact import is_float32
@@ -63,33 +60,8 @@ def _convolution(arguments: tuple[Any, ...], *, dilation: int, groups: int) -> T
     if geometry is None:
         return None
     x, weight = arguments[:2]
-    return _Convolution.apply(x, weight, geometry, (not x.stop_gradient, not weight.stop_gradient))
-
-
-class _Convolution(PyLayer):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool]
-    ) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
-        _save(ctx, x, weight)
-        ctx.geometry, ctx.learning = geometry, learning
-        y = new_tensor(geometry.output)
-        onednn.prepared(geometry, bf16=True).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = _saved(ctx)
-        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry, bf16=True)
-        dx = dweight = None
-        if ctx.learning[0]:
-            dx = new_tensor(x.shape)
-            product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
-        if ctx.learning[1]:
-            dweight = new_tensor(weight.shape)
-            product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
-        return dx, dweight
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return Convolution.apply(x, weight, geometry, learning, True)
 
 
 def _matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Tensor | None:
@@ -132,7 +104,7 @@ class _MatrixProduct(PyLayer):
         ctx.given, ctx.factors = [tensor is not None for tensor in inputs], factors
         a, b = a.contiguous(), b.contiguous()
         bias = None if bias is None else bias.contiguous()  # kept until the product is done
-        _save(ctx, a, b)
+        fused.save_for_backward(ctx, a, b)
         c = new_tensor(shape)
         at_bias = None if bias is None else bias.data_ptr()
         product = onednn.prepared_matrices(factors, has_bias=bias is not None)
@@ -141,7 +113,8 @@ class _MatrixProduct(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = _saved(ctx)
+        check_first_order()
+        a, b = fused.saved_unchanged(ctx)
         dc, product = dc.contiguous(), onednn.prepared_matrices(ctx.factors, has_bias=ctx.given[2])
         da = db = dbias = None
         if ctx.learning[0]:
@@ -158,21 +131,6 @@ class _MatrixProduct(PyLayer):
 
 def _is_plain(x: Any) -> bool:
     return isinstance(x, Tensor) and is_float32(x) and x.place.is_cpu_place() and 0 not in x.shape
-
-
-def _save(ctx: Any, *tensors: Tensor) -> None:
-    ctx.save_for_backward(*tensors)
-    ctx.versions = [fused.version(tensor) for tensor in tensors]
-
-
-def _saved(ctx: Any) -> tuple[Tensor, ...]:
-    if paddle.is_grad_enabled():
-        raise LowbitError(
-            "there are no gradients of gradients through products in bf16: train in fp32 (amp_level O0)"
-        )
-    for tensor, version in zip(ctx.saved_tensor(), ctx.versions, strict=True):
-        fused.check_unchanged(tensor, version)
-    return ctx.saved_tensor()
 
 
 _FUNCTIONS = {

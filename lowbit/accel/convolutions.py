@@ -13,6 +13,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.accel import onednn, onednn_objects
 from lowbit.accel.op_overrides import OpOverrides
+from lowbit.errors import LowbitError
 from lowbit.kernels.gemm import Geometry
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
@@ -55,7 +56,7 @@ def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor
         return None
     x, weight = arguments[:2]
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return _Convolution.apply(x, weight, geometry, learning)
+    return Convolution.apply(x, weight, geometry, learning, False)
 
 
 def conv2d_geometry(arguments: Sequence[Any], *, dilation: int, groups: int) -> Geometry | None:
@@ -110,25 +111,29 @@ def _geometry(
     return geometry if min(geometry.input + geometry.output) > 0 else None
 
 
-class _Convolution(PyLayer):
+class Convolution(PyLayer):
+    """A convolution of fp32 tensors by oneDNN; with `bf16` its three products have operands of bf16.
+
+    Convolution.apply(x, weight, geometry, (True, True), False)
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool]
+        ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool], bf16: bool
     ) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
-        ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.learning = geometry, learning
-        ctx.versions = fused.version(x), fused.version(weight)
+        fused.save_for_backward(ctx, x, weight)
+        ctx.geometry, ctx.learning, ctx.bf16 = geometry, learning, bf16
         y = new_tensor(geometry.output)
-        onednn.prepared(geometry).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        onednn.prepared(geometry, bf16=bf16).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensor()
-        for saved, version in zip((x, weight), ctx.versions, strict=True):
-            fused.check_unchanged(saved, version)
-        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry)
+        if ctx.bf16:
+            check_first_order()
+        x, weight = fused.saved_unchanged(ctx)
+        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry, bf16=ctx.bf16)
         dx = dweight = None
         if ctx.learning[0]:
             dx = new_tensor(x.shape)
@@ -137,3 +142,11 @@ class _Convolution(PyLayer):
             dweight = new_tensor(weight.shape)
             product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
         return dx, dweight
+
+
+def check_first_order() -> None:
+    """An error inside a backward pass whose own gradient is wanted."""
+    if paddle.is_grad_enabled():
+        raise LowbitError(
+            "there are no gradients of gradients through products in bf16: train in fp32 (amp_level O0)"
+        )

@@ -108,16 +108,13 @@ class BatchNorm(PyLayer):
         ctx.multiples = multiples if fits else None
         kept = (None if fits else x, weight, bias)
         ctx.kept = [tensor is not None for tensor in kept]
-        ctx.save_for_backward(*(tensor for tensor in kept if tensor is not None))
-        ctx.versions = [fused.version(tensor) for tensor in ctx.saved_tensor()]
+        fused.save_for_backward(ctx, *(tensor for tensor in kept if tensor is not None))
         ctx.statistics, ctx.activation = statistics, activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        for tensor, version in zip(ctx.saved_tensor(), ctx.versions, strict=True):
-            fused.check_unchanged(tensor, version)
-        saved = iter(ctx.saved_tensor())
+        saved = iter(fused.saved_unchanged(ctx))
         x, weight, bias = (next(saved) if kept else None for kept in ctx.kept)
         if paddle.is_grad_enabled():
             epsilon = ctx.statistics.epsilon

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
@@ -15,35 +15,27 @@ from paddle import Tensor, _C_ops, autograd
 from lowbit.errors import LowbitError
 
 
-class OpOverrides:
-    """Operators of `paddle._C_ops`, by name, each with a function that may compute it.
+class ScopedPatch:
+    """A part of the process that is replaced while a `with` is open, and acts in its thread only.
 
-    The function gets the operator's arguments and returns its result, or None to let Paddle's compute it.
-    `open()` can be nested and used in several threads at once: the operators are replaced for the whole
-    process, but act in those threads only that have one open, and the last one to close puts Paddle's back.
-
-    overrides = OpOverrides({"relu": lambda *arguments, **named: None})
-    with overrides.open():
-        model(images)
+    `open()` can be nested and used in several threads at once: the first to open calls `_install`, the last
+    to close `_remove`. What was installed asks `_is_open` whether the calling thread has one open.
     """
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
-        self._functions = functions
+    def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
         self._opened = threading.local()
-        self._replaced: dict[str, tuple[Any, Any]] = {}  # name: Paddle's operator and ours
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Within it, and in this thread, the functions are asked first."""
+        """Within it, and in this thread, the replacement acts."""
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._install()
-        self._opened.depth = self._depth() + 1
+        self._opened.depth = getattr(self._opened, "depth", 0) + 1
         try:
-            with _NO_RETAINED_GRAPHS.open():
-                yield
+            yield
         finally:
             self._opened.depth -= 1
             with self._lock:
@@ -51,13 +43,88 @@ class OpOverrides:
                 if not self._users:
                     self._remove()
 
+    def _is_open(self) -> bool:
+        return getattr(self._opened, "depth", 0) > 0
+
+    def _install(self) -> None:
+        raise NotImplementedError
+
+    def _remove(self) -> None:
+        raise NotImplementedError
+
+
+class MethodPatch(ScopedPatch):
+    """A method of several classes or modules, called through `wrapper(original, *arguments, **named)`.
+
+    patch = MethodPatch((Optimizer, Adam), "step", wrapper)
+    """
+
+    def __init__(self, owners: Sequence[Any], name: str, wrapper: Callable[..., Any]) -> None:
+        super().__init__()
+        self._owners, self._name, self._wrapper = owners, name, wrapper
+        self._originals: list[tuple[Any, Callable[..., Any]]] = []
+
+    def _install(self) -> None:
+        self._originals = [(owner, getattr(owner, self._name)) for owner in self._owners]
+        for owner, original in self._originals:
+            setattr(owner, self._name, self._wrapped(original))
+
+    def _remove(self) -> None:
+        for owner, original in self._originals:
+            setattr(owner, self._name, original)
+
+    def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*arguments: Any, **named: Any) -> Any:
+            if not self._is_open():
+                return original(*arguments, **named)
+            return self._wrapper(original, *arguments, **named)
+
+        return method
+
+
+def _refuse_retained_graph(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """`backward`, but for `retain_graph=True`.
+
+    The replacements are PyLayers, and Paddle 3.3.1 crashes in a second backward pass through a PyLayer whose
+    graph was retained. `paddle.grad(..., retain_graph=True)` works.
+    """
+    if inspect.signature(original).bind(*arguments, **named).arguments.get("retain_graph"):
+        raise LowbitError(
+            "backward(retain_graph=True) crashes in Paddle with lowbit's fast operators: add up the "
+            "losses and call backward once, or do without accelerate()"
+        )
+    return original(*arguments, **named)
+
+
+_NO_RETAINED_GRAPHS = MethodPatch((Tensor, autograd), "backward", _refuse_retained_graph)
+
+
+class OpOverrides(ScopedPatch):
+    """Operators of `paddle._C_ops`, by name, each with a function that may compute it.
+
+    The function gets the operator's arguments and returns its result, or None to let Paddle's compute it.
+
+    overrides = OpOverrides({"relu": lambda *arguments, **named: None})
+    with overrides.open():
+        model(images)
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._functions = functions
+        self._replaced: dict[str, tuple[Any, Any]] = {}  # name: Paddle's operator and ours
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Within it, and in this thread, the functions are asked first."""
+        with super().open(), _NO_RETAINED_GRAPHS.open():
+            yield
+
     def is_called_directly(self, name: str) -> bool:
         """Whether the operator, called now in this thread, is ours and nobody has wrapped it."""
         replaced = self._replaced.get(name)
-        return self._depth() > 0 and replaced is not None and getattr(_C_ops, name) is replaced[1]
-
-    def _depth(self) -> int:
-        return getattr(self._opened, "depth", 0)
+        return self._is_open() and replaced is not None and getattr(_C_ops, name) is replaced[1]
 
     def _install(self) -> None:
         for name, function in self._functions.items():
@@ -78,56 +145,7 @@ class OpOverrides:
     def _operator(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def operator(*arguments: Any, **named: Any) -> Any:
-            result = function(*arguments, **named) if self._depth() else None
+            result = function(*arguments, **named) if self._is_open() else None
             return original(*arguments, **named) if result is None else result
 
         return operator
-
-
-class _NoRetainedGraphs:
-    """Refuses `backward(retain_graph=True)` while a `with` is open, in its thread.
-
-    The replacements are PyLayers, and Paddle 3.3.1 crashes in a second backward pass through a PyLayer whose
-    graph was retained. `paddle.grad(..., retain_graph=True)` works.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._opened = threading.local()
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._originals = [(owner, owner.backward) for owner in (Tensor, autograd)]
-                for owner, original in self._originals:
-                    owner.backward = self._checked(original)
-        self._opened.depth = getattr(self._opened, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            self._opened.depth -= 1
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    for owner, original in self._originals:
-                        owner.backward = original
-
-    def _checked(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def backward(*arguments: Any, **named: Any) -> Any:
-            retains = signature.bind(*arguments, **named).arguments.get("retain_graph")
-            if retains and getattr(self._opened, "depth", 0):
-                raise LowbitError(
-                    "backward(retain_graph=True) crashes in Paddle with lowbit's fast operators: add up the "
-                    "losses and call backward once, or do without accelerate()"
-                )
-            return original(*arguments, **named)
-
-        return backward
-
-
-_NO_RETAINED_GRAPHS = _NoRetainedGraphs()

@@ -22,7 +22,7 @@ import paddle
 from paddle import Tensor, _C_ops, optimizer
 from paddle.optimizer import Optimizer
 
-from lowbit.accel.op_overrides import OpOverrides
+from lowbit.accel.op_overrides import MethodPatch, OpOverrides
 from lowbit.kernels.optimizer import AdamUpdate, MomentumUpdate, optimizer_kernels
 from lowbit.numerics.exact import is_float32
 
@@ -60,51 +60,20 @@ def update_library(*, wanted: bool) -> str:
     return "lowbit" if usable else "Paddle"
 
 
-class _Steps:
-    """Wraps `step()` of Paddle's optimizers while a `with` is open; it acts in the threads that have one."""
-
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._opened = threading.local()
-        self._originals: list[tuple[type[Optimizer], Callable[..., None]]] = []
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                owners = (Optimizer, optimizer.Adam, optimizer.AdamW)
-                self._originals = [(owner, owner.step) for owner in owners]
-                for owner, original in self._originals:
-                    owner.step = self._collecting(original)
-        self._opened.depth = getattr(self._opened, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            self._opened.depth -= 1
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    for owner, original in self._originals:
-                        owner.step = original
-
-    def _collecting(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def step(self_: Optimizer) -> None:
-            if not getattr(self._opened, "depth", 0) or _local.updates is not None:
-                return original(self_)
-            _local.updates = updates = _Updates()
-            try:
-                with _OVERRIDES.open():
-                    original(self_)
-            finally:  # after an error as well: Paddle's own would have been done one by one
-                _local.updates = None
-                updates.run()
-
-        return step
+def _step(original: Callable[..., None], self: Optimizer) -> None:
+    """`step()` of Paddle's optimizer, its updates noted and done together."""
+    if _local.updates is not None:
+        return original(self)
+    _local.updates = updates = _Updates()
+    try:
+        with _OVERRIDES.open():
+            original(self)
+    finally:  # after an error as well: Paddle's own would have been done one by one
+        _local.updates = None
+        updates.run()
 
 
-_STEPS = _Steps()
+_STEPS = MethodPatch((Optimizer, optimizer.Adam, optimizer.AdamW), "step", _step)
 
 
 class _Updates:

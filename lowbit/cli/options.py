@@ -131,3 +131,10 @@ def show(result: Result | Sequence[Section], *, wide: bool = False) -> None:
         print(as_text(result, width, wide=wide))
     else:
         print(result.to_text(width, wide=wide))
+
+
+def print_summary(run: Path) -> None:
+    """Print the summary that a run left in its folder, which is JSON."""
+    from lowbit.training.run_directory import SUMMARY_FILE
+
+    print((run / SUMMARY_FILE).read_text("utf-8"), end="")

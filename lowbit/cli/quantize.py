@@ -19,6 +19,7 @@ from lowbit.cli.options import (
     RequiredConfig,
     RunFolder,
     TrainedWeights,
+    print_summary,
     recipe_option,
     show,
 )
@@ -46,7 +47,6 @@ def calibrate(
     - `lowbit eval runs/ptq` compares it with the fp32 model, `lowbit export runs/ptq` exports it
     """
     from lowbit.api import runs
-    from lowbit.training.run_directory import SUMMARY_FILE
 
     folder = runs.calibrate(
         config,
@@ -62,7 +62,7 @@ def calibrate(
         silent=as_json,
     )
     if as_json:
-        print((folder / SUMMARY_FILE).read_text("utf-8"), end="")
+        print_summary(folder)
 
 
 def quantize(

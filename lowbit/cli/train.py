@@ -16,6 +16,7 @@ from lowbit.cli.options import (
     Quiet,
     RequiredConfig,
     TeacherName,
+    print_summary,
     recipe_option,
 )
 
@@ -89,7 +90,6 @@ def train(
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.api import runs  # with Paddle: seconds that --help need not wait
-    from lowbit.training.run_directory import SUMMARY_FILE
 
     folder = runs.train(
         config,
@@ -113,4 +113,4 @@ def train(
         silent=as_json,
     )
     if as_json:
-        print((folder / SUMMARY_FILE).read_text("utf-8"), end="")
+        print_summary(folder)

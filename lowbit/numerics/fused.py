@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import paddle
 from paddle import Tensor, _C_ops
@@ -163,3 +164,16 @@ def check_unchanged(x: Tensor, before: int | None) -> None:
             "a tensor was changed in place after a layer had used it: its gradient would be wrong. "
             "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
         )
+
+
+def save_for_backward(ctx: Any, *tensors: Tensor) -> None:
+    """Save tensors for a PyLayer's backward, with their versions; `saved_unchanged` gives them back."""
+    ctx.save_for_backward(*tensors)
+    ctx.versions = [version(tensor) for tensor in tensors]
+
+
+def saved_unchanged(ctx: Any) -> tuple[Tensor, ...]:
+    """The saved tensors; an error when one was changed in place since then."""
+    for tensor, before in zip(ctx.saved_tensor(), ctx.versions, strict=True):
+        check_unchanged(tensor, before)
+    return ctx.saved_tensor()

@@ -133,6 +133,18 @@ def _on_cpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         )
 
 
+def _gpu_variant(inference: Inference, word: str, tensorrt: str, precision: str, size: str) -> _Variant:
+    return _Variant(
+        word,
+        True,
+        (*option(inference.tensorrt, tensorrt), *option(inference.precision, precision)),
+        (*option(inference.benchmark), *option(inference.extra)),
+        size,
+        f"python_infer_gpu_usetrt_{tensorrt}_precision_{precision}_batchsize_{size}",
+        tensorrt=tensorrt not in ("False", "null"),
+    )
+
+
 def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Variant]:
     lists = (inference.tensorrt, inference.precision, inference.batch_size)
     for tensorrt, precision, size in product(*map(_each, lists)):
@@ -140,15 +152,7 @@ def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
             continue
         if tensorrt == "False" and ("fp16" in precision or "int8" in precision):
             continue
-        yield _Variant(
-            word,
-            True,
-            (*option(inference.tensorrt, tensorrt), *option(inference.precision, precision)),
-            (*option(inference.benchmark), *option(inference.extra)),
-            size,
-            f"python_infer_gpu_usetrt_{tensorrt}_precision_{precision}_batchsize_{size}",
-            tensorrt=tensorrt not in ("False", "null"),
-        )
+        yield _gpu_variant(inference, word, tensorrt, precision, size)
 
 
 def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
@@ -172,15 +176,7 @@ def _on_gpu_fp16_flag(inference: Inference, word: str) -> Iterator[_Variant]:
     for tensorrt, fp16, size in product(*map(_each, lists)):
         if fp16 == "True" and tensorrt == "False":
             continue
-        yield _Variant(
-            word,
-            True,
-            (*option(inference.tensorrt, tensorrt), *option(inference.precision, fp16)),
-            (*option(inference.benchmark), *option(inference.extra)),
-            size,
-            f"python_infer_gpu_usetrt_{tensorrt}_precision_{fp16}_batchsize_{size}",
-            tensorrt=tensorrt not in ("False", "null"),
-        )
+        yield _gpu_variant(inference, word, tensorrt, fp16, size)
 
 
 def _each(field: Field | None) -> tuple[str, ...]:

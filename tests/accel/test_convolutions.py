@@ -80,7 +80,9 @@ def test_sums_of_integers_are_exact(geometry: dict) -> None:
 def test_it_is_really_oneDNN_that_runs_and_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     prepared = onednn.prepared
-    monkeypatch.setattr(onednn, "prepared", lambda geometry: used.append(geometry) or prepared(geometry))
+    monkeypatch.setattr(
+        onednn, "prepared", lambda geometry, **given: used.append(geometry) or prepared(geometry, **given)
+    )
     before = _C_ops.conv2d
     layer, x = nn.Conv2D(3, 8, 3, groups=1), paddle.randn([2, 3, 8, 8])
     with fast_convolutions():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,51 @@ import pytest
 from lowbit.config import Config, load_config
 from lowbit.errors import LowbitError
 
+_NORMALIZE = """\
+- NormalizeImage:
+    scale: 1.0/255.0
+    mean: [0.485, 0.456, 0.406]
+    std: [0.229, 0.224, 0.225]
+    order: ''
+"""
+
+
+def indent(text: str, columns: int) -> str:
+    return textwrap.indent(text, " " * columns)
+
+
+def _loader(mode: str, list_file: str, first: str, second: str, *, shuffle: bool) -> str:
+    """A section of DataLoader: two operators, each given with its settings, and NormalizeImage."""
+    operators = "".join(
+        f"        - {name}:\n            {settings}\n"
+        for name, settings in (operator.split(" ", 1) for operator in (first, second))
+    )
+    return f"""\
+  {mode}:
+    dataset:
+      name: "ImageNetDataset"
+      image_root: "./dataset/ILSVRC2012/"
+      cls_label_path: "./dataset/ILSVRC2012/{list_file}"
+      transform_ops:
+{operators}{indent(_NORMALIZE, 8)}
+    sampler:
+      name: "DistributedBatchSampler"
+      batch_size: 64
+      drop_last: False
+      shuffle: {shuffle}
+    loader:
+      num_workers: 4
+      use_shared_memory: True
+"""
+
+
+_TRAIN = _loader(
+    "Train", "train_list.txt", "RandCropImage size: 224", "RandFlipImage flip_code: 1", shuffle=True
+)
+_EVAL = _loader("Eval", "val_list.txt", "ResizeImage resize_short: 256", "CropImage size: 224", shuffle=False)
+
 # The older spelling: quotes, class_num under Global, no DecodeImage in training.
-RESNET18 = """\
+RESNET18 = f"""\
 Global:
   checkpoints: null
   pretrained_model: null
@@ -46,54 +90,7 @@ Optimizer:
     name: 'L2'
     coeff: 0.0001
 DataLoader:
-  Train:
-    dataset:
-      name: "ImageNetDataset"
-      image_root: "./dataset/ILSVRC2012/"
-      cls_label_path: "./dataset/ILSVRC2012/train_list.txt"
-      transform_ops:
-        - RandCropImage:
-            size: 224
-        - RandFlipImage:
-            flip_code: 1
-        - NormalizeImage:
-            scale: 1.0/255.0
-            mean: [0.485, 0.456, 0.406]
-            std: [0.229, 0.224, 0.225]
-            order: ''
-
-    sampler:
-      name: "DistributedBatchSampler"
-      batch_size: 64
-      drop_last: False
-      shuffle: True
-    loader:
-      num_workers: 4
-      use_shared_memory: True
-  Eval:
-    dataset:
-      name: "ImageNetDataset"
-      image_root: "./dataset/ILSVRC2012/"
-      cls_label_path: "./dataset/ILSVRC2012/val_list.txt"
-      transform_ops:
-        - ResizeImage:
-            resize_short: 256
-        - CropImage:
-            size: 224
-        - NormalizeImage:
-            scale: 1.0/255.0
-            mean: [0.485, 0.456, 0.406]
-            std: [0.229, 0.224, 0.225]
-            order: ''
-    sampler:
-      name: "DistributedBatchSampler"
-      batch_size: 64
-      drop_last: False
-      shuffle: False
-    loader:
-      num_workers: 4
-      use_shared_memory: True
-Infer:
+{_TRAIN}{_EVAL}Infer:
   infer_imgs: "docs/images/whl/demo.jpg"
   batch_size: 10
   transforms:
@@ -104,12 +101,7 @@ Infer:
         resize_short: 256
     - CropImage:
         size: 224
-    - NormalizeImage:
-        scale: 1.0/255.0
-        mean: [0.485, 0.456, 0.406]
-        std: [0.229, 0.224, 0.225]
-        order: ''
-    - ToCHWImage:
+{indent(_NORMALIZE, 4)}    - ToCHWImage:
   PostProcess:
     name: "Topk"
     topk: 5

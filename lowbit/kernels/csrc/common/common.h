@@ -9,7 +9,6 @@
 //   scratch.h           per-thread buffers that are reused from call to call
 //   channel_blocks.h    loops over [outer, channels, inner] tensors with one scale per channel
 //   grouped_axes.h      loops over tensors whose scales belong to any subset of the axes
-//   random.h            the counter-based random numbers of stochastic rounding
 //
 // The other folders are gemm/ (convolutions and matrix products in integers), winograd/ and depthwise/
 // (faster ways for two kinds of layer), quantize/ (fp32 to integers and back, fake quantization), norm/
@@ -17,11 +16,10 @@
 // that explains it and declares its C functions.
 //
 // Rules for every function of the interface:
-// - No axis of a tensor is 0, unless said otherwise, and pointers do not overlap. A null pointer means "not
-// wanted".
+// - No axis of a tensor is 0, unless said otherwise, and pointers do not overlap. A null pointer means
+//   "not wanted".
 // - Results are the same bits for every instruction set and number of threads. Integer sums are exact;
-// floating-point
-//   sums are added in an order that depends on the shape alone.
+//   floating-point sums are added in an order that depends on the shape alone.
 // - No exception leaves the library. Functions return a status below 0 on failure; see `guarded`.
 #pragma once
 #include <stdint.h>

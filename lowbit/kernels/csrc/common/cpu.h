@@ -56,4 +56,17 @@ enum class InstructionSet { baseline, avx2, avxvnni, avx512, avx512vnni, amx };
 // The one that lowbit_select_variant chose, or else the best that the processor has.
 InstructionSet instruction_set();
 
+// Of a table of kernels that was made for three targets, the one for the instruction set in use: a file makes
+// its tables in namespaces avx512, avx2 and baseline, and chooses with LOWBIT_CHOOSE(name of the table).
+#if LOWBIT_X86
+template <class Table>
+const Table& choose_table(const Table& avx512, const Table& avx2, const Table& baseline) {
+    const InstructionSet set = instruction_set();
+    return set >= InstructionSet::avx512 ? avx512 : set >= InstructionSet::avx2 ? avx2 : baseline;
+}
+#define LOWBIT_CHOOSE(TABLE) lowbit::choose_table(avx512::TABLE, avx2::TABLE, baseline::TABLE)
+#else
+#define LOWBIT_CHOOSE(TABLE) baseline::TABLE
+#endif
+
 }  // namespace lowbit

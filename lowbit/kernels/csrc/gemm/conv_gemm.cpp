@@ -7,7 +7,6 @@
 #include "gemm/conv_gemm.h"
 
 #include "common/threads.h"
-#include "gemm/epilogue.h"
 #include "gemm/packing.h"
 
 namespace lowbit::gemm {

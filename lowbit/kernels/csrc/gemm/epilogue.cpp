@@ -1,5 +1,5 @@
-// The epilogue of forward and grad_input in portable C++, AVX2 and AVX-512; see epilogue.h.
-#include "gemm/epilogue.h"
+// The epilogue of forward and grad_input in portable C++, AVX2 and AVX-512; see conv_gemm.h.
+#include "gemm/conv_gemm.h"
 
 #if LOWBIT_X86
 #include <immintrin.h>

@@ -20,14 +20,12 @@
 //
 // How forward and grad_input work (implicit GEMM; no im2col matrix is written):
 //   gemm.cpp             dispatch: depthwise/, winograd/, or the direct computation below
-//   conv_gemm.h, .cpp    the loops: a product as convolutions over one padded image, split into strips of
-//   pixels and
+//   conv_gemm.h, .cpp    the loops: a product as convolutions over one padded image, in strips of pixels and
 //                        panels of 16 output channels; a filter tap is a byte offset into the packed image
 //   packing.h, .cpp      images to padded NHWC, weights to panels of 16 channels
 //   microkernel.h        exact sums of a strip times a panel; one file per instruction set
-//   epilogue.h, .cpp     int32 sums to scaled fp32 in NCHW
-// grad_weight reduces over pixels instead of channels, so that it packs differently and has kernels of its
-// own:
+//   epilogue.cpp         int32 sums to scaled fp32 in NCHW
+// grad_weight reduces over pixels instead of channels, so it packs differently and has its own kernels:
 //   grad_weight.h, .cpp  layouts, choices and loops;  grad_weight_packing.cpp;  grad_weight_kernel.cpp
 //
 // How a variant is chosen: by the instruction set, and by the bounds `lowest` and `highest` of the operands,

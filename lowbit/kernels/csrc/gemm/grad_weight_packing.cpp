@@ -334,8 +334,6 @@ namespace {
 
 #if LOWBIT_X86
 
-#define LOWBIT_TARGET_AVX2 __attribute__((target("avx2")))
-
 // Transposes 8 x 8 values: pairs, then fours, then halves.
 LOWBIT_TARGET_AVX2 LOWBIT_INLINE void transpose_store_8x8(const float* from, int64_t width, float* to,
                                                           int64_t to_output) {

@@ -15,7 +15,7 @@ void run_baseline(const Strip& strip) {
     constexpr int kTogether = 4 / sizeof(Source);
     for (int64_t p = 0; p < strip.pixels; p++) {
         const uint8_t* panel = strip.panel;
-        int32_t sums[kPanel];
+        uint32_t sums[kPanel];  // modulo 2^32, as winograd/ needs them
         memcpy(sums, strip.initial_sums, sizeof sums);
         for (int64_t s = 0; s < strip.count; s++) {
             const uint8_t* from = strip.source + strip.pixel_offsets[p] + strip.segments[s].offset;
@@ -25,7 +25,8 @@ void run_baseline(const Strip& strip) {
                 memcpy(a, from, sizeof a);
                 memcpy(b, panel, sizeof b);
                 for (int64_t c = 0; c < kPanel; c++) {
-                    for (int i = 0; i < kTogether; i++) sums[c] += a[i] * b[c * kTogether + i];
+                    for (int i = 0; i < kTogether; i++)
+                        sums[c] += static_cast<uint32_t>(a[i] * b[c * kTogether + i]);
                 }
             }
         }

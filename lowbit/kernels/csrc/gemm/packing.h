@@ -1,8 +1,7 @@
 // Packing of forward's and grad_input's operands into the layouts of the micro-kernels, channels innermost.
 //
-//   images   [image][padded row][padded column][channels], bytes with an offset that makes them unsigned, or
-//   int16 weights  [panel][tap][word of channels][16 output channels][4 bytes]: a step reads 64 consecutive
-//   bytes
+//   images   [image][padded row][padded column][channels]: int16, or bytes that an offset makes unsigned
+//   weights  [panel][tap][word of channels][16 output channels][4 bytes]: a step reads 64 consecutive bytes
 #pragma once
 #include "common/scratch.h"
 #include "gemm/conv_gemm.h"

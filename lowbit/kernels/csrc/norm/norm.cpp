@@ -5,11 +5,9 @@
 #include "common/threads.h"
 #include "norm/batch_norm.h"
 #include "norm/max_pool.h"
-#include "norm/relu.h"
 
 namespace {
 
-using lowbit::InstructionSet;
 using lowbit::Scratch;
 using lowbit::norm::Channels;
 
@@ -63,26 +61,12 @@ struct Kernels {
     }
 
 #if LOWBIT_X86
-LOWBIT_NORM_KERNELS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), 8)
-LOWBIT_NORM_KERNELS(avx2, __attribute__((target("avx2"))), 4)
+LOWBIT_NORM_KERNELS(avx512, LOWBIT_TARGET_AVX512, 8)
+LOWBIT_NORM_KERNELS(avx2, LOWBIT_TARGET_AVX2, 4)
 #endif
 LOWBIT_NORM_KERNELS(baseline, , 4)
 
-const Kernels& kernels() {
-    switch (lowbit::instruction_set()) {
-#if LOWBIT_X86
-        case InstructionSet::amx:
-        case InstructionSet::avx512vnni:
-        case InstructionSet::avx512:
-            return avx512::kernels;
-        case InstructionSet::avxvnni:
-        case InstructionSet::avx2:
-            return avx2::kernels;
-#endif
-        default:
-            return baseline::kernels;
-    }
-}
+const Kernels& kernels() { return LOWBIT_CHOOSE(kernels); }
 
 // body(channels) for groups of channels, in parallel: as many together as make rows of about 8 KB.
 template <class Body>

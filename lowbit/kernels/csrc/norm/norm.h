@@ -6,8 +6,8 @@
 // as int16 (`multiples`).
 //
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
-// thread. Files: batch_norm.h, relu.h, max_pool.h have the loops; norm.cpp compiles them for baseline, AVX2
-// and AVX-512 and runs them in parallel over channels, chunks or planes.
+// thread. Files: batch_norm.h (with ReLU) and max_pool.h have the loops; norm.cpp compiles them for baseline,
+// AVX2 and AVX-512 and runs them in parallel over channels, chunks or planes.
 #pragma once
 #include "common/channel_blocks.h"
 

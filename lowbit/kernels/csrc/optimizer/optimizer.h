@@ -4,8 +4,8 @@
 // Paddle's bits. Of Adam, Paddle has two: with AVX-512 its products are fused into the additions after them
 // (one rounding), elsewhere they are not; `is_fused` says which is meant, on every instruction set.
 //
-// Files: updates.h has the loops; optimizer.cpp compiles them for baseline, AVX2 and AVX-512 and divides all
-// parameters together into chunks for the threads.
+// optimizer.cpp compiles the loops for baseline, AVX2 and AVX-512, and divides all parameters together into
+// chunks for the threads.
 #pragma once
 #include "common/cpu.h"
 

@@ -1,7 +1,6 @@
 // fp32 values to small integers and back, and 4-bit integers packed two to a byte.
 #pragma once
 #include "common/grouped_axes.h"
-#include "common/random.h"
 #include "quantize/rounding.h"
 
 namespace lowbit {

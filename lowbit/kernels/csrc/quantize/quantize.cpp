@@ -85,19 +85,12 @@ struct Passes {
     }
 
 #if LOWBIT_X86
-LOWBIT_PASSES(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
-LOWBIT_PASSES(avx2, __attribute__((target("avx2"))))
+LOWBIT_PASSES(avx512, LOWBIT_TARGET_AVX512)
+LOWBIT_PASSES(avx2, LOWBIT_TARGET_AVX2)
 #endif
 LOWBIT_PASSES(baseline, )
 
-const Passes& current() {
-#if LOWBIT_X86
-    const InstructionSet isa = instruction_set();
-    if (isa >= InstructionSet::avx512) return avx512::passes;
-    if (isa >= InstructionSet::avx2) return avx2::passes;
-#endif
-    return baseline::passes;
-}
+const Passes& current() { return LOWBIT_CHOOSE(passes); }
 
 // Combine the results of one part with those of others; atomically where the parts are on several threads.
 void raise(FloatBits* most, const int32_t* found, int64_t count, bool split) {

@@ -5,17 +5,18 @@
 // (grouped_axes.h), and lowbit_layout for fake quantization, where they belong to channels or to the whole
 // tensor (channel_blocks.h). Integers are int8, or uint8 where `lowest` is not negative, a byte each, in the
 // order of the tensor. Files:
-//   quantize.cpp       the C functions for integers: ranges, scales, conversion, 4-bit packing, Hadamard
-//   rotation ranges.h           largest magnitudes, ranges of least squared error, scales integers.h rounding
-//   to integers, nearest or stochastic, linear or logarithmic grids; 4-bit packing rounding.h rounding of one
-//   value hadamard.h         the Walsh-Hadamard transform fake_quantize.cpp  quantized values in fp32, PACT's
-//   and LSQ's gradients; drop_quantize.cpp  the loops of block reconstruction
+//   quantize.cpp       the C functions for integers: ranges, scales, conversion, 4-bit packing, rotation
+//   ranges.h           largest magnitudes, ranges of least squared error, scales
+//   integers.h         rounding to integers on linear or logarithmic grids; 4-bit packing
+//   rounding.h         rounding of one value; the random numbers of stochastic rounding
+//   hadamard.h         the Walsh-Hadamard transform
+//   fake_quantize.cpp  quantized values in fp32, with the gradients of PACT, LSQ and block reconstruction
 // The slow references that tests compare with are in lowbit/numerics. Every loop is compiled for baseline,
 // AVX2 and AVX-512, and the variant follows the instruction set alone. Nothing is allocated.
 #pragma once
 #include "common/channel_blocks.h"
 #include "common/grouped_axes.h"
-#include "common/random.h"
+#include "quantize/rounding.h"
 
 // The integers from lowest to highest; for a log grid 0, the powers of two up to highest, and their
 // negatives.
@@ -80,7 +81,7 @@ LOWBIT_PUBLIC int lowbit_quantize_grad(const float* x, const float* dy, float* d
 LOWBIT_PUBLIC int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
                                   lowbit_layout layout, lowbit_grid grid);
 
-// What block reconstruction needs (drop_quantize.cpp). As lowbit_quantize, but values whose 24 random bits of
+// What block reconstruction needs. As lowbit_quantize, but values whose 24 random bits of
 // the draw are below the threshold stay as they are; at most 2^32 elements.
 LOWBIT_PUBLIC int lowbit_drop_quantize(const float* x, float* y, const float* scale, lowbit_layout layout,
                                        lowbit_grid grid, const lowbit_draw* draw, uint32_t threshold);

@@ -1,14 +1,23 @@
-// The transforms of F(2x2, 3x3) in integers, sixteen tiles at a time.
+// The transforms of F(4x4, 3x3) in integers, sixteen tiles at a time.
 //
-// Along one axis, with pixels d, kernel g, products m and result y:
-//   input     d0 - d2,  d1 + d2,       d2 - d1,       d1 - d3
-//   kernel    g0,       g0 + g1 + g2,  g0 - g1 + g2,  g2
-//   result    y0 = m0 + (m1 + m2) / 2,  y1 = (m1 - m2) / 2 - m3
-// The kernel's usual factors 1/2 are left out of its transform and applied to the result: m1 + m2 = 2 (d2 (g0
-// + g2) + d1 g1) is even for any sum of products, so that the division is exact. grad_weight is the same with
-// the roles changed:
-//   gradient  dy0,      dy0 + dy1,     dy0 - dy1,     -dy1
-//   kernel    dg0 = m0 + (m1 + m2) / 2,  dg1 = (m1 - m2) / 2,  dg2 = (m1 + m2) / 2 + m3
+// Along one axis, with pixels d, kernel g, products m and result y; the points are 0, 1, -1, 2, -2 and
+// infinity:
+//   input     4 d0 - 5 d2 + d4,  -4 d1 - 4 d2 + d3 + d4,  4 d1 - 4 d2 - d3 + d4,
+//             -2 d1 - d2 + 2 d3 + d4,  2 d1 - d2 - 2 d3 + d4,  4 d1 - 5 d3 + d5
+//   kernel    g0,  g0 + g1 + g2,  g0 - g1 + g2,  g0 + 2 g1 + 4 g2,  g0 - 2 g1 + 4 g2,  g2
+//   result    24 y0 = 6 m0 - 4 (m1 + m2) + (m3 + m4)
+//             12 y1 = -2 (m1 - m2) + (m3 - m4)
+//              6 y2 = -(m1 + m2) + (m3 + m4)
+//              6 y3 = -(m1 - m2) + 2 (m3 - m4) + 6 m5
+// The kernel's usual factors 1/4, -1/6 and 1/24 are left out of its transform and applied to the result, so
+// that everything is an integer. grad_weight is the same with the roles changed:
+//   gradient  dy0,  dy0 + dy1 + dy2 + dy3,  dy0 - dy1 + dy2 - dy3,  dy0 + 2 dy1 + 4 dy2 + 8 dy3,
+//             dy0 - 2 dy1 + 4 dy2 - 8 dy3,  dy3
+//   kernel    24 dg0, 12 dg1 as 24 y0, 12 y1;  6 dg2 = 6 y2 + 6 m5
+//
+// Sums are integers modulo 2^32, and so is all that is made of them: additions, and divisions by 9, which is
+// odd and has an inverse. Only the shifts for the factors of two lose bits: up to 6 of 32. A result of up to
+// kLargestSum is therefore exact, however large the sums that it is made of.
 #include "winograd/transforms.h"
 
 #include "common/scratch.h"
@@ -21,211 +30,308 @@ namespace lowbit::winograd {
 typedef int16_t Int16x16 __attribute__((vector_size(kPanel * sizeof(int16_t))));
 typedef uint16_t UInt16x16 __attribute__((vector_size(kPanel * sizeof(uint16_t))));
 typedef int32_t Int32x8 __attribute__((vector_size(kPanel / 2 * sizeof(int32_t))));
+typedef uint32_t UInt32x8 __attribute__((vector_size(kPanel / 2 * sizeof(uint32_t))));
+typedef uint32_t UInt32x16 __attribute__((vector_size(kPanel * sizeof(uint32_t))));
+typedef int32_t Int32x16 __attribute__((vector_size(kPanel * sizeof(int32_t))));
 
-// Separates 32 bytes into the sixteen even and the sixteen odd ones, widened to int16.
-template <bool kSigned>
-LOWBIT_INLINE void deinterleave(const uint8_t* from, Int16x16& even, Int16x16& odd) {
-    UInt16x16 pairs;
-    memcpy(&pairs, from, sizeof pairs);
-    if (kSigned) {
-        even = reinterpret_cast<Int16x16>(pairs << 8) >> 8;
-        odd = reinterpret_cast<Int16x16>(pairs) >> 8;
-    } else {
-        even = reinterpret_cast<Int16x16>(pairs & 255);
-        odd = reinterpret_cast<Int16x16>(pairs >> 8);
-    }
+#if defined(__clang__)
+#define LOWBIT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define LOWBIT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Int32x8{__VA_ARGS__})
+#endif
+
+LOWBIT_INLINE Int16x16 get(const int16_t* from) {
+    Int16x16 words;
+    memcpy(&words, from, sizeof words);
+    return words;
 }
 
 LOWBIT_INLINE void put(int16_t* to, const Int16x16& words) { memcpy(to, &words, sizeof words); }
 
-LOWBIT_INLINE void source_points(const Int16x16& d0, const Int16x16& d1, const Int16x16& d2,
-                                 const Int16x16& d3, Int16x16 (&points)[4]) {
-    points[0] = d0 - d2;
-    points[1] = d1 + d2;
-    points[2] = d2 - d1;
-    points[3] = d1 - d3;
-}
-
-LOWBIT_INLINE void gradient_points(const Int16x16& first, const Int16x16& second, Int16x16 (&points)[4]) {
-    points[0] = first;
-    points[1] = first + second;
-    points[2] = first - second;
-    points[3] = -second;
-}
-
-LOWBIT_INLINE void kernel_points(const Int16x16& g0, const Int16x16& g1, const Int16x16& g2,
-                                 Int16x16 (&points)[4]) {
-    const Int16x16 outer = g0 + g2;
-    points[0] = g0;
-    points[1] = outer + g1;
-    points[2] = outer - g1;
-    points[3] = g2;
-}
-
-// The points of a row of tiles, to points[i * stride + t] for tile t, whose pixels begin at column 2 t of
-// four rows of bytes. Reads and writes sixteen tiles at a time.
 template <bool kSigned>
-LOWBIT_INLINE void transform_input(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,
-                                   int64_t stride) {
-    for (int64_t t = 0; t < tiles; t += kPanel) {
-        Int16x16 down[4][4];  // [column][point]
-        LOWBIT_UNROLLED
-        for (int pair = 0; pair < 2; pair++) {
-            Int16x16 even[4], odd[4];
-            LOWBIT_UNROLLED
-            for (int i = 0; i < 4; i++) {
-                deinterleave<kSigned>(rows + i * row_bytes + 2 * (t + pair), even[i], odd[i]);
+LOWBIT_INLINE int64_t sum_magnitudes(const uint8_t* bytes, int64_t count) {
+    constexpr int64_t kTurns = 64;  // of two bytes per lane, whose sum int16 holds
+    const auto magnitude = [](const Int16x16& value) LOWBIT_INLINE_LAMBDA {
+        const Int16x16 sign = value >> 15;  // -1 or 0
+        return (value ^ sign) - sign;
+    };
+    int64_t total = 0, i = 0;
+    while (count - i >= 2 * kPanel) {
+        Int16x16 sums = {};
+        for (int64_t turn = 0; turn < kTurns && count - i >= 2 * kPanel; turn++, i += 2 * kPanel) {
+            UInt16x16 pairs;
+            memcpy(&pairs, bytes + i, sizeof pairs);
+            if (kSigned) {
+                sums += magnitude(reinterpret_cast<Int16x16>(pairs << 8) >> 8);
+                sums += magnitude(reinterpret_cast<Int16x16>(pairs) >> 8);
+            } else {
+                sums += reinterpret_cast<Int16x16>((pairs & 255) + (pairs >> 8));
             }
-            source_points(even[0], even[1], even[2], even[3], down[2 * pair]);
-            source_points(odd[0], odd[1], odd[2], odd[3], down[2 * pair + 1]);
         }
+        for (int lane = 0; lane < kPanel; lane++) total += sums[lane];
+    }
+    for (; i < count; i++) {
+        const int value = kSigned ? static_cast<int8_t>(bytes[i]) : bytes[i];
+        total += value < 0 ? -value : value;
+    }
+    return total;
+}
+
+// Columns 0 to 3 of sixteen tiles: the four bytes of each word.
+template <bool kSigned>
+LOWBIT_INLINE void separate_bytes(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane) {
+    for (int64_t t = 0; t < count; t += kPanel) {
+        UInt32x16 words;
+        memcpy(&words, bytes + kTile * t, sizeof words);
         LOWBIT_UNROLLED
-        for (int i = 0; i < 4; i++) {
-            Int16x16 along[4];
-            source_points(down[0][i], down[1][i], down[2][i], down[3][i], along);
-            LOWBIT_UNROLLED
-            for (int j = 0; j < 4; j++) put(points + (4 * i + j) * stride + t, along[j]);
+        for (int j = 0; j < kTile; j++) {
+            Int32x16 wide;
+            if (kSigned) {
+                wide = reinterpret_cast<Int32x16>(words << (24 - 8 * j)) >> 24;
+            } else {
+                wide = reinterpret_cast<Int32x16>(words >> (8 * j) & 255);
+            }
+            put(to + j * plane + t, __builtin_convertvector(wide, Int16x16));
         }
     }
 }
 
-// The same for an output gradient, whose tiles are two rows of two pixels.
-template <bool kSigned>
-LOWBIT_INLINE void transform_gradient(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,
-                                      int64_t stride) {
+struct SourcePoints {
+    LOWBIT_INLINE void operator()(const Int16x16 (&d)[kSide], Int16x16 (&points)[kSide]) const {
+        const Int16x16 near = d[4] - d[2], twice = (d[3] - d[1]) << 1;
+        const Int16x16 even = d[4] - (d[2] << 2), odd = d[3] - (d[1] << 2);
+        points[0] = ((d[0] - d[2]) << 2) + near;
+        points[1] = even + odd;
+        points[2] = even - odd;
+        points[3] = near + twice;
+        points[4] = near - twice;
+        points[5] = d[5] - d[3] - (twice << 1);
+    }
+};
+
+struct GradientPoints {
+    LOWBIT_INLINE void operator()(const Int16x16 (&d)[kTile], Int16x16 (&points)[kSide]) const {
+        const Int16x16 even = d[0] + d[2], odd = d[1] + d[3];
+        const Int16x16 even_at_2 = d[0] + (d[2] << 2), odd_at_2 = (d[1] << 1) + (d[3] << 3);
+        points[0] = d[0];
+        points[1] = even + odd;
+        points[2] = even - odd;
+        points[3] = even_at_2 + odd_at_2;
+        points[4] = even_at_2 - odd_at_2;
+        points[5] = d[3];
+    }
+};
+
+struct KernelPoints {
+    LOWBIT_INLINE void operator()(const Int16x16 (&g)[3], Int16x16 (&points)[kSide]) const {
+        const Int16x16 even = g[0] + g[2], even_at_2 = g[0] + (g[2] << 2), odd_at_2 = g[1] << 1;
+        points[0] = g[0];
+        points[1] = even + g[1];
+        points[2] = even - g[1];
+        points[3] = even_at_2 + odd_at_2;
+        points[4] = even_at_2 - odd_at_2;
+        points[5] = g[2];
+    }
+};
+
+// The second half of a transform: rows of points from columns of them, down[column][point].
+template <int kColumns, class Along>
+LOWBIT_INLINE void put_points(const Int16x16 (&down)[kColumns][kSide], Along along, int16_t* points,
+                              int64_t stride) {
+    LOWBIT_UNROLLED
+    for (int i = 0; i < kSide; i++) {
+        Int16x16 row[kColumns], out[kSide];
+        LOWBIT_UNROLLED
+        for (int j = 0; j < kColumns; j++) row[j] = down[j][i];
+        along(row, out);
+        LOWBIT_UNROLLED
+        for (int j = 0; j < kSide; j++) put(points + (kSide * i + j) * stride, out[j]);
+    }
+}
+
+LOWBIT_INLINE void transform_source(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {
     for (int64_t t = 0; t < tiles; t += kPanel) {
-        Int16x16 even[2], odd[2], down[2][4];
+        Int16x16 down[kSide][kSide];
         LOWBIT_UNROLLED
-        for (int i = 0; i < 2; i++) deinterleave<kSigned>(rows + i * row_bytes + 2 * t, even[i], odd[i]);
-        gradient_points(even[0], even[1], down[0]);
-        gradient_points(odd[0], odd[1], down[1]);
-        LOWBIT_UNROLLED
-        for (int i = 0; i < 4; i++) {
-            Int16x16 along[4];
-            gradient_points(down[0][i], down[1][i], along);
+        for (int j = 0; j < kSide; j++) {
+            Int16x16 column[kSide];
+            // Columns 4 and 5 of a tile are columns 0 and 1 of the next one.
+            const int16_t* from = planes.first + j % kTile * planes.plane + t + j / kTile;
             LOWBIT_UNROLLED
-            for (int j = 0; j < 4; j++) put(points + (4 * i + j) * stride + t, along[j]);
+            for (int i = 0; i < kSide; i++) column[i] = get(from + i * planes.row);
+            SourcePoints()(column, down[j]);
         }
+        put_points(down, SourcePoints(), points + t, stride);
+    }
+}
+
+LOWBIT_INLINE void transform_gradient(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {
+    for (int64_t t = 0; t < tiles; t += kPanel) {
+        Int16x16 down[kTile][kSide];
+        LOWBIT_UNROLLED
+        for (int j = 0; j < kTile; j++) {
+            Int16x16 column[kTile];
+            LOWBIT_UNROLLED
+            for (int i = 0; i < kTile; i++) {
+                column[i] = get(planes.first + i * planes.row + j * planes.plane + t);
+            }
+            GradientPoints()(column, down[j]);
+        }
+        put_points(down, GradientPoints(), points + t, stride);
     }
 }
 
 // The points of kernels with the taps taps[k * channels + c]; channels are a multiple of sixteen.
-LOWBIT_INLINE void transform_kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {
+LOWBIT_INLINE int64_t transform_kernel(const int16_t* taps, int64_t channels, int16_t* points,
+                                       int64_t stride) {
+    Int32x16 magnitudes = {};
     for (int64_t c = 0; c < channels; c += kPanel) {
-        Int16x16 g[kTaps], down[3][4];
+        Int16x16 down[3][kSide], magnitude = {};
         LOWBIT_UNROLLED
-        for (int k = 0; k < kTaps; k++) memcpy(&g[k], taps + k * channels + c, sizeof g[k]);
-        LOWBIT_UNROLLED
-        for (int j = 0; j < 3; j++) kernel_points(g[j], g[3 + j], g[6 + j], down[j]);
-        LOWBIT_UNROLLED
-        for (int i = 0; i < 4; i++) {
-            Int16x16 along[4];
-            kernel_points(down[0][i], down[1][i], down[2][i], along);
+        for (int j = 0; j < 3; j++) {
+            Int16x16 column[3];
             LOWBIT_UNROLLED
-            for (int j = 0; j < 4; j++) put(points + (4 * i + j) * stride + c, along[j]);
+            for (int i = 0; i < 3; i++) {
+                column[i] = get(taps + (3 * i + j) * channels + c);
+                const Int16x16 sign = column[i] >> 15;  // -1 or 0
+                magnitude += (column[i] ^ sign) - sign;
+            }
+            KernelPoints()(column, down[j]);
         }
+        magnitudes += __builtin_convertvector(magnitude, Int32x16);
+        put_points(down, KernelPoints(), points + c, stride);
     }
+    int64_t sum = 0;
+    for (int i = 0; i < kPanel; i++) sum += magnitudes[i];
+    return sum;
 }
 
 // Interleaves the tiles of two channels to the words of a panel.
 LOWBIT_INLINE void interleave(const int16_t* first, const int16_t* second, int16_t* to) {
     constexpr int64_t kHalf = kPanel / 2;
     typedef uint16_t Narrow __attribute__((vector_size(kHalf * sizeof(uint16_t))));
-    typedef uint32_t Wide __attribute__((vector_size(kHalf * sizeof(uint32_t))));
     LOWBIT_UNROLLED
     for (int t = 0; t < kPanel; t += kHalf) {
         Narrow low, high;
         memcpy(&low, first + t, sizeof low);
         memcpy(&high, second + t, sizeof high);
-        const Wide both = __builtin_convertvector(low, Wide) | __builtin_convertvector(high, Wide) << 16;
+        const UInt32x8 both = __builtin_convertvector(low, UInt32x8) | __builtin_convertvector(high, UInt32x8)
+                                                                           << 16;
         memcpy(to + 2 * t, &both, sizeof both);
     }
 }
 
-LOWBIT_INLINE void result_pixels(const Int32x8 (&m)[4], Int32x8& first, Int32x8& second) {
-    const Int32x8 half = (m[1] + m[2]) >> 1;
-    first = m[0] + half;
-    second = half - m[2] - m[3];
+// 24 y0, 12 y1, 6 y2 and 6 y3 modulo 2^32, of eight tiles.
+struct ResultPixels {
+    LOWBIT_INLINE void operator()(const UInt32x8 (&m)[kSide], UInt32x8 (&y)[kTile]) const {
+        const UInt32x8 near = m[1] + m[2], slope = m[1] - m[2], far = m[3] + m[4], steep = m[3] - m[4];
+        y[0] = ((m[0] - near) << 2) + (m[0] << 1) + far;
+        y[1] = steep - (slope << 1);
+        y[2] = far - near;
+        y[3] = (steep << 1) - slope + (m[5] << 2) + (m[5] << 1);
+    }
+};
+
+// 24 dg0, 12 dg1 and 6 dg2 modulo 2^32, of eight channels.
+struct KernelTaps {
+    LOWBIT_INLINE void operator()(const UInt32x8 (&m)[kSide], UInt32x8 (&taps)[3]) const {
+        const UInt32x8 near = m[1] + m[2], slope = m[1] - m[2], far = m[3] + m[4], steep = m[3] - m[4];
+        taps[0] = ((m[0] - near) << 2) + (m[0] << 1) + far;
+        taps[1] = steep - (slope << 1);
+        taps[2] = far - near + (m[5] << 2) + (m[5] << 1);
+    }
+};
+
+// Removes the factors of a result: 9, and 2 to the power of kTwos of its row and of its column.
+constexpr int kTwos[kTile] = {3, 2, 1, 1};
+constexpr uint32_t kInverseOf9 = 954437177;
+static_assert(9 * kInverseOf9 == 1, "modulo 2^32");
+
+LOWBIT_INLINE Int32x8 without_factors(const UInt32x8& scaled, int row, int column) {
+    return reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
 }
 
-// A column of points, of eight tiles or channels.
-LOWBIT_INLINE void column_points(const int32_t* from, int64_t stride, Int32x8 (&points)[4]) {
+// Both halves of an inverse transform, from the points sums[i * stride] of eight tiles or channels.
+template <int kResults, class Inverse>
+LOWBIT_INLINE void inverse_transform(const int32_t* sums, int64_t stride, Inverse inverse,
+                                     Int32x8 (&results)[kResults][kResults]) {
+    UInt32x8 down[kResults][kSide];
     LOWBIT_UNROLLED
-    for (int i = 0; i < 4; i++) memcpy(&points[i], from + 4 * i * stride, sizeof points[i]);
+    for (int j = 0; j < kSide; j++) {
+        UInt32x8 points[kSide], column[kResults];
+        LOWBIT_UNROLLED
+        for (int i = 0; i < kSide; i++) {
+            memcpy(&points[i], sums + (kSide * i + j) * stride, sizeof points[i]);
+        }
+        inverse(points, column);
+        LOWBIT_UNROLLED
+        for (int i = 0; i < kResults; i++) down[i][j] = column[i];
+    }
+    LOWBIT_UNROLLED
+    for (int i = 0; i < kResults; i++) {
+        UInt32x8 row[kResults];
+        inverse(down[i], row);
+        LOWBIT_UNROLLED
+        for (int j = 0; j < kResults; j++) results[i][j] = without_factors(row[j], i, j);
+    }
 }
 
-// Sums to two rows of pixels of sixteen tiles, as [row][column][tile]. Point i of tile t is sums[i * stride +
-// t].
-LOWBIT_INLINE void inverse_pixels(const int32_t* sums, int64_t stride, int32_t (&pixels)[2][2][kPanel]) {
+template <class Vector, class Element>
+LOWBIT_INLINE void store(Element* to, const Vector& words, bool add) {
+    Vector before;
+    memcpy(&before, to, sizeof before);
+    const Vector sum = add ? before + words : words;
+    memcpy(to, &sum, sizeof sum);
+}
+
+// Stores four columns of eight tiles as the 32 pixels of a row.
+LOWBIT_INLINE void store_row(const Int32x8 (&columns)[kTile], bool add, int32_t* to) {
+    Int32x8 halves[2][2], tiles[4];  // [columns 0, 1 or 2, 3][tiles 0, 1, 4, 5 or 2, 3, 6, 7]
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {
+        halves[i][0] = LOWBIT_SHUFFLE(columns[2 * i], columns[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        halves[i][1] = LOWBIT_SHUFFLE(columns[2 * i], columns[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {  // tiles[t] has tiles t and t + 4
+        tiles[2 * i] = LOWBIT_SHUFFLE(halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13);
+        tiles[2 * i + 1] = LOWBIT_SHUFFLE(halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {
+        store(to + 8 * i, LOWBIT_SHUFFLE(tiles[2 * i], tiles[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11), add);
+        store(to + 8 * i + 16, LOWBIT_SHUFFLE(tiles[2 * i], tiles[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15),
+              add);
+    }
+}
+
+LOWBIT_INLINE void inverse_to_pixels(const int32_t* sums, int64_t stride, bool add, int32_t* to) {
     for (int64_t t = 0; t < kPanel; t += kPanel / 2) {
-        Int32x8 down[2][4];
+        Int32x8 pixels[kTile][kTile];
+        inverse_transform(sums + t, stride, ResultPixels(), pixels);
         LOWBIT_UNROLLED
-        for (int j = 0; j < 4; j++) {
-            Int32x8 points[4];
-            column_points(sums + j * stride + t, stride, points);
-            result_pixels(points, down[0][j], down[1][j]);
-        }
-        LOWBIT_UNROLLED
-        for (int i = 0; i < 2; i++) {
-            Int32x8 even, odd;
-            result_pixels(down[i], even, odd);
-            memcpy(&pixels[i][0][t], &even, sizeof even);
-            memcpy(&pixels[i][1][t], &odd, sizeof odd);
-        }
+        for (int i = 0; i < kTile; i++) store_row(pixels[i], add, to + i * kPixels + kTile * t);
     }
 }
 
-// The exact sums of 32 pixels of the upper row, then of the lower one.
-LOWBIT_INLINE void inverse_to_sums(const int32_t* sums, int64_t stride, int64_t* to) {
-    int32_t pixels[2][2][kPanel];
-    inverse_pixels(sums, stride, pixels);
-    for (int64_t i = 0; i < 4 * kPanel; i++) to[i] = pixels[i / (2 * kPanel)][i % 2][i / 2 % kPanel];
-}
-
-// The same as values: float(sum) * (scales[tile] * scale) + bias, each operation rounded; no bias if null.
-LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, const float* scales, float scale,
-                                     const float* bias, float* to) {
-    int32_t pixels[2][2][kPanel];
-    float of_tile[kPanel];
-    inverse_pixels(sums, stride, pixels);
-    for (int64_t t = 0; t < kPanel; t++) of_tile[t] = scales[t] * scale;
-    LOWBIT_UNROLLED
-    for (int row = 0; row < 2; row++) {
-        for (int64_t t = 0; t < kPanel; t++) {
-            to[2 * (row * kPanel + t)] = static_cast<float>(pixels[row][0][t]) * of_tile[t];
-            to[2 * (row * kPanel + t) + 1] = static_cast<float>(pixels[row][1][t]) * of_tile[t];
-        }
-    }
-    for (int64_t i = 0; bias && i < 4 * kPanel; i++) to[i] += *bias;
-}
-
-LOWBIT_INLINE void kernel_taps(const Int32x8 (&m)[4], Int32x8 (&taps)[3]) {
-    const Int32x8 half = (m[1] + m[2]) >> 1;
-    taps[0] = m[0] + half;
-    taps[1] = half - m[2];
-    taps[2] = half + m[3];
-}
-
-// The nine taps of sixteen channels, to taps[k * 16 + c], from the points sums[i * stride + c].
-LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, int32_t* taps) {
+LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {
+    typedef int64_t Int64x8 __attribute__((vector_size(kPanel / 2 * sizeof(int64_t))));
     for (int64_t c = 0; c < kPanel; c += kPanel / 2) {
-        Int32x8 down[3][4];
+        Int32x8 taps[3][3];
+        inverse_transform(sums + c, stride, KernelTaps(), taps);
         LOWBIT_UNROLLED
-        for (int j = 0; j < 4; j++) {
-            Int32x8 points[4], column[3];
-            column_points(sums + j * stride + c, stride, points);
-            kernel_taps(points, column);
-            LOWBIT_UNROLLED
-            for (int i = 0; i < 3; i++) down[i][j] = column[i];
-        }
-        LOWBIT_UNROLLED
-        for (int i = 0; i < 3; i++) {
-            Int32x8 along[3];
-            kernel_taps(down[i], along);
-            LOWBIT_UNROLLED
-            for (int j = 0; j < 3; j++) memcpy(taps + (3 * i + j) * kPanel + c, &along[j], sizeof along[j]);
+        for (int k = 0; k < kTaps; k++) {
+            store(to + k * kPanel + c, __builtin_convertvector(taps[k / 3][k % 3], Int64x8), add);
         }
     }
+}
+
+LOWBIT_INLINE void scale_sums(const int32_t* sums, int64_t count, float scale, const float* bias, float* to) {
+    if (!bias) {
+        for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(sums[i]) * scale;
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(sums[i]) * scale + *bias;
 }
 
 namespace {
@@ -233,40 +339,47 @@ namespace {
 #define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                     \
     namespace NAME {                                                                                        \
     template <bool kSigned>                                                                                 \
-    TARGET void source(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,              \
-                       int64_t stride) {                                                                    \
-        transform_input<kSigned>(rows, row_bytes, tiles, points, stride);                                   \
+    TARGET int64_t magnitude(const uint8_t* bytes, int64_t count) {                                         \
+        return sum_magnitudes<kSigned>(bytes, count);                                                       \
     }                                                                                                       \
     template <bool kSigned>                                                                                 \
-    TARGET void gradient(const uint8_t* rows, int64_t row_bytes, int64_t tiles, int16_t* points,            \
-                         int64_t stride) {                                                                  \
-        transform_gradient<kSigned>(rows, row_bytes, tiles, points, stride);                                \
+    TARGET void separate(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane) {                 \
+        separate_bytes<kSigned>(bytes, count, to, plane);                                                   \
     }                                                                                                       \
-    TARGET void kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {            \
-        transform_kernel(taps, channels, points, stride);                                                   \
+    TARGET void source(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {              \
+        transform_source(planes, tiles, points, stride);                                                    \
+    }                                                                                                       \
+    TARGET void gradient(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {            \
+        transform_gradient(planes, tiles, points, stride);                                                  \
+    }                                                                                                       \
+    TARGET int64_t kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {         \
+        return transform_kernel(taps, channels, points, stride);                                            \
     }                                                                                                       \
     TARGET void interleave_panels(const int16_t* first, const int16_t* second, int64_t panels, int16_t* to, \
                                   int64_t panel) {                                                          \
         for (int64_t i = 0; i < panels; i++)                                                                \
             interleave(first + i * kPanel, second + i * kPanel, to + i * panel);                            \
     }                                                                                                       \
-    TARGET void sums(const int32_t* from, int64_t stride, int64_t* to) {                                    \
-        inverse_to_sums(from, stride, to);                                                                  \
+    TARGET void pixels(const int32_t* sums, int64_t stride, bool add, int32_t* to) {                        \
+        if (add) return inverse_to_pixels(sums, stride, true, to);                                          \
+        inverse_to_pixels(sums, stride, false, to);                                                         \
     }                                                                                                       \
-    TARGET void values(const int32_t* from, int64_t stride, const float* scales, float scale,               \
-                       const float* bias, float* to) {                                                      \
-        inverse_to_values(from, stride, scales, scale, bias, to);                                           \
+    TARGET void taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {                          \
+        if (add) return inverse_to_taps(sums, stride, true, to);                                            \
+        inverse_to_taps(sums, stride, false, to);                                                           \
     }                                                                                                       \
-    TARGET void taps(const int32_t* sums, int64_t stride, int32_t* to) {                                    \
-        inverse_to_taps(sums, stride, to);                                                                  \
+    TARGET void values(const int32_t* sums, int64_t count, float scale, const float* bias, float* to) {     \
+        scale_sums(sums, count, scale, bias, to);                                                           \
     }                                                                                                       \
-    const Transforms transforms = {{source<false>, source<true>},                                           \
-                                   {gradient<false>, gradient<true>},                                       \
+    const Transforms transforms = {{magnitude<false>, magnitude<true>},                                     \
+                                   {separate<false>, separate<true>},                                       \
+                                   source,                                                                  \
+                                   gradient,                                                                \
                                    kernel,                                                                  \
                                    interleave_panels,                                                       \
-                                   sums,                                                                    \
-                                   values,                                                                  \
-                                   taps};                                                                   \
+                                   pixels,                                                                  \
+                                   taps,                                                                    \
+                                   values};                                                                 \
     }
 
 #if LOWBIT_X86
@@ -284,38 +397,33 @@ const Transforms& transforms_for(InstructionSet isa) {
     return baseline::transforms;
 }
 
-namespace {
-
-constexpr int64_t kRead =
-    64;  // bytes beyond a row that can be read, since sixteen tiles are transformed at a time
-
-// Copies rows [first, first + count) of a padded channel; pixels that no tile sees may be omitted.
-void pad(const ChannelView& channel, const uint8_t* image, int64_t first, int64_t count, uint8_t* to,
-         int64_t row_bytes) {
-    const size_t width = static_cast<size_t>(std::min(channel.width, row_bytes - channel.pad_left));
-    memset(to, 0, static_cast<size_t>(count * row_bytes));
-    for (int64_t row = std::max(first, channel.pad_top); row < first + count; row++) {
-        const int64_t from = row - channel.pad_top;
-        if (from >= channel.height) return;
-        memcpy(to + (row - first) * row_bytes + channel.pad_left, image + from * channel.width, width);
-    }
-}
-
-}  // namespace
-
-void transform_rows(const Tiling& tiling, const ChannelView& channel, RowTransform transform, int64_t first,
-                    int64_t last, int16_t* points, int64_t stride) {
-    thread_local Scratch scratch;
-    const int64_t row_bytes = 2 * tiling.columns + channel.reach + kRead;
-    uint8_t* bytes =
-        scratch.get<uint8_t>((2 * std::min(tiling.tile_rows, last - first) + channel.reach) * row_bytes);
+void transform_rows(const Tiling& tiling, const ChannelView& channel, const Transforms& transforms,
+                    RowTransform transform, int64_t first, int64_t last, int16_t* points, int64_t stride) {
+    thread_local Scratch bytes_scratch, planes_scratch;
+    // The last tile sees the first columns of the next one. Sixteen tiles are transformed at a time: what the
+    // further ones read, of the next plane or behind all of them, is not used.
+    const int64_t plane = round_up(tiling.columns + 1, kPanel), row_bytes = kTile * plane;
+    const int64_t most = kTile * std::min(tiling.tile_rows, last - first) + channel.reach - kTile;
+    uint8_t* bytes = bytes_scratch.get<uint8_t>(row_bytes);
+    int16_t* planes = planes_scratch.get<int16_t>(most * row_bytes + kPanel);
+    const int64_t width = std::min(channel.width, row_bytes - channel.pad_left);
+    memset(bytes, 0, static_cast<size_t>(row_bytes));
     for (int64_t row = first; row < last;) {
         const int64_t n = row / tiling.tile_rows, at = row % tiling.tile_rows;
         const int64_t count = std::min(last - row, tiling.tile_rows - at);
-        pad(channel, channel.first + n * channel.image, 2 * at, 2 * count + channel.reach - 2, bytes,
-            row_bytes);
+        const uint8_t* image = channel.first + n * channel.image;
+        for (int64_t i = 0; i < kTile * count + channel.reach - kTile; i++) {
+            const int64_t from = kTile * at + i - channel.pad_top;
+            int16_t* to = planes + i * row_bytes;
+            if (from < 0 || from >= channel.height) {
+                memset(to, 0, static_cast<size_t>(row_bytes) * sizeof(int16_t));
+                continue;
+            }
+            memcpy(bytes + channel.pad_left, image + from * channel.width, static_cast<size_t>(width));
+            transforms.separate[channel.is_signed](bytes, plane, to, plane);
+        }
         for (int64_t i = 0; i < count; i++, points += tiling.columns) {
-            transform(bytes + 2 * i * row_bytes, row_bytes, tiling.columns, points, stride);
+            transform({planes + kTile * i * row_bytes, row_bytes, plane}, tiling.columns, points, stride);
         }
         row += count;
     }

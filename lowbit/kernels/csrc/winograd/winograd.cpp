@@ -12,15 +12,16 @@
 #include <cstring>
 
 namespace lowbit::winograd {
-namespace {
-
-constexpr int64_t kFewChannels = 16;  // with fewer, the transforms take longer than they save
 
 int64_t max_magnitude(const lowbit_operand& operand) {
     return std::max<int64_t>(1, std::max(std::abs(operand.lowest), std::abs(operand.highest)));
 }
 
-// Odd sizes leave tiles partly empty: multiplications must still be clearly fewer.
+namespace {
+
+constexpr int64_t kFewChannels = 16;  // with fewer, the transforms take longer than they save
+
+// Sizes that kTile does not divide leave tiles partly empty: multiplications must still be clearly fewer.
 bool saves_work(int64_t rows, int64_t columns) {
     const Tiling tiling(1, rows, columns);
     return tiling.rows * tiling.columns * kPoints * 5 < rows * columns * kTaps * 4;
@@ -46,22 +47,14 @@ bool is_plain_3x3(const gemm::Convolution& convolution) {
 
 bool applies(const gemm::Convolution& convolution, const gemm::Product& product) {
     if (product.sum_taps_in_fp32 || !is_plain_3x3(convolution)) return false;
-    const int64_t source = max_magnitude(*product.source), weight = max_magnitude(*product.weight);
     const gemm::PackedLayout direct(convolution, *product.source, *product.weight);
     if (direct.packed == gemm::ElementType::int8 && instruction_set() != InstructionSet::baseline) {
         return false;
     }
     const int64_t channels = convolution.source.channels;
     if (std::min(channels, convolution.result.channels) < kFewChannels) return false;
-    // A point sums up to four pixels of the source and nine taps of the kernel; the result adds two sums of
-    // products.
-    return 2 * channels * 4 * source * kTaps * weight <= INT32_MAX &&
-           saves_work(convolution.result.height, convolution.result.width);
-}
-
-int64_t tiles_in_int32(const lowbit_operand& dy, const lowbit_operand& x) {
-    // A point sums up to four pixels of either operand; the result adds two sums of products.
-    return INT32_MAX / (2 * 4 * max_magnitude(dy) * 4 * max_magnitude(x));
+    const int64_t largest = kTaps * max_magnitude(*product.source) * max_magnitude(*product.weight);
+    return channels * largest <= INT32_MAX && saves_work(convolution.result.height, convolution.result.width);
 }
 
 bool applies(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x) {
@@ -73,21 +66,23 @@ bool applies(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_ope
         return false;
     }
     if (plan.by_sample || plan.method != wgrad::Method::int16) return false;
-    return Tiling(1, plan.out_h, plan.out_w).columns <= tiles_in_int32(dy, x) &&
-           saves_work(plan.out_h, plan.out_w);
+    (void)x;  // any byte may be transformed
+    // A point of a gradient sums up to 225 times its largest value, and has 16 bits.
+    return 225 * max_magnitude(dy) <= INT16_MAX && saves_work(plan.out_h, plan.out_w);
 }
 
 namespace {
 
 using gemm::kSlack;
 
-constexpr int64_t kMaxOutputs = 48;      // result channels that are computed together
-constexpr int64_t kMaxTiles = 128;       // of a block, whose points stay in the cache
-constexpr int64_t kPixels = 2 * kPanel;  // of a row of a panel
+constexpr int64_t kMinTiles = 32, kMaxTiles = 128;  // of a block, whose points stay in the cache
+constexpr int64_t kWords = 2 * kPanel;              // int16 elements of a step of a panel
 
 // Rows of tiles per block: those that leave the smallest part of the last panel empty.
 int64_t tile_rows_per_block(const Tiling& tiling) {
-    const int64_t items = kItemsPerThread * lowbit_threads(), shared = round_up(tiling.rows, items) / items;
+    // Every block reads all kernels, so that there are no more blocks than the threads need.
+    const int64_t items = lowbit_threads() > 1 ? kItemsPerThread * lowbit_threads() : 1;
+    const int64_t shared = std::max(round_up(tiling.rows, items) / items, kMinTiles / tiling.columns);
     int64_t best = 1;
     for (int64_t rows = 2; rows <= shared && rows * tiling.columns <= kMaxTiles; rows++) {
         const int64_t tiles = rows * tiling.columns, other = best * tiling.columns;
@@ -96,22 +91,20 @@ int64_t tile_rows_per_block(const Tiling& tiling) {
     return best;
 }
 
-// Result channels and panels that are computed together: few channels for short sums, so that sums stay in
-// the L1 cache; many for long ones, so that the large kernels are read rarely.
+// Sums that are computed together, for some result channels and panels: few enough for the cache, and so many
+// that kernels are read rarely.
 struct Blocking {
-    explicit Blocking(int64_t steps) : outputs(steps <= 64 ? 12 : kMaxOutputs), panels(steps <= 64 ? 1 : 2) {}
-
-    int64_t panel() const { return (outputs + kSlack) * kPanel; }  // of sums
-    int64_t point() const { return panels * panel(); }
-
-    int64_t outputs, panels;
+    static constexpr int64_t outputs = 24, panels = 2;
+    // Sums of a panel and of a point; no powers of two, so that the points of a tile use different cache
+    // sets.
+    static constexpr int64_t panel = (outputs + kSlack) * kPanel, point = panels * panel + kPanel;
 };
 
 // Consecutive tiles of a panel in one row of one image.
 struct OutputRun {
-    int64_t pixel, pixels;    // in the panel's row of pixels
-    int64_t image, position;  // in the result: image, and offset of the first upper pixel in its plane
-    bool is_last_row;         // the lower row is outside of the image
+    int64_t pixel, pixels;    // in the panel's rows of pixels
+    int64_t image, position;  // in the result: image, and offset of the first pixel of the uppermost row
+    int64_t rows;             // of pixels inside the image
 };
 
 class WinogradConv {
@@ -123,36 +116,76 @@ class WinogradConv {
           microkernel_(gemm::int16_microkernel().run),
           tiling_(convolution.batch, convolution.result.height, convolution.result.width),
           steps_(round_up(convolution.source.channels, 2) / 2),
-          panel_((steps_ + 1) * kPixels),
-          blocking_(steps_),
+          panel_((steps_ + 1) * kWords),
           kernel_row_(round_up(convolution.source.channels, kPanel)) {}
 
     void run() {
-        transform_kernels();
-        const int64_t rows = tile_rows_per_block(tiling_);
+        if (tiling_.rows * tiling_.columns <= convolution_.result.channels) return run_by_outputs();
+        thread_local Scratch scratch;
+        const int64_t outputs = convolution_.result.channels, rows = tile_rows_per_block(tiling_);
+        int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(outputs));
+        const Kernels kernels = transform_kernels(0, outputs, points, true);
         parallel_for(round_up(tiling_.rows, rows) / rows, [&](int64_t item) {
-            run_block(item * rows, std::min(tiling_.rows, (item + 1) * rows));
+            const TileBlock block =
+                transform_block(item * rows, std::min(tiling_.rows, (item + 1) * rows), false);
+            for (int64_t o = 0; o < outputs; o += Blocking::outputs) run_block(block, kernels, o);
         });
     }
 
   private:
-    // A matrix per point: rows are result channels, columns source channels.
-    void transform_kernels() {
-        thread_local Scratch scratch, offsets_scratch;
-        const int64_t outputs = convolution_.result.channels, stride = outputs * kernel_row_;
-        int16_t* points = scratch.get<int16_t>(kPoints * stride);
-        int64_t* offsets = offsets_scratch.get<int64_t>(outputs + kSlack);
-        for (int64_t o = 0; o < outputs + kSlack; o++) {
-            offsets[o] = std::min(o, outputs - 1) * kernel_row_ * int64_t(sizeof(int16_t));
-        }
-        kernels_ = points;
-        row_offsets_ = offsets;
-        parallel_for(outputs, [&](int64_t o) {
+    // Transformed source, [point][panel][pair of channels][16 tiles][2].
+    struct TileBlock {
+        const int16_t* points;
+        int64_t first, last;  // rows of tiles
+        int64_t panels;
+    };
+
+    // Transformed kernels of some result channels, a matrix per point: rows are result channels, columns
+    // source channels.
+    struct Kernels {
+        const int16_t* points;
+        int64_t point;           // elements of a matrix
+        int64_t first;           // result channel
+        int64_t steps_together;  // whose results are exact
+    };
+
+    // With more kernels than tiles, kernels are transformed where they are used, and stay in the cache.
+    void run_by_outputs() {
+        const TileBlock block = transform_block(0, tiling_.rows, true);
+        const int64_t outputs = convolution_.result.channels;
+        parallel_for(round_up(outputs, Blocking::outputs) / Blocking::outputs, [&](int64_t item) {
+            thread_local Scratch scratch;
+            const int64_t first = item * Blocking::outputs,
+                          last = std::min(outputs, first + Blocking::outputs);
+            int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(Blocking::outputs));
+            run_block(block, transform_kernels(first, last, points, false), first);
+        });
+    }
+
+    // Not a power of two, so that points use different cache sets.
+    int64_t kernel_point(int64_t outputs) const { return outputs * kernel_row_ + 2 * kPanel; }
+
+    Kernels transform_kernels(int64_t first, int64_t last, int16_t* points, bool in_parallel) const {
+        thread_local Scratch magnitudes_scratch;
+        int64_t* magnitudes = magnitudes_scratch.get<int64_t>(last - first);
+        const int64_t point = kernel_point(last - first);
+        const auto transform = [&](int64_t i) {
             thread_local Scratch taps_scratch;
             int16_t* taps = taps_scratch.get<int16_t>(kTaps * kernel_row_);
-            load_taps(o, taps);
-            transforms_.kernel(taps, kernel_row_, points + o * kernel_row_, stride);
-        });
+            load_taps(first + i, taps);
+            magnitudes[i] = transforms_.kernel(taps, kernel_row_, points + i * kernel_row_, point);
+        };
+        if (in_parallel) {
+            parallel_for(last - first, transform);
+        } else {
+            for (int64_t i = 0; i < last - first; i++) transform(i);
+        }
+        // A sum is at most the largest pixel times the sum of a kernel's magnitudes. Where that is too large,
+        // fewer channels are summed at a time: as many as the largest of all weights would allow.
+        const int64_t source = max_magnitude(*product_.source), weight = max_magnitude(*product_.weight);
+        const bool fits = *std::max_element(magnitudes, magnitudes + last - first) * source <= kLargestSum;
+        return {points, point, first,
+                fits ? steps_ : std::max<int64_t>(1, kLargestSum / (2 * kTaps * source * weight))};
     }
 
     // taps[k * kernel_row_ + c] of a result channel, k being the position in the source; 0 for padding
@@ -172,35 +205,53 @@ class WinogradConv {
                           gemm::ElementType::int16, taps);
     }
 
-    void run_block(int64_t first, int64_t last) const {
-        thread_local Scratch sums_scratch;
-        const int64_t panels = round_up((last - first) * tiling_.columns, kPanel) / kPanel;
-        const int16_t* points = transform_block(first, last, panels);
-        int32_t* sums = sums_scratch.get<int32_t>(kPoints * blocking_.point());
-        for (int64_t o = 0; o < convolution_.result.channels; o += blocking_.outputs) {
-            const int64_t outputs = std::min(blocking_.outputs, convolution_.result.channels - o);
-            for (int64_t panel = 0; panel < panels; panel += blocking_.panels) {
-                const int64_t count = std::min(blocking_.panels, panels - panel);
-                multiply(points + panel * panel_, panels, o, outputs, count, sums);
+    // The results of a block of tiles, for the result channels from `o` that are computed together.
+    void run_block(const TileBlock& block, const Kernels& kernels, int64_t o) const {
+        thread_local Scratch sums_scratch, pixels_scratch;
+        int32_t* sums = sums_scratch.get<int32_t>(kPoints * Blocking::point);
+        int32_t* pixels = pixels_scratch.get<int32_t>(Blocking::panels * Blocking::outputs * kTile * kPixels);
+        const int64_t outputs = std::min(Blocking::outputs, convolution_.result.channels - o);
+        for (int64_t panel = 0; panel < block.panels; panel += Blocking::panels) {
+            const int64_t count = std::min(Blocking::panels, block.panels - panel);
+            for (int64_t step = 0; step < steps_; step += kernels.steps_together) {
+                const int64_t steps = std::min(kernels.steps_together, steps_ - step);
+                multiply(block, panel, count, kernels, o, outputs, step, steps, sums);
                 for (int64_t i = 0; i < count; i++) {
                     OutputRun runs[kPanel];
-                    const int64_t run_count = split_panel(first, last, panel + i, runs);
-                    store_panel(sums + i * blocking_.panel(), o, outputs, runs, run_count);
+                    const int64_t run_count = split_panel(block, panel + i, runs);
+                    for (int64_t k = 0; k < outputs; k++) {
+                        int32_t* to = pixels;
+                        // Sums of parts are kept until the last part; others are stored from the cache.
+                        if (kernels.steps_together < steps_) to += (i * outputs + k) * kTile * kPixels;
+                        transforms_.pixels(sums + i * Blocking::panel + k * kPanel, Blocking::point, step > 0,
+                                           to);
+                        if (step + steps == steps_) store(to, o + k, runs, run_count);
+                    }
                 }
             }
         }
     }
 
-    // The points of a block, [point][panel][pair of channels][16 tiles][2].
-    const int16_t* transform_block(int64_t first, int64_t last, int64_t panels) const {
-        thread_local Scratch scratch, flat_scratch;
+    TileBlock transform_block(int64_t first, int64_t last, bool in_parallel) const {
+        thread_local Scratch scratch;
+        const int64_t panels = round_up((last - first) * tiling_.columns, kPanel) / kPanel;
+        int16_t* points = scratch.get<int16_t>(kPoints * panels * panel_);
+        const auto transform = [&](int64_t step) { transform_pair(step, first, last, panels, points); };
+        if (in_parallel) {
+            parallel_for(steps_, transform);
+        } else {
+            for (int64_t step = 0; step < steps_; step++) transform(step);
+        }
+        return {points, first, last, panels};
+    }
+
+    // The points of two channels.
+    void transform_pair(int64_t step, int64_t first, int64_t last, int64_t panels, int16_t* points) const {
+        thread_local Scratch scratch;
         const int64_t channels = convolution_.source.channels, stride = (panels + 1) * kPanel;
         const int64_t plane = convolution_.source.height * convolution_.source.width;
-        int16_t* points = scratch.get<int16_t>(kPoints * panels * panel_);
-        int16_t* flat = flat_scratch.get<int16_t>(2 * kPoints * stride);
-        memset(flat, 0, static_cast<size_t>(2 * kPoints * stride) * sizeof(int16_t));
-        const bool is_signed = product_.source->lowest < 0;
-        for (int64_t c = 0; c < 2 * steps_; c++) {
+        int16_t* flat = scratch.get<int16_t>(2 * kPoints * stride);
+        for (int64_t c = 2 * step; c < 2 * step + 2; c++) {
             int16_t* to = flat + c % 2 * kPoints * stride;
             if (c < channels) {
                 const ChannelView channel{static_cast<const uint8_t*>(product_.source->integers) + c * plane,
@@ -209,87 +260,73 @@ class WinogradConv {
                                           convolution_.source.width,
                                           convolution_.pad_top,
                                           convolution_.pad_left,
-                                          4};
-                transform_rows(tiling_, channel, transforms_.source[is_signed], first, last, to, stride);
+                                          kSide,
+                                          product_.source->lowest < 0};
+                transform_rows(tiling_, channel, transforms_, transforms_.source, first, last, to, stride);
             } else {
                 memset(to, 0, static_cast<size_t>(kPoints * stride) * sizeof(int16_t));
             }
-            for (int64_t i = 0; c % 2 && i < kPoints; i++) {
-                transforms_.interleave(flat + i * stride, to + i * stride, panels,
-                                       points + i * panels * panel_ + c / 2 * kPixels, panel_);
-            }
         }
-        return points;
+        for (int64_t i = 0; i < kPoints; i++) {
+            transforms_.interleave(flat + i * stride, flat + (kPoints + i) * stride, panels,
+                                   points + i * panels * panel_ + step * kWords, panel_);
+        }
     }
 
-    // sums[point][panel][output][16 tiles] of some panels of a block.
-    void multiply(const int16_t* points, int64_t panels, int64_t o, int64_t outputs, int64_t count,
-                  int32_t* sums) const {
+    // sums[point][panel][output][16 tiles] of some panels of a block, over some pairs of channels.
+    void multiply(const TileBlock& block, int64_t panel, int64_t count, const Kernels& kernels, int64_t o,
+                  int64_t outputs, int64_t step, int64_t steps, int32_t* sums) const {
         const int32_t zeros[kPanel] = {};
-        const gemm::Segment segment{0, steps_, false};
-        const int64_t stride = convolution_.result.channels * kernel_row_;
+        const gemm::Segment segment{0, steps, false};
+        int64_t rows[Blocking::outputs + kSlack];
+        for (int64_t i = 0; i < Blocking::outputs + kSlack; i++) {
+            rows[i] = (o - kernels.first + std::min(i, outputs - 1)) * kernel_row_ * int64_t(sizeof(int16_t));
+        }
         for (int64_t i = 0; i < kPoints; i++) {
-            for (int64_t panel = 0; panel < count; panel++) {
-                const int16_t* tiles = points + (i * panels + panel) * panel_;
-                microkernel_({reinterpret_cast<const uint8_t*>(kernels_ + i * stride), row_offsets_ + o,
-                              outputs, &segment, 1, reinterpret_cast<const uint8_t*>(tiles), 0, zeros,
-                              sums + i * blocking_.point() + panel * blocking_.panel()});
+            const int16_t* matrix = kernels.points + i * kernels.point + 2 * step;
+            for (int64_t k = 0; k < count; k++) {
+                const int16_t* tiles = block.points + (i * block.panels + panel + k) * panel_ + step * kWords;
+                microkernel_({reinterpret_cast<const uint8_t*>(matrix), rows, outputs, &segment, 1,
+                              reinterpret_cast<const uint8_t*>(tiles), 0, zeros,
+                              sums + i * Blocking::point + k * Blocking::panel});
             }
         }
     }
 
     // Where the pixels of a panel belong in the result.
-    int64_t split_panel(int64_t first, int64_t last, int64_t panel, OutputRun* runs) const {
+    int64_t split_panel(const TileBlock& block, int64_t panel, OutputRun* runs) const {
+        const gemm::Image& image = convolution_.result;
         int64_t count = 0, tile = panel * kPanel;
-        const int64_t end = std::min(tile + kPanel, (last - first) * tiling_.columns);
+        const int64_t end = std::min(tile + kPanel, (block.last - block.first) * tiling_.columns);
         while (tile < end) {
-            const int64_t row = first + tile / tiling_.columns, column = tile % tiling_.columns;
+            const int64_t row = block.first + tile / tiling_.columns, column = tile % tiling_.columns;
             const int64_t tiles = std::min(end - tile, tiling_.columns - column);
-            const int64_t top = row % tiling_.tile_rows * 2;
-            runs[count++] = {2 * (tile - panel * kPanel),
-                             std::min(2 * tiles, convolution_.result.width - 2 * column),
-                             row / tiling_.tile_rows, top * convolution_.result.width + 2 * column,
-                             top + 1 == convolution_.result.height};
+            const int64_t top = row % tiling_.tile_rows * kTile;
+            runs[count++] = {kTile * (tile - panel * kPanel),
+                             std::min(kTile * tiles, image.width - kTile * column), row / tiling_.tile_rows,
+                             top * image.width + kTile * column, std::min(kTile, image.height - top)};
             tile += tiles;
         }
         return count;
     }
 
-    // All values are computed before any is copied: loads of what was just stored in other widths are slow.
-    void store_panel(const int32_t* sums, int64_t o, int64_t outputs, const OutputRun* runs,
-                     int64_t count) const {
-        const lowbit_operand &source = *product_.source, &weight = *product_.weight;
-        if (product_.sums) {
-            int64_t exact[kMaxOutputs][2 * kPixels];
-            for (int64_t i = 0; i < outputs; i++) {
-                transforms_.sums(sums + i * kPanel, blocking_.point(), exact[i]);
-            }
-            return copy_runs(exact, o, outputs, runs, count, product_.sums);
-        }
-        float values[kMaxOutputs][2 * kPixels], scales[kPanel] = {};
-        for (int64_t i = 0; i < count; i++) {
-            float* first = scales + runs[i].pixel / 2;
-            std::fill_n(first, (runs[i].pixels + 1) / 2, source.scale[runs[i].image * source.of_n]);
-        }
-        for (int64_t i = 0; i < outputs; i++) {
-            transforms_.values(sums + i * kPanel, blocking_.point(), scales,
-                               weight.scale[(o + i) * product_.scale_of_channel],
-                               product_.bias ? product_.bias + o + i : nullptr, values[i]);
-        }
-        copy_runs(values, o, outputs, runs, count, product_.values);
-    }
-
-    template <class Number>
-    void copy_runs(const Number (*pixels)[2 * kPixels], int64_t o, int64_t outputs, const OutputRun* runs,
-                   int64_t count, Number* result) const {
+    // The sums of a panel's pixels of result channel `o`, to the result.
+    void store(const int32_t* pixels, int64_t o, const OutputRun* runs, int64_t count) const {
         const gemm::Image& image = convolution_.result;
-        const int64_t plane = image.height * image.width;
-        for (int64_t i = 0; i < outputs; i++) {
-            for (const OutputRun* run = runs; run < runs + count; run++) {
-                Number* to = result + (run->image * image.channels + o + i) * plane + run->position;
-                const Number* from = pixels[i] + run->pixel;
-                std::copy_n(from, run->pixels, to);
-                if (!run->is_last_row) std::copy_n(from + kPixels, run->pixels, to + image.width);
+        const lowbit_operand &source = *product_.source, &weight = *product_.weight;
+        for (const OutputRun* run = runs; run < runs + count; run++) {
+            const int64_t at = (run->image * image.channels + o) * image.height * image.width + run->position;
+            for (int64_t row = 0; row < run->rows; row++) {
+                const int32_t* from = pixels + row * kPixels + run->pixel;
+                const int64_t to = at + row * image.width;
+                if (product_.sums) {
+                    std::copy_n(from, run->pixels, product_.sums + to);
+                } else {
+                    const float scale =
+                        source.scale[run->image * source.of_n] * weight.scale[o * product_.scale_of_channel];
+                    transforms_.values(from, run->pixels, scale, product_.bias ? product_.bias + o : nullptr,
+                                       product_.values + to);
+                }
             }
         }
     }
@@ -301,10 +338,7 @@ class WinogradConv {
     const Tiling tiling_;
     const int64_t steps_;  // pairs of source channels
     const int64_t panel_;  // int16 elements of a panel; a step extra, so that panels use other cache sets
-    const Blocking blocking_;
     const int64_t kernel_row_;  // int16 elements of a row of the kernels' matrices
-    const int16_t* kernels_ = nullptr;
-    const int64_t* row_offsets_ = nullptr;
 };
 
 }  // namespace

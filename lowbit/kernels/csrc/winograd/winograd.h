@@ -1,16 +1,17 @@
-// 3x3 convolutions with stride 1 by Winograd's F(2x2, 3x3) in integers: 16 multiplications per 2x2 outputs
-// instead of 36.
+// 3x3 convolutions with stride 1 by Winograd's F(4x4, 3x3) in integers: 36 multiplications per 4x4 outputs
+// instead of 144.
 //
-// Exact: the transforms add and subtract integers, halves are of even numbers, and int32 holds the sums
-// (`applies` checks the bounds). Transformed values need int16, so that it pays where bytes have no faster
-// way: 8-bit operands on AVX2 without VNNI, and everything in portable C++.
+// Exact: sums and transforms are integers modulo 2^32, which determine a result of up to 26 bits
+// (transforms.cpp says why). Where a result could be larger, it is computed in parts. Transformed values need
+// int16, so that it pays where bytes have no faster way: 8-bit operands on AVX2 without VNNI, and everything
+// in portable C++.
 //
-// A tile is 2x2 outputs; it becomes 16 points. Points are multiplied as 16 independent matrix products with
+// A tile is 4x4 outputs; it becomes 36 points. Points are multiplied as 36 independent matrix products with
 // the int16 micro-kernel of gemm/. Files:
 //   winograd.cpp     when it applies; forward and grad_input
 //   grad_weight.cpp  grad_weight
-//   transforms.h     tiles of an image, and the transforms for each instruction set; transforms.cpp has the
-//   formulas
+//   transforms.h     tiles of an image, and the transforms for each instruction set
+//   transforms.cpp   their formulas
 #pragma once
 #include "gemm/conv_gemm.h"
 #include "gemm/grad_weight.h"
@@ -26,7 +27,7 @@ void run(const gemm::Convolution& convolution, const gemm::Product& product);
 void grad_weight(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
                  int64_t* sums);
 
-// Tiles whose sums of products of dy and x int32 holds.
-int64_t tiles_in_int32(const lowbit_operand& dy, const lowbit_operand& x);
+// The largest magnitude that an operand may have, at least 1.
+int64_t max_magnitude(const lowbit_operand& operand);
 
 }  // namespace lowbit::winograd
