@@ -29,7 +29,12 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of an instance; left out: the cores are shared.")
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Copies of the engine, side by side.")] = 1,
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Copies of the engine, side by side; left out: 2 of lowbit's runtime, else 1."
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(min=1, help="Samples of a request, and of the batch that requests are joined to.")
     ] = 8,
