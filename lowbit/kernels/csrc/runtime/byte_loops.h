@@ -51,7 +51,7 @@ LOWBIT_INLINE void quantize_loop(const float* x, int64_t count, const Rounding& 
     for (int64_t i = 0; i < count; i++) y[i] = static_cast<uint8_t>(rounded<kMultiplies>(x[i], to));
 }
 
-// Up to four channels, `plane` values apart, to pixels of four bytes.
+// Up to four channels, `plane` values apart, to pixels of four bytes; of three, the first is repeated.
 template <bool kMultiplies>
 LOWBIT_INLINE void quantize_pixels_loop(const float* x, int64_t plane, int64_t channels, int64_t count,
                                         const Rounding& to, uint8_t* y) {
@@ -61,8 +61,9 @@ LOWBIT_INLINE void quantize_pixels_loop(const float* x, int64_t plane, int64_t c
         uint32_t words[kBlock] = {};
         for (int64_t c = 0; c < channels; c++) {
             const float* from = x + c * plane + first;
+            const uint32_t places = (channels == 3 && c == 0 ? 0x01000001u : 1u << (8 * c));
             for (int64_t i = 0; i < now; i++) {
-                words[i] |= static_cast<uint32_t>(rounded<kMultiplies>(from[i], to)) << (8 * c);
+                words[i] |= static_cast<uint32_t>(rounded<kMultiplies>(from[i], to)) * places;
             }
         }
         memcpy(y + 4 * first, words, static_cast<size_t>(4 * now));

@@ -35,8 +35,8 @@ struct PackedWeights {
 
 using PackedPointer = std::shared_ptr<const PackedWeights>;
 
-// For sources with this grid and the instruction set in use. Throws if sums could exceed int32.
-PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source);
+// For such a source and the instruction set in use. Throws if sums could exceed int32.
+PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Bytes& source);
 
 struct ConvTarget {
     bool to_float = false;

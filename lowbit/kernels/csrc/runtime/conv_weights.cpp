@@ -5,7 +5,8 @@
 // weights, but for almost all: four weights of a channel rarely have all large magnitudes and one sign. So a
 // weight w that would overflow is split into w' + w'': w' stays in the panel, w'' becomes part of an extra
 // step for the same source bytes. Sums are exact. Which way is fastest for a layer follows from the number of
-// extra steps.
+// extra steps. Images of three channels have the first one twice, in different pairs of a step: there, w' and
+// w'' fit into the same step.
 #include "common/cpu.h"
 #include "runtime/conv_step.h"
 
@@ -67,6 +68,19 @@ int64_t split_panel(int16_t* weights, int64_t steps, int64_t largest_source, boo
         }
     }
     return count;
+}
+
+// Steps of three channels and the first again: moves what is too much for the first two to the last two.
+void use_repeated(Steps* weights, int64_t largest_source) {
+    const int limit = static_cast<int>(INT16_MAX / largest_source);
+    for (size_t i = 0; i < weights->size(); i += 4) {
+        int16_t* four = weights->data() + i;
+        const int sum = std::abs(four[0] + four[1]), over = sum - limit;
+        if (four[0] * four[1] <= 0 || over <= 0) continue;
+        const int moved = std::min(over, std::abs(static_cast<int>(four[0])));
+        four[3] = static_cast<int16_t>(four[0] > 0 ? moved : -moved);
+        four[0] = static_cast<int16_t>(four[0] - four[3]);
+    }
 }
 
 #if LOWBIT_X86
@@ -148,7 +162,8 @@ void store_weight(Storage storage, int64_t lane, int64_t input, int16_t value, u
 
 }  // namespace
 
-PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source) {
+PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Bytes& from) {
+    const Grid& source = from.grid;
     const int64_t per_output = shape.inputs * shape.taps(), outputs = shape.groups * shape.outputs;
     int64_t largest = 0;
     for (int64_t i = 0; i < outputs * per_output; i++)
@@ -182,6 +197,7 @@ PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, cons
         }
         packed->initial[panel * kPanel + lane] = static_cast<int32_t>(-source.zero * sum);
     }
+    if (from.repeats_first && shape.inputs == 3) use_repeated(&weights, largest_source);
     const Storage storage = choose_kernel(&weights, steps, largest_source, packed.get());
     packed->panel_bytes = steps * packed->step_bytes;
     packed->bytes.resize(static_cast<size_t>(panels * packed->panel_bytes));

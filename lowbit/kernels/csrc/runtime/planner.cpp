@@ -236,7 +236,9 @@ void Planner::plan_quantize(const Node& node) {
         return add_step(table_step(from, to, ByteTable(from.grid, to.grid)), label);
     }
     const int from = plain(node.inputs[0]);
-    add_step(quantize_step(from, facts_.dims(made), new_bytes(made)), label);
+    Bytes& to = new_bytes(made);
+    to.repeats_first = to.layout.channels == 3 && facts_.dims(made).rank == 4;  // as quantize_step() does it
+    add_step(quantize_step(from, facts_.dims(made), to), label);
 }
 
 void Planner::plan_integer_clip(const Node& node) {

@@ -52,7 +52,7 @@ class Planner {
     bool plan_product(int number);
     void emit_product(const Node& node, int source, const Weights& weights, const std::vector<float>& bias,
                       const Chain& chain, const std::string& label);
-    PackedPointer packed(int tensor, const Weights& weights, const Grid& grid);
+    PackedPointer packed(int tensor, const Weights& weights, const Bytes& source);
     // The weights of a convolution or a linear layer; false where they are no constant integers.
     bool read_weights(const Node& node, Weights* weights) const;
     bool read_integers(const Node& dequantize, const Tensor& tensor, int64_t outputs, bool by_rows,

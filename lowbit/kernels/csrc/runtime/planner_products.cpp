@@ -71,13 +71,15 @@ void Planner::emit_product(const Node& node, int source, const Weights& weights,
         epilogue.has_table = chain.has_table;
         epilogue.table = chain.table;
     }
-    add_step(conv_step(from, window, packed(node.inputs[1], weights, from.grid), epilogue, target), label);
+    add_step(conv_step(from, window, packed(node.inputs[1], weights, from), epilogue, target), label);
 }
 
-PackedPointer Planner::packed(int tensor, const Weights& weights, const Grid& grid) {
+PackedPointer Planner::packed(int tensor, const Weights& weights, const Bytes& source) {
     const std::lock_guard<std::mutex> lock(engine_.mutex);
-    PackedPointer& found = engine_.packed[{tensor, grid.zero, grid.highest, instruction_set()}];
-    if (!found) found = pack_weights(weights.shape, weights.integers.data(), grid);
+    const PackedKey key{tensor, source.grid.zero, source.grid.highest, source.repeats_first,
+                        instruction_set()};
+    PackedPointer& found = engine_.packed[key];
+    if (!found) found = pack_weights(weights.shape, weights.integers.data(), source);
     return found;
 }
 

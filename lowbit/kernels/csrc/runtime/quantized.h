@@ -76,6 +76,7 @@ struct Bytes {  // a tensor of bytes that a step reads or writes
     int slot = -1;
     Layout layout;
     Grid grid;
+    bool repeats_first = false;  // three channels, and the first again in the fourth byte of a pixel
 };
 
 class Step {
