@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_mis
 VARIANTS = (
     [name for name in kernels().variants if name in ("avx512", "avx2", "baseline")] if kernels() else []
 )
-# Where AVX2 cannot add two products of bytes in int16.
+# Where AVX2 cannot add two products of bytes in int16; and where it can.
 WIDE = [(0, 255), (-128, 127), (-127, 127)]
+NARROW = [(0, 15), (-8, 7)]
 SIGNED = WIDE[1:]
 KINDS = st.sampled_from(["any", "any", "ends", "low", "high"])
 
@@ -130,6 +131,24 @@ def test_grad_weight(geometry, first, second, kind, shared, variant, seed):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("side", [8, 28])
+@pytest.mark.parametrize("kind", ["any", "low"])
+def test_four_bits(kind, side, variant):
+    geometry, rng = square(50, 67, side, batch=2), np.random.default_rng(side)
+    unsigned, signed = NARROW
+    x, w = integers(geometry.input, unsigned, kind, rng), integers(weight_shape(geometry), signed, kind, rng)
+    dy, one = integers(geometry.output, signed, kind, rng), np.ones(1, F32)
+    of_x, of_w, of_dy = operand(x, unsigned, one), operand(w, signed, one), operand(dy, signed, one)
+    with using(variant):
+        y, _ = run("forward", geometry, of_x, of_w, geometry.output)
+        dx, _ = run("grad_input", geometry, of_dy, of_w, geometry.input)
+        dw, _ = run("grad_weight", geometry, of_dy, of_x, weight_shape(geometry))
+    np.testing.assert_array_equal(y, twin.forward_sums(geometry, x, w))
+    np.testing.assert_array_equal(dx, twin.grad_input_sums(geometry, dy, w))
+    np.testing.assert_array_equal(dw, twin.grad_weight_sums(geometry, dy, x).sum(axis=0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", ["any", "ends", "low", "high"])
 @pytest.mark.parametrize("channels", [114, 116, 231])  # the largest values leave 26 bits from 116 on
 def test_results_of_more_than_26_bits_are_computed_in_parts(channels, kind, variant):
@@ -191,7 +210,13 @@ def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
     assert used("grad_weight", plain, wide, bright)
     assert not used("grad_weight", plain, bright, wide)  # points that 16 bits do not hold
     narrow = Operand(integers=0, lowest=-8, highest=7)
-    assert used("forward", plain, narrow, narrow) == (variant == "baseline")  # bytes are faster there
+    assert used("forward", plain, narrow, narrow)
+    few, odd = square(32, 32, 8), square(64, 64, 10)  # where bytes are faster
+    assert (
+        used("forward", few, narrow, narrow)
+        == used("forward", odd, narrow, narrow)
+        == (variant == "baseline")
+    )
 
 
 def test_with_vnni_bytes_are_multiplied_as_they_are():

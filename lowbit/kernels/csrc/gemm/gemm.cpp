@@ -45,7 +45,7 @@ void grad_weight(const lowbit_geometry& g, const lowbit_operand& dy, const lowbi
                  int64_t* sums) {
     if (is_depthwise(g)) return depthwise_grad_weight(g, dy, x, dw, sums);
     const wgrad::Plan plan(g, dy, x);
-    if (winograd::applies(plan, dy, x)) return winograd::grad_weight(plan, dy, x, dw, sums);
+    if (winograd::applies(plan, dy)) return winograd::grad_weight(plan, dy, x, dw, sums);
     wgrad::run(plan, dy, x, dw, sums);
 }
 
@@ -60,7 +60,7 @@ bool uses_winograd(const lowbit_geometry& g, int32_t product, const lowbit_opera
         const Product grad_input = grad_input_product(first, second, nullptr, nullptr);
         return winograd::applies(gemm::grad_input_convolution(g, grad_input.sum_taps_in_fp32), grad_input);
     }
-    return winograd::applies(wgrad::Plan(g, *first, *second), *first, *second);
+    return winograd::applies(wgrad::Plan(g, *first, *second), *first);
 }
 
 int64_t multiplications(const lowbit_geometry& g, int32_t product, const lowbit_operand* first,

@@ -19,13 +19,19 @@ int64_t max_magnitude(const lowbit_operand& operand) {
 
 namespace {
 
-constexpr int64_t kFewChannels = 16;  // with fewer, the transforms take longer than they save
-
-// Sizes that kTile does not divide leave tiles partly empty: multiplications must still be clearly fewer.
-bool saves_work(int64_t rows, int64_t columns) {
+// Whether this is faster than the direct computation, which needs at least `pays` times as many
+// multiplications. Sizes that kTile does not divide leave tiles partly empty, and with few channels the
+// transforms take longer than they save.
+bool saves_work(int64_t rows, int64_t columns, int64_t channels, int64_t few, double pays) {
     const Tiling tiling(1, rows, columns);
-    return tiling.rows * tiling.columns * kPoints * 5 < rows * columns * kTaps * 4;
+    const int64_t here = tiling.rows * tiling.columns * kPoints, direct = rows * columns * kTaps;
+    return channels >= few && static_cast<double>(here) * pays < static_cast<double>(direct);
 }
+
+// What pays where the direct computation multiplies int16, too; and where AVX2 multiplies twice as many bytes
+// at a time, because int16 holds some of their sums.
+constexpr double kInt16Pays = 1.25, kBytesPay = 3.0, kBytesPayInGradWeight = 3.5;
+constexpr int64_t kFewInt16 = 16, kFewBytes = 48;  // channels
 
 bool is_plain_3x3(const gemm::Convolution& convolution) {
     if (convolution.groups != 1 || convolution.phases.size() != 1 || convolution.kernel_taps != kTaps) {
@@ -48,27 +54,31 @@ bool is_plain_3x3(const gemm::Convolution& convolution) {
 bool applies(const gemm::Convolution& convolution, const gemm::Product& product) {
     if (product.sum_taps_in_fp32 || !is_plain_3x3(convolution)) return false;
     const gemm::PackedLayout direct(convolution, *product.source, *product.weight);
-    if (direct.packed == gemm::ElementType::int8 && instruction_set() != InstructionSet::baseline) {
+    const bool has_bytes = direct.microkernel.steps_in_int16 > 0;
+    if (direct.packed == gemm::ElementType::int8 && !has_bytes &&
+        instruction_set() != InstructionSet::baseline) {
         return false;
     }
-    const int64_t channels = convolution.source.channels;
-    if (std::min(channels, convolution.result.channels) < kFewChannels) return false;
+    const gemm::Image &source = convolution.source, &result = convolution.result;
     const int64_t largest = kTaps * max_magnitude(*product.source) * max_magnitude(*product.weight);
-    return channels * largest <= INT32_MAX && saves_work(convolution.result.height, convolution.result.width);
+    return source.channels * largest <= INT32_MAX &&
+           saves_work(result.height, result.width, std::min(source.channels, result.channels),
+                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPay : kInt16Pays);
 }
 
-bool applies(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x) {
+bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
     const lowbit_geometry& g = plan.g;
     if (g.groups != 1 || g.kernel_h != 3 || g.kernel_w != 3 || g.stride_h != 1 || g.stride_w != 1) {
         return false;
     }
-    if (g.dilation_h != 1 || g.dilation_w != 1 || std::min(g.channels, g.outputs) < kFewChannels) {
-        return false;
-    }
-    if (plan.by_sample || plan.method != wgrad::Method::int16) return false;
-    (void)x;  // any byte may be transformed
-    // A point of a gradient sums up to 225 times its largest value, and has 16 bits.
-    return 225 * max_magnitude(dy) <= INT16_MAX && saves_work(plan.out_h, plan.out_w);
+    const bool has_bytes = plan.method == wgrad::Method::int8_acc16;
+    if (g.dilation_h != 1 || g.dilation_w != 1 || plan.by_sample) return false;
+    if (plan.method != wgrad::Method::int16 && !has_bytes) return false;
+    // A point of a gradient sums up to 225 times its largest value, and has 16 bits. Any byte of x may be
+    // transformed.
+    return 225 * max_magnitude(dy) <= INT16_MAX &&
+           saves_work(plan.out_h, plan.out_w, std::min(g.channels, g.outputs),
+                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPayInGradWeight : kInt16Pays);
 }
 
 namespace {

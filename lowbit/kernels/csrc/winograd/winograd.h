@@ -3,8 +3,7 @@
 //
 // Exact: sums and transforms are integers modulo 2^32, which determine a result of up to 26 bits
 // (transforms.cpp says why). Where a result could be larger, it is computed in parts. Transformed values need
-// int16, so that it pays where bytes have no faster way: 8-bit operands on AVX2 without VNNI, and everything
-// in portable C++.
+// int16, so that it pays where bytes have no faster way: on AVX2 without VNNI, and in portable C++.
 //
 // A tile is 4x4 outputs; it becomes 36 points. Points are multiplied as 36 independent matrix products with
 // the int16 micro-kernel of gemm/. Files:
@@ -20,7 +19,7 @@ namespace lowbit::winograd {
 
 // Whether a product can be computed exactly this way and is faster for it.
 bool applies(const gemm::Convolution& convolution, const gemm::Product& product);
-bool applies(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x);
+bool applies(const wgrad::Plan& plan, const lowbit_operand& dy);
 
 // forward or grad_input, and grad_weight. Throw std::bad_alloc.
 void run(const gemm::Convolution& convolution, const gemm::Product& product);
