@@ -4,8 +4,8 @@
     python benchmarks/avx2_only.py benchmarks/runtime.py FP32.onnx QUANTIZED.onnx     # with AVX2 alone
 
 Without files, a residual network with random weights is measured; `lowbit bench runtime` measures whole
-models. One thread, batches of 1 and 16; a ratio is
-the time of the faster fp32 engine by that of lowbit's runtime, each the fastest of all rounds.
+models. One thread, batches of 1 and 16; a ratio is the time of the faster fp32 engine by that of lowbit's
+runtime, each the fastest of all rounds.
 """
 
 from __future__ import annotations
@@ -78,10 +78,9 @@ def measure(fp32: Path, quantized: list[Path]) -> None:
             print(f"batch {batch:2}  {name:32} {1e3 * found[name]:8.2f} ms")
         for name, engine in runtimes.items():
             arena, weights = engine.memory(images)
-            print(
-                f"batch {batch:2}  {name:32} {1e3 * found[name]:8.2f} ms  {found[best] / found[name]:.2f}x of "
-                f"{best}; arena {arena} bytes, weights {weights}"
-            )
+            ratio = f"{found[best] / found[name]:.2f}x of {best}"
+            memory = f"arena {arena} bytes, weights {weights}"
+            print(f"batch {batch:2}  {name:32} {1e3 * found[name]:8.2f} ms  {ratio}; {memory}")
 
 
 def example(folder: Path) -> tuple[Path, list[Path]]:
