@@ -191,7 +191,7 @@ def _measure_runtime(console: Console, rounds: int, batch: int, threads: int) ->
     for model in deployed.MODELS:
         title = f"An exported model: {model}, 224², batch {batch}"
         with console.status(title), tempfile.TemporaryDirectory() as folder:
-            files = deployed.write_models(model, Path(folder))
+            files = deployed.write_models(model, Path(folder), console.print)
             sides, fp32, memory = deployed.engine_sides(files, batch, threads)
             times = deployed.time_sides(sides, rounds)
         fastest = min(fp32, key=lambda name: statistics.median(times[name]))
