@@ -1,4 +1,4 @@
-"""Reproduce an accuracy figure of benchmarks/accuracy.yaml.
+"""Reproduce an accuracy figure of benchmarks/accuracy.yaml: quantized without training, or trained.
 
     LOWBIT_DATA=FOLDER python benchmarks/accuracy.py NAME [--seed N] [--work-dir FOLDER]
     python benchmarks/accuracy.py                          # lists the rows
@@ -6,7 +6,8 @@
 FOLDER holds, for the CIFAR-10 rows, resnet20_cifar10.safetensors, resnet56_cifar10.safetensors and the
 folder cifar-10-batches-bin; for the ImageNet rows mobilenet_v2_imagenet.safetensors, calib_list.txt and
 val_list.txt with the images that they name, of 224 x 224 pixels. Prints a line of JSON. With --work-dir a
-run that was killed goes on.
+run that was killed goes on. Rows of the kinds `qat` and `train` train with `lowbit train`'s own loop; the
+run's folder is the work dir, where report and checkpoints stay.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,11 @@ import paddle
 import yaml
 
 import lowbit
+from lowbit.config import load_config, validate
 from lowbit.data.decode import read_image
 from lowbit.models import assign_weights, build_model, read_weights
 from lowbit.recipe.load import recipe_file_values
+from lowbit.training.loop import train
 
 ROWS = Path(__file__).with_suffix(".yaml")
 WEIGHTS = {
@@ -83,9 +87,70 @@ def top1(net: paddle.nn.Layer, images: np.ndarray, classes: np.ndarray) -> float
 def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
     """The row's recipe with its settings."""
     values = recipe_file_values(row["recipe"])
+    if row.get("kind", "ptq") != "ptq":
+        return in_bits(values, row.get("bits")) | row.get("settings", {})
     if settings := row.get("settings"):
         values["reconstruction"] = {**(values.get("reconstruction") or {}), **settings}
     return values
+
+
+def in_bits(values: dict[str, Any], bits: int | None) -> dict[str, Any]:
+    """A recipe of 4 bits with so many, first and last layer in 8 as before."""
+    return values if bits is None else json.loads(json.dumps(values).replace('"int4"', f'"int{bits}"'))
+
+
+class Timer:
+    """Seconds of the processor and of the clock inside of the `with`."""
+
+    def __enter__(self) -> Timer:
+        self._start = time.process_time(), time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processor, wall = self._start
+        self.figures = {
+            "processor_seconds": round(time.process_time() - processor),
+            "wall_seconds": round(time.monotonic() - wall),
+        }
+
+
+def measure_ptq(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Top-1 of fp32 and of the network quantized without training, and the seconds that quantizing took."""
+    with lowbit.accelerate():
+        net, calibration, images, classes = load(row["network"], folder, row["images"])
+        fp32 = row["fp32"] if chosen.known_fp32 else top1(net, images, classes)
+        starts = range(0, len(calibration), BATCH)
+        batches = [normalize(calibration[at : at + BATCH]) for at in starts]
+        with Timer() as timer:
+            lowbit.quantize(net, recipe_of(row), data=batches, seed=chosen.seed, work_dir=chosen.work_dir)
+        return {"fp32": fp32, "top1": top1(net, images, classes), **timer.figures}
+
+
+def measure_training(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Top-1 of fp32 and of the last epoch of a run of `lowbit train`, and the seconds that it took."""
+    data = folder / "cifar-10-batches-bin"
+    options = [f"DataLoader.{split}.dataset.path={data}" for split in ("Train", "Eval")]
+    options += [f"DataLoader.{split}.loader.num_workers=0" for split in ("Train", "Eval")]
+    options += [f"Global.epochs={row['epochs']}", f"Global.seed={chosen.seed}", "Global.checkpoints=auto"]
+    options += [f"Global.eval_interval={row['epochs']}"]
+    if row["kind"] == "qat":
+        options.append(f"Global.pretrained_model={folder / WEIGHTS[row['network']]}")
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(chosen.work_dir or temporary)
+        config = load_config(row["config"], [*options, *row["options"], f"Global.output_dir={out}"])
+        values = config.model_dump(mode="json") | {"Recipe": recipe_of(row) if "recipe" in row else None}
+        if row["kind"] == "qat":
+            values["Distillation"] = {"teacher": "fp32"}
+        with Timer() as timer:
+            run = train(validate(values, {}, chosen.name), quiet=True)
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    baseline = [one["top1"] for one in records if one["kind"] == "baseline"]
+    last = [one["top1"] for one in records if one["kind"] == "eval"][-1]
+    fp32 = round(100 * baseline[0], 3) if baseline else row["fp32"]
+    return {"fp32": fp32, "top1": round(100 * last, 3), **timer.figures}
+
+
+MEASURE = {"ptq": measure_ptq, "qat": measure_training, "train": measure_training}
 
 
 def main() -> None:
@@ -110,25 +175,12 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROWS.parent, check=False
     )
-    with lowbit.accelerate():
-        net, calibration, images, classes = load(
-            row["network"], Path(os.environ["LOWBIT_DATA"]), row["images"]
-        )
-        fp32 = row["fp32"] if chosen.known_fp32 else top1(net, images, classes)
-        starts = range(0, len(calibration), BATCH)
-        batches = [normalize(calibration[at : at + BATCH]) for at in starts]
-        wall, processor = time.monotonic(), time.process_time()
-        lowbit.quantize(net, recipe_of(row), data=batches, seed=chosen.seed, work_dir=chosen.work_dir)
-        wall, processor = time.monotonic() - wall, time.process_time() - processor
-        quantized = top1(net, images, classes)
+    found = MEASURE[row.get("kind", "ptq")](row, chosen, Path(os.environ["LOWBIT_DATA"]))
     figures = {
         "name": chosen.name,
         "seed": chosen.seed,
-        "fp32": fp32,
-        "top1": quantized,
-        "difference": round(quantized - fp32, 3),
-        "processor_seconds": round(processor),
-        "wall_seconds": round(wall),
+        **found,
+        "difference": round(found["top1"] - found["fp32"], 3),
         "load": os.getloadavg()[0],
         "commit": commit.stdout.strip(),
     }

@@ -1,7 +1,7 @@
 """Writes the results tables of README.md and README.zh.md from benchmarks/results.yaml: `make docs`.
 
-A table stands between the lines `<!-- results -->` and `<!-- /results -->`. A figure that was not measured
-stays empty.
+A table is between the lines `<!-- results -->` and `<!-- /results -->`. Figures that were not measured are
+empty.
 """
 
 # ruff: noqa: RUF001 (Chinese punctuation, minus and times signs)
@@ -23,11 +23,11 @@ _PLACE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTAL
 
 @dataclass(frozen=True)
 class Language:
-    """The words of one README."""
+    """The texts of one README."""
 
     page: str
     columns: tuple[str, ...]
-    fp32: str  # what stands in the place of a recipe
+    fp32: str  # shown instead of a recipe
     steps: str  # a sentence; {processor}, {threads} and so on come from the data
     accuracy: str
     more: str
@@ -37,20 +37,20 @@ ENGLISH = Language(
     page="README.md",
     columns=("network, data", "recipe", "top-1", "to fp32", "ONNX", "latency", "step, AMX", "step, AVX2"),
     fp32="fp32",
-    steps="Latency and step: how many times faster than fp32 in the same engine (latency) and than Paddle's "
-    "own fp32 step (step; one thread, {processor}, `{command}`, {date}). ",
-    accuracy="To fp32: points of top-1. Empty: not measured. ",
-    more="Conditions, ranges and commands are in [the numbers](docs/numbers.md). "
-    "`lowbit bench` measures steps on your machine.",
+    steps="Step: speed of a training step relative to Paddle's fp32 ({processor}, `{command}`, one thread, "
+    "{date}). Latency: speed of the ONNX file in ONNX Runtime relative to the faster fp32 of ONNX Runtime "
+    "and OpenVINO ({latency}). ",
+    accuracy="To fp32: difference of top-1 in points. Empty: not measured. ",
+    more="[Measured results](docs/numbers.md) has conditions, ranges and commands.",
 )
 CHINESE = Language(
     page="README.zh.md",
     columns=("网络，数据", "配方", "top-1", "与 fp32 之差", "ONNX", "延迟", "训练步，AMX", "训练步，AVX2"),
     fp32="fp32",
-    steps="延迟与训练步都是倍数：延迟与同一引擎中的 fp32 相比，训练步与 Paddle 自带的 fp32 相比"
-    "（单线程，{processor}，`{command}`，{date}）。",
-    accuracy="与 fp32 之差以百分点计；空格表示没有测量。",
-    more="条件、范围和命令见[测量数据](docs/numbers.md)。在自己的机器上用 `lowbit bench` 测量训练步。",
+    steps="训练步：相对于 Paddle fp32 的训练速度（{processor}，`{command}`，单线程，{date}）。"
+    "延迟：ONNX 文件在 ONNX Runtime 中的速度，相对于 ONNX Runtime 与 OpenVINO 中较快的 fp32（{latency}）。",
+    accuracy="与 fp32 之差为 top-1 的百分点；空格表示没有测量。",
+    more="条件、范围和命令见[测量结果](docs/numbers.md)。",
 )
 
 
@@ -59,7 +59,8 @@ def make_table(language: Language) -> str:
     data = yaml.safe_load(DATA.read_text("utf-8"))
     head = [f"| {' | '.join(language.columns)} |", "|---|---" + "|--:" * (len(language.columns) - 2) + "|"]
     rows = [f"| {' | '.join(_cells(row, data['baselines'], language))} |" for row in data["results"]]
-    notes = (language.steps + language.accuracy + language.more).format(**data["steps"])
+    notes = language.steps + language.accuracy + language.more
+    notes = notes.format(**data["steps"], latency=data["latency"])
     return "\n".join([*head, *rows, "", notes, ""])
 
 
@@ -72,7 +73,7 @@ def _cells(row: dict[str, Any], baselines: dict[str, float], language: Language)
         "" if top1 is None else f"{top1:.2f} %",
         "" if difference is None else f"{difference:+.2f}".replace("-", "−"),
         "" if size is None else f"{size / 1e6:.2f} MB",
-        f"{row['latency']:g}×" if "latency" in row else "",
+        f"{row['latency']:.2f}×" if "latency" in row else "",
         *(f"{row[key]:.2f}×" if key in row else "" for key in ("step_amx", "step_avx2")),
     ]
 

@@ -1,4 +1,4 @@
-"""lowbit trains neural networks in few bits on PaddlePaddle and carries them, verified, to deployment.
+"""lowbit quantizes, trains and deploys neural networks in few bits on PaddlePaddle.
 
 import lowbit
 

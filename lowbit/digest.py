@@ -1,7 +1,7 @@
 """Digests inside of files: a flipped byte, a zeroed block or a cut is found when the file is read.
 
 A weights file (`.pdparams`, `.pdopt`), an `.onnx` file and an `inference.yml` end in a trailer that holds the
-BLAKE2b digest of all bytes before it. Other programs read over the trailer: a pickle ends before it, in YAML
+BLAKE2b digest of all bytes before it. Other programs ignore the trailer: a pickle ends before it, in YAML
 it is a comment, and in ONNX one more entry of the model's metadata. (A `.lowbit` file cannot have anything
 behind its tensors, its digest is in the header; see `lowbit/training/checkpoint.py`.)
 """

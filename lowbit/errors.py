@@ -1,4 +1,4 @@
-"""The one exception that users are meant to read, short enough to be read, and the word they meant."""
+"""LowbitError, the exception for errors that users can fix, and suggestions for misspelt words."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _UNPRINTABLE = re.compile("[^\\S \n\t]|[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff
 
 
 class LowbitError(Exception):
-    """What was asked cannot be done; the message says why and what to do about it.
+    """An error that the user can fix; the message says what is wrong and what to do.
 
-    Commands print it without a traceback and exit with 2. Anything else that escapes is a bug of ours.
+    Commands print it without a traceback and exit with 2. Anything else that escapes is a bug in lowbit.
     Values in the message may be of any length and content: long ones are shortened here, and characters that
     a terminal cannot show are escaped.
     """
@@ -46,7 +46,7 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     >>> nearest("momentun", ["momentum", "weight_decay"])
     'momentum'
     """
-    # Letter case is the commonest slip of all, and difflib would count it as an edit.
+    # Letter case is the most common mistake; difflib would count it as an edit.
     by_folded = {candidate.casefold(): candidate for candidate in valid}
     found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None

@@ -53,7 +53,7 @@ def _kind(mode: int) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a temporary neighbour, then moves it into place: a crash leaves the old file.
+    """Let `write` fill a temporary file in the same folder, then rename it: a crash leaves the old file.
 
     >>> write_atomically(Path("metrics.txt"), lambda temporary: temporary.write_text("0.91"))
     """
@@ -69,7 +69,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         raise LowbitError(f"cannot write {path}: {reason}{kept}") from error
     except UnicodeEncodeError as error:
         raise LowbitError(
-            f"cannot write {path}: {error.object[error.start : error.end]!r} is no character that UTF-8 has"
+            f"cannot write {path}: {error.object[error.start : error.end]!r} cannot be encoded in UTF-8"
         ) from error
     finally:
         with contextlib.suppress(OSError):  # in a read-only folder; it must not hide the error above
@@ -97,7 +97,7 @@ def _neighbour(path: Path) -> Path:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Without this a power cut could leave the new name with the old, or no, content."""
+    """Without this, a power failure could leave the new name with old or no content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and tables that fit a terminal without breaking a word.
+"""Formatting of numbers, and tables that fit a terminal.
 
 Commands and the results of the public API print through this module, so that a percentage, a size or a time
 looks the same everywhere.
@@ -17,7 +17,7 @@ from rich.cells import cell_len
 
 WIDTH = 80
 _GAP = 2  # blanks between columns
-_NARROWEST = 16  # of the first column, before other columns move to a table of their own
+_NARROWEST = 16  # of the first column, before other columns move to a separate table
 
 
 def percent(fraction: float | None) -> str:
@@ -112,7 +112,7 @@ def as_text(sections: Sequence[Section], width: int | None = WIDTH, *, wide: boo
     """Sections as text of at most `width` columns (None: of any width); `wide` shows all columns.
 
     Numbers are never broken, words only where they have a separator. A name that is too long for its column
-    gets a line of its own, as in `df`; columns that do not fit at all follow in a table below.
+    gets its own line, as in `df`; columns that do not fit at all follow in a table below.
 
     >>> print(as_text([Section("Files", ("file", "bytes"), (("a.onnx", "10"),))]))
     Files
@@ -135,7 +135,7 @@ def as_text(sections: Sequence[Section], width: int | None = WIDTH, *, wide: boo
 
 
 def as_html(sections: Sequence[Section]) -> str:
-    """Sections as HTML; whatever stands in a cell is escaped.
+    """Sections as HTML; the content of cells is escaped.
 
     >>> as_html([Section("<b>", lines=("a & b",))])
     '<div><p><strong>&lt;b&gt;</strong></p><p>a &amp; b</p></div>'

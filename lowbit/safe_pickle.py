@@ -3,7 +3,7 @@
 `.pdparams` files and CIFAR-10's batches are pickles, and an ordinary unpickler calls whatever a file
 names. Here the opcodes are interpreted by `_Machine`: a file may name only what `_ADMITTED` lists, and even
 those names lead to stand-ins of ours; no function of numpy or of Python is ever called with arguments out of
-the file. Memory is bounded by the file's size: an honest file holds every byte that it asks for.
+the file. Memory is bounded by the file's size: a valid file contains every byte that it refers to.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RefusedPickle(LowbitError):
 
 
 class _Refused(Exception):
-    """The file asks for something that an honest file of arrays never needs."""
+    """The file asks for something that a valid file of arrays never needs."""
 
 
 class _Bounded:
@@ -269,7 +269,7 @@ _STEPS = _steps()
 
 
 class _StandIn:
-    """A callable in the place of a global."""
+    """A callable instead of a global."""
 
     __slots__ = ("_call",)
 

@@ -41,4 +41,4 @@ def test_verify_goes_on_without_openvino(monkeypatch):
     monkeypatch.setattr(candidates, "is_installed", lambda module: module != "openvino")
     keys, notes = candidates.installed_engines()
     assert keys == ["paddle", "onnxruntime", "lowbit"]
-    assert notes == ["openvino is not installed and was left out: pip install 'lowbit[openvino]'"]
+    assert notes == ["openvino is not installed and is skipped: pip install 'lowbit[openvino]'"]

@@ -1,6 +1,6 @@
-"""Freed memory kept for the next tensors of a training step, instead of given back and asked for anew.
+"""Freed memory kept for the next tensors of a training step, instead of given back and requested again.
 
-Every page that the system hands out anew costs a call into it, and it fills it with zeros. glibc gives
+Every page that the system hands out again costs a call into it, and it fills it with zeros. glibc gives
 pieces of more than 32 MB back at once, unless it is told to take none from the system for them alone: of a
 ResNet18 step at 224² on a CPU that was a quarter.
 """

@@ -2,7 +2,7 @@
 
 Operands, results and gradients are fp32 tensors. Of each of the three products, the operands are rounded to
 bf16, the products added in fp32 and the result rounded to bf16. That is what the emulation of mixed precision
-computes (`training/amp_autocast.py`), but for the order of the sums, and but for denormal numbers, which the
+computes (`training/amp_autocast.py`), except for the order of the sums and denormal numbers, which the
 instructions take as 0.
 """
 

@@ -23,10 +23,11 @@ from lowbit.numerics.fused import new_tensor
 def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
     """Inside the `with`, if `wanted`, 2-D convolutions of fp32 tensors in NCHW on the CPU run in oneDNN.
 
-    Whoever calls it: Paddle's layers, quantized ones, the user's own. The results are the same but for the
-    order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one matrix product) and
-    what is not its own (other types, layouts, devices, programs being exported) goes the usual way, as does
-    everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()` says why.
+    This applies to all callers: Paddle's layers, quantized ones, the user's own. The results are the same
+    except for the order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one
+    matrix product) and what is not its own (other types, layouts, devices, programs being exported) goes the
+    usual way, as does everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()`
+    says why.
 
     with fast_convolutions():
         loss = criterion(model(images), labels)
@@ -148,5 +149,5 @@ def check_first_order() -> None:
     """An error inside a backward pass whose own gradient is wanted."""
     if paddle.is_grad_enabled():
         raise LowbitError(
-            "there are no gradients of gradients through products in bf16: train in fp32 (amp_level O0)"
+            "second-order gradients are not supported for products in bf16: train in fp32 (amp_level O0)"
         )

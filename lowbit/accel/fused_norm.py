@@ -1,7 +1,7 @@
-"""Batch norm of training, with a residual sum and an activation behind it in the same pass.
+"""Batch norm of training, with a residual sum and an activation after it in the same pass.
 
 For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
-element), two numbers per channel, and a bit per element for a ReLU behind a sum. Where a gradient of a
+element), two numbers per channel, and a bit per element for a ReLU after a sum. Where a gradient of a
 gradient is wanted, backward is made of Paddle's operators, which it can derive.
 """
 
@@ -120,7 +120,7 @@ class BatchNorm(PyLayer):
             epsilon = ctx.statistics.epsilon
             if x is None and ctx.learning[0]:
                 raise LowbitError(
-                    "there are no gradients of gradients through a batch norm behind a layer in low precision"
+                    "second-order gradients are not supported for a batch norm after a layer in low precision"
                 )
             if x is None:
                 scale = ctx.statistics.scale

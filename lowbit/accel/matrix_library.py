@@ -86,6 +86,7 @@ def decide_amd_fix(cpu: CpuInfo | None = None, environ: MutableMapping[str, str]
         )
     if not (cpu.has("avx2") and cpu.has("fma")):  # the forced path would end the process: illegal instruction
         return AmdFix(
-            FixStatus.IMPOSSIBLE, "AMD fix left out: this AMD processor has no AVX2 and FMA, which it needs"
+            FixStatus.IMPOSSIBLE,
+            "AMD fix not applied: this AMD processor has no AVX2 and FMA, which it needs",
         )
     return AmdFix(FixStatus.APPLIED, f"AMD fix applied: {SETTING}={AVX2_PATH} ({SWITCH}=0 switches it off)")

@@ -1,4 +1,4 @@
-"""Batch norm, ReLU and max-pool of training by lowbit's kernels, in the place of Paddle's operators."""
+"""Batch norm, ReLU and max-pool of training by lowbit's kernels, instead of Paddle's operators."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fast_norm_ops(*, wanted: bool = True) -> Iterator[None]:
 
     That is batch norm with the batch's statistics, ReLU, and max-pools of 2 or 3 with a stride of 1 or 2, on
     fp32 tensors in NCHW on the CPU, in this thread. Less time and much less memory. ReLU and max-pool give
-    Paddle's bits; batch norm its results but for the order of sums. Everything else is Paddle's own:
+    Paddle's bits; batch norm its results except for the order of sums. Everything else is Paddle's own:
     evaluation, other types, layouts and devices, programs being exported, a ReLU or max-pool that no gradient
     is wanted of, a batch norm over one value per channel; and all of it where the kernels are missing
     (lowbit.kernels.why_missing says why).
@@ -117,7 +117,7 @@ def _for_training(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(x: Any, *arguments: Any, **named: Any) -> Any:
-        # A value of a static program is no Tensor.
+        # A value of a static program is not a Tensor.
         return None if named or not isinstance(x, Tensor) else function(x, *arguments)
 
     return checked

@@ -185,7 +185,7 @@ class _Product:
         operands: dict[int, tuple[int | None, c_void_p]],
         result: tuple[int, int, c_void_p],
     ) -> None:
-        self._lock = threading.Lock()  # its memories are set anew in every run
+        self._lock = threading.Lock()  # its memories are set again in every run
         self._primitive = dnnl.primitive(description)
         self._operands = [
             (role, _Layout(description, query, plain, incoming=True))
@@ -235,7 +235,7 @@ class _Layout:
         return used
 
     def room_for(self, address: int, place: int) -> c_void_p:
-        """Where the primitive reads or writes, `address` being where the tensor itself lies."""
+        """Where the primitive reads or writes, `address` being the address of the tensor itself."""
         dnnl.call("memory_set_data_handle", self._plain, c_void_p(address))
         if self._blocked is None:
             return self._plain

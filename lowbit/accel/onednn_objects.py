@@ -96,7 +96,7 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: object) -> None:
-    """Call a function by its name behind `dnnl_`; a LowbitError when it fails."""
+    """Call a function by its name after `dnnl_`; a LowbitError when it fails."""
     status = getattr(library(), f"dnnl_{name}")(*arguments)
     if status != 0:
         raise LowbitError(

@@ -1,4 +1,4 @@
-"""Other implementations in the place of Paddle's operators, while a `with` is open and in its thread only."""
+"""Other implementations instead of Paddle's operators, while a `with` is open and in its thread only."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class MethodPatch(ScopedPatch):
 
 
 def _refuse_retained_graph(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """`backward`, but for `retain_graph=True`.
+    """`backward`, except for `retain_graph=True`.
 
     The replacements are PyLayers, and Paddle 3.3.1 crashes in a second backward pass through a PyLayer whose
     graph was retained. `paddle.grad(..., retain_graph=True)` works.
@@ -122,7 +122,7 @@ class OpOverrides(ScopedPatch):
             yield
 
     def is_called_directly(self, name: str) -> bool:
-        """Whether the operator, called now in this thread, is ours and nobody has wrapped it."""
+        """Whether the operator, called now in this thread, is ours and is not wrapped."""
         replaced = self._replaced.get(name)
         return self._is_open() and replaced is not None and getattr(_C_ops, name) is replaced[1]
 

@@ -1,4 +1,4 @@
-"""Which layer is it: how much each layer's quantization costs, and which bits each should have."""
+"""Sensitivity of layers to quantization, and bits per layer under a budget."""
 
 from lowbit.analysis.analyze import Analysis, analyze
 from lowbit.analysis.bit_budget import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe

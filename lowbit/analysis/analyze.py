@@ -48,7 +48,7 @@ def analyze(
 ) -> Analysis:
     """Measures every layer on the loader's images.
 
-    With a store, the result is kept there, and an interrupted call goes on where it stopped.
+    With a store, the result is kept there, and an interrupted call continues where it stopped.
 
     analyze(model, loader).ranking[0]["name"]
     """
@@ -60,7 +60,7 @@ def analyze(
     sums = Sums()
     if kept:
         sums = Sums.of(kept["sums"])
-        display.message(f"going on after {sums.images} images of an earlier analysis")
+        display.message(f"continuing after {sums.images} images of an earlier analysis")
     runs = 2 * len(quantized_layers(model)) + 2
     display.begin("analyze", runs * len(loader), runs * sums.batches)
     with fast_convolutions(wanted=fast):

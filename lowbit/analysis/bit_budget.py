@@ -19,7 +19,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 2**10, "mib": 2**20}
 
 @dataclass(frozen=True)
 class Budget:
-    """Either so many bits a weight on average, or so many bytes for all weights."""
+    """Either bits per weight on average, or bytes for all weights."""
 
     bits: float | None = None
     size: int | None = None
@@ -42,7 +42,7 @@ class LayerCost:
 
 
 def parse_budget(text: str) -> Budget:
-    """A budget out of a word: bits a weight on average, or the size of all weights.
+    """Parse a budget: bits per weight on average, or the size of all weights.
 
     >>> parse_budget("4.5bits"), parse_budget("200KB")
     (Budget(bits=4.5, size=None), Budget(bits=None, size=200000))
@@ -53,7 +53,7 @@ def parse_budget(text: str) -> Budget:
         return Budget(bits=float(found[1]))
     if unit in _UNITS:
         return Budget(size=int(float(found[1]) * _UNITS[unit]))
-    raise LowbitError(f'a budget is like "4.5bits" (a weight, on average) or "200KB"; got "{text}"')
+    raise LowbitError(f'a budget is like "4.5bits" (per weight, on average) or "200KB"; got "{text}"')
 
 
 def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int = 0) -> dict[str, int]:
@@ -75,7 +75,7 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
             f"{budget} are fewer than {FEWEST_BITS} bits a weight: give at least {FEWEST_BITS}bits, or "
             f"{least}B, which counts what is not quantized, too"
         )
-    # What measures as no cost at all still has an order, by size: a small share stands for it.
+    # Layers without a measured cost are ordered by size: they get a small cost.
     smallest = max(max((layer.cost for layer in layers), default=0.0) * 1e-4, 1e-9)
     chosen = {layer.name: FEWEST_BITS for layer in layers}
     waiting = [(-_saved(layer, FEWEST_BITS, smallest), index) for index, layer in enumerate(layers)]
@@ -120,7 +120,7 @@ def proposed_recipe(preparation: Preparation, bits: Mapping[str, int]) -> Recipe
 
 
 def _settings(plan: Plan, bits: int) -> dict[str, dict[str, dict[str, str]]]:
-    """What a rule must say so that the operands have so many bits; what they have already is left out."""
+    """The settings of a rule that give the operands `bits` bits, without those they have already."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for product in plan.products():
         for operand, spec in operands_of(product).items():

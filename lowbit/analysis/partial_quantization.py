@@ -1,4 +1,4 @@
-"""An fp32 checkpoint quantized as a recipe says, in memory, to be looked at."""
+"""An fp32 checkpoint quantized as a recipe says, in memory, for analysis."""
 
 from __future__ import annotations
 

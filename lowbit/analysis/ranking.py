@@ -23,8 +23,8 @@ def rank(
     `only_loss` is the loss that the layer adds when it alone is quantized, `without_loss` the loss that goes
     away when it alone is not; `only_top1` and `without_top1` are the accuracies, `divergence` how far the
     answers move when it alone is quantized (KL divergence, in nats). The order is by `only_loss`:
-    without a layer, the errors that others have added before it are seen in another light, too. A layer has
-    two gradients, one for each product of the way back: the row has the figures of the one with the lower
+    without a layer, the errors that others have added before it are seen differently. A layer has
+    two gradients, one for each backward product: the row has the figures of the one with the lower
     SQNR, and both histograms.
     """
     rows = []

@@ -1,4 +1,4 @@
-"""analysis.json: what was found out about a checkpoint, so that nothing is measured twice."""
+"""analysis.json: what was measured for a checkpoint, so that nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "analysis.json"
 
 
 def folder_of(checkpoint: Path) -> Path:
-    """The run of a checkpoint, or the folder of one that stands alone.
+    """The run of a checkpoint, or the folder of one that is not in a run folder.
 
     >>> folder_of(Path("runs/w4a4/checkpoints/best.lowbit"))
     PosixPath('runs/w4a4')
@@ -59,4 +59,4 @@ class Store:
                     raise ValueError("an entry without its checkpoint")
             return entries
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise LowbitError(f"cannot read {self._path} ({error}): remove it to analyze anew") from None
+            raise LowbitError(f"cannot read {self._path} ({error}): remove it to analyze again") from None

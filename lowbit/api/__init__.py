@@ -1,1 +1,1 @@
-"""The functions behind `import lowbit`: one module per question, loaded on first use."""
+"""The functions behind `import lowbit`: one module per function, imported lazily."""

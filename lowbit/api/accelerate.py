@@ -1,4 +1,4 @@
-"""accelerate(): a training loop of one's own on lowbit's fast CPU path, as a call or a `with`."""
+"""accelerate(): your own training loop on lowbit's fast CPU path, as a call or a `with`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lowbit.machine.device import math_threads, set_math_threads
 _log = logging.getLogger("lowbit")
 _lock = threading.Lock()
 _holders_of_amd_fix = 0
-_threads: dict[object, int] = {}  # asked for by calls that are not closed yet; the last one counts
+_threads: dict[object, int] = {}  # requested by open calls; the last one applies
 _threads_before = 1
-_said = ""  # the line that was logged last: it is said once
+_said = ""  # the line that was logged last; it is logged once
 
 
 @dataclass(frozen=True)
 class Acceleration(Result):
-    """What `accelerate` did. It lasts until `close()`, or to the end of the `with`."""
+    """The result of `accelerate`, in effect until `close()` or the end of the `with` block."""
 
     convolutions: str  # the library that convolves, such as "oneDNN 3.6.2"; "Paddle": nothing was changed
     batch_norm: str  # of batch norm, ReLU and max-pool: "lowbit" or "Paddle"
@@ -45,9 +45,9 @@ class Acceleration(Result):
     _thread: int = field(default_factory=threading.get_ident, repr=False, compare=False)
 
     def close(self) -> None:
-        """Undo it, unless another `accelerate` still holds it. A second call does nothing."""
+        """Undo it, unless another `accelerate` is still open. A second call does nothing."""
         if threading.get_ident() != self._thread:
-            raise LowbitError("accelerate() counts for the thread that called it: close it there")
+            raise LowbitError("accelerate() affects the thread that called it: close it there")
         self._undo.close()
 
     def __enter__(self) -> Acceleration:
@@ -59,7 +59,7 @@ class Acceleration(Result):
         self.close()
 
     def to_dict(self) -> dict[str, object]:
-        """All fields as plain values that JSON can hold."""
+        """All fields as JSON-compatible values."""
         names = ("convolutions", "batch_norm", "updates", "memory", "matrix_products", "threads")
         return {name: getattr(self, name) for name in names}
 
@@ -84,18 +84,18 @@ class Acceleration(Result):
 
 
 def accelerate(threads: int | None = None) -> Acceleration:
-    """Train on lowbit's fast CPU path from now on, with a loop of one's own, in fp32 or quantized.
+    """Speed up training on the CPU in your own loop, in fp32 or quantized.
 
-    fp32 convolutions run in oneDNN; batch norm, ReLU and max-pool in lowbit's kernels, and so do the updates
-    of Momentum, Adam and AdamW, to Paddle's bits; freed memory is kept for the next step; and on AMD
-    processors Paddle's matrix library is told to take its fast path, which it heeds if no matrix product has
-    been computed in the process before. Results are the same but for the order of sums. Nothing changes on a
-    GPU, nor where the compiled libraries are missing.
+    fp32 convolutions run in oneDNN. Batch norm, ReLU, max-pool and the updates of Momentum, Adam and AdamW
+    run in lowbit's kernels; the updates give the same bits as Paddle's. Freed memory is kept for the next
+    step. On AMD processors, Paddle's matrix library is switched to its fast path, if the process has not yet
+    computed a matrix product. Results are the same except for the order of sums. On a GPU, or without the
+    compiled libraries, nothing changes.
 
-    `threads` sets the threads of Paddle and of lowbit's kernels; by default they stay as they are
-    (OMP_NUM_THREADS, which Paddle sets to 1). One line says what was done, once (logger `lowbit`). Operators
-    are replaced in the calling thread only, memory and the matrix library are settings of the process. It all
-    lasts until `close()` or the end of the `with`; calls can be nested and closed in any order.
+    `threads` sets the number of threads of Paddle and of lowbit's kernels (default: OMP_NUM_THREADS, which
+    Paddle sets to 1). The settings are logged once (logger `lowbit`). Operators are replaced in the calling
+    thread only; memory and the matrix library are settings of the process. The effect ends with `close()` or
+    the `with` block; calls can be nested and closed in any order.
 
     >>> import paddle, lowbit
     >>> net = paddle.nn.Conv2D(3, 4, 3)

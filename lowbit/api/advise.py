@@ -41,7 +41,7 @@ from lowbit.training.freeze_dynamic_scales import deployable
 from lowbit.training.trained_model import open_checkpoint
 
 _LIMIT = 0.99  # of the samples: the class of the network, near-ties apart
-_FASTER = 1.03  # times as fast as the fastest fp32: less is no reason to quantize
+_FASTER = 1.03  # times as fast as the fastest fp32: less is not worth quantizing
 _DESTROYED = 0.5  # of fp32's top-1
 _SECONDS = 6.0  # for all engines and forms together
 _ROUNDS = 9
@@ -68,7 +68,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice(Result):
-    """What `advise` measured, and what follows."""
+    """The result of `advise`."""
 
     options: tuple[Option, ...]  # fastest first
     recommendation: str
@@ -112,14 +112,13 @@ def advise(
 ) -> Advice:
     """Measure a quantized network in every form and engine, and recommend one.
 
-    Exports it to a temporary folder, measures all forms in turns (a few seconds) and, on `data`, how often
-    each gives the network's class and the right one. The network takes images [N, C, H, W] and returns logits
-    [N, classes]. `baseline` is the network in fp32 that it was made of; by default the same weights with
-    nothing quantized. `threads` are those of every engine.
+    The network is exported to a temporary folder. All forms are measured interleaved (a few seconds), and
+    their agreement with the network and their accuracy on `data`. The network takes images [N, C, H, W] and
+    returns logits [N, classes]. `baseline` is the fp32 network (default: the same weights without
+    quantization). `threads` is the number of threads per engine.
 
-    Instead of a network, `lowbit.advise("runs/w8a8")` measures a run's folder, as the command `lowbit advise`
-    does; `data` is then a folder of images, by default the run's validation images. `advise_run` has all
-    options.
+    `net` may also be a run folder, as for the command `lowbit advise`: `lowbit.advise("runs/w8a8")`. `data`
+    is then a folder of images (default: the run's validation images). `advise_run` has all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))

@@ -38,13 +38,13 @@ from lowbit.training.inputs import build_loader, check_class_count, open_section
 from lowbit.training.quantization import recipe_values
 from lowbit.training.trained_model import TrainedModel
 
-_BATCH = 50  # images of a run at a time: the outputs of all layers are held for so many
+_BATCH = 50  # images of a run at a time: the outputs of all layers are held in memory
 _ROLES = ("weight", "input", "gradient")
 
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """What quantizing one layer costs; signal-to-noise ratios (SQNR) are in decibels."""
+    """The cost of quantizing one layer; signal-to-noise ratios (SQNR) are in decibels."""
 
     name: str
     bits: str  # such as "W4A4"
@@ -63,7 +63,7 @@ class LayerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis(Result):
-    """What `analyze` found: the layers that cost most first."""
+    """The result of `analyze`; layers with the highest cost come first."""
 
     samples: int
     layers: tuple[LayerAnalysis, ...]
@@ -76,7 +76,7 @@ class Analysis(Result):
     details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in analysis.json
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values that JSON can hold."""
+        """All fields as JSON-compatible values."""
         recipe = None if self.recipe is None else yaml.safe_load(dump_recipe(self.recipe))
         return Result.to_dict(replace(self, recipe=None)) | {"recipe": recipe}
 
@@ -114,16 +114,15 @@ def analyze(
     *,
     budget: str | None = None,
 ) -> Analysis:
-    """Rank the layers of a quantized network by what the quantization of each costs.
+    """Rank the layers of a quantized network by the cost of their quantization.
 
-    Each layer is measured twice: the loss when it alone is quantized, and when it alone is not. The network
-    returns logits [N, classes] (of several outputs, the first); classes come with the data, or else are those
-    of the network in full precision. A `budget`, such as "4.5bits" (a weight, on average) or "200KB", adds
-    proposed bits for every layer and a recipe that has them. The network stays as it is.
+    Each layer is measured twice: the loss when only this layer is quantized, and when only this layer is not.
+    The network returns logits [N, classes] (the first of several outputs). Labels are those of the data or,
+    if there are none, the classes predicted in full precision. A `budget`, such as "4.5bits" (average per
+    weight) or "200KB", adds proposed bits for every layer and a recipe with them. The network is not changed.
 
-    Instead of a network, the folder of a run of `lowbit train` is analyzed as `lowbit analyze` does:
-    `lowbit.analyze("runs/w4a4")`, on its validation images or on those in the folder `data`. `analyze_run`
-    has all options.
+    `net` may also be a run folder, as for the command `lowbit analyze`: `lowbit.analyze("runs/w4a4")`, on its
+    validation images or those in the folder `data`. `analyze_run` has all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
@@ -170,9 +169,9 @@ def analyze_run(
 ) -> Analysis:
     """Analyze the model of a checkpoint or run folder, as `lowbit analyze` does.
 
-    `recipe` says how an fp32 model is to be quantized. What was measured is kept as `analysis.json` in the
-    run folder, and a second call goes on from there. With a `budget` the proposed recipe is written to
-    `output`, by default beside `analysis.json`.
+    `recipe` defines how an fp32 model is quantized. Results are saved as `analysis.json` in the run folder,
+    and a second call continues from there. With a `budget` the proposed recipe is written to
+    `output`, by default next to `analysis.json`.
 
     analyze_run("runs/digits", recipe="qat_w4a4", budget="4.5bits").recipe_file
     """

@@ -1,4 +1,4 @@
-"""Any iterable of batches as a network's inputs and labels: the one place that knows what a batch may be.
+"""Any iterable of batches as a network's inputs and labels.
 
 A batch is
 - a tensor or an array: the network's only input;
@@ -61,7 +61,7 @@ class Batch:
 class Batches:
     """The batches of `data` for a network; iterate as often as needed.
 
-    An iterator, which can be read once only, is kept in memory. `limit` is the largest number of batches.
+    The batches of an iterator are kept in memory. `limit` is the largest number of batches.
 
     >>> net = paddle.nn.Linear(4, 2)
     >>> data = Batches(net, (np.zeros([50, 4], "float32"), np.zeros([50], "int64")))

@@ -38,7 +38,7 @@ _EXAMPLES = 4  # random images to compare an exported classifier on
 
 @dataclass(frozen=True)
 class Export(Result):
-    """What `export` wrote."""
+    """The result of `export`."""
 
     directory: Path
     formats: tuple[ExportedFormat, ...]
@@ -114,26 +114,28 @@ def export(
     transforms: Sequence[Mapping[str, Any]] = (),
     latency: bool = True,
 ) -> Export:
-    """Export a network for Paddle Inference and as ONNX, and compare both with it.
+    """Export a network to Paddle Inference and ONNX, and compare both with the network.
 
-    `example` is a batch of inputs, for batches of any size. Networks may have several inputs, and return
-    tuples or dicts. Quantized weights are written as integers. A network trained in low precision chooses the
-    scales of its inputs in every call, which engines cannot do: they are fixed on batches of `data`
-    (training data, prepared as in evaluation; 50 batches are enough). The network itself stays as it is.
+    `example` is a batch of inputs; the exported network accepts batches of any size. Networks may have
+    several inputs and return tuples or dicts. Quantized weights are written as integers. Dynamic input scales
+    of low-precision training are replaced by fixed ones, computed from batches of `data` (training data,
+    preprocessed as in evaluation; 50 batches are enough). The network itself is not changed.
 
-    `formats` are `paddle`, `onnx` and `paddle-int8` (networks from images to logits, on processors with
-    VNNI); by default the first two. `latency` measures a quantized network against fp32 in every installed
-    engine, which takes a few seconds; Paddle's int8 form is then added where it is faster. `form` is `int8`
-    (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32` (nothing
-    quantized, in the folder `fp32` of `directory`); by default Paddle's is `simulated` and ONNX's `int8`.
-    `target` says where the ONNX file will run (`avx2`, `vnni`, `arm`, `gpu`; by default this machine).
-    `weight_bits=7` rounds 8-bit weights to 7 bits in the files, which processors without VNNI multiply
-    exactly and fast; the result says how often the class stays. `classes` and `transforms` (PaddleClas'
-    transform_ops) are kept in `inference.yml`, for `lowbit infer` and PaddleX.
+    - `formats`: of `paddle`, `onnx` and `paddle-int8` (image classifiers, on processors with VNNI); default:
+      the first two.
+    - `form`: `int8` (integers as trained), `simulated` (floats on the trained grids, Paddle only) or `fp32`
+      (not quantized, in the subfolder `fp32`); default: `simulated` for Paddle, `int8` for ONNX.
+    - `target`: the processor for the ONNX file: `avx2`, `vnni`, `arm` or `gpu`; default: this machine.
+    - `weight_bits`: 7 rounds 8-bit weights to 7 bits, which processors without VNNI multiply exactly and
+      fast; the result has the agreement with the network.
+    - `classes` and `transforms` (PaddleClas's transform_ops) are stored in `inference.yml`, for `lowbit
+      infer` and PaddleX.
+    - `latency`: measure a quantized network against fp32 in every installed engine, which takes a few
+      seconds; Paddle's int8 form is then added if it is faster.
 
-    Instead of a network, the folder of a run of `lowbit train` is exported into its folder `export`, as
-    `lowbit export` does: `lowbit.export("runs/w4a4")`; `data` is then a folder of images, `example`,
-    `classes` and `transforms` are known.
+    `net` may also be a run folder, as for the command `lowbit export`: `lowbit.export("runs/w4a4")` writes
+    into its subfolder `export`. `data` is then a folder of images; `example`, `classes` and `transforms` are
+    known.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
@@ -150,7 +152,7 @@ def export(
             or transforms
             or not (data is None or isinstance(data, str | os.PathLike))
         ):
-            raise LowbitError("a run knows its example, classes and transforms: give data as a folder only")
+            raise LowbitError("a run has its own example, classes and transforms: give data as a folder only")
         return export_run(
             net, directory, formats=formats, form=form, target=target, data_path=data, latency=latency
         )
@@ -262,7 +264,7 @@ def export_run(
 
 @contextmanager
 def _weights_in_bits(files: ToExport, bits: int | None) -> Iterator[tuple[str, ...]]:
-    """Within it, weights have so many bits; gives notes. Comparisons are with the original."""
+    """Within it, weights have `bits` bits; gives notes. Comparisons are with the original."""
     if bits is None:
         yield ()
         return
@@ -317,7 +319,7 @@ def _deployable(net: nn.Layer, data: Data | None) -> tuple[nn.Layer, int]:
 
 
 def _keep_scales(net: nn.Layer, model: nn.Layer, file: Path) -> None:
-    """Fixed scales are kept beside the files, for `verify`."""
+    """Fixed scales are kept next to the files, for `verify`."""
     if model is net:
         file.unlink(missing_ok=True)
     else:
@@ -330,7 +332,7 @@ def check_formats(formats: str | Sequence[str] | None, target: str | None, form:
 
 
 def _formats_of_form(form: str | None, formats: str | Sequence[str] | None) -> list[str]:
-    """The formats that a form is written in, of those asked for; none where nothing was said."""
+    """The formats that a form is written in, of those asked for; none if nothing was requested."""
     words = _formats(formats)
     check_form(form)
     if form == "int8":
@@ -352,7 +354,7 @@ def _check_target(target: str | None, formats: Sequence[str]) -> None:
 
 
 def _formats(formats: str | Sequence[str] | None) -> list[str]:
-    """The formats asked for; none where nothing was said."""
+    """The formats asked for; none if nothing was requested."""
     if formats is None:
         return []
     words = [word.strip() for word in formats.split(",")] if isinstance(formats, str) else list(formats)

@@ -118,7 +118,7 @@ def evaluate(
     """Measure top-1 and top-5 accuracy, as `lowbit eval` does.
 
     `model` is a run folder, a checkpoint, the folder of an exported model, or an .onnx file; without it, the
-    config's model with the weights `pretrained`. A quantized model is measured beside the fp32 model that its
+    config's model with the weights `pretrained`. A quantized model is compared with the fp32 model that its
     run has kept. With `table` it is measured as quantized, with its weights alone quantized, and in full
     precision, each also with batch norm refreshed on `bn_batches` training batches (0: leave these out).
     `engine` is the one that runs an exported ONNX file: `onnxruntime`, `openvino` or `lowbit`.
@@ -132,7 +132,7 @@ def evaluate(
         if table:
             raise LowbitError(f"--table is for checkpoints: {path} is exported, and computes in one way only")
         if pretrained is not None:
-            raise LowbitError(f"{path} is an exported model with weights of its own; leave out --pretrained")
+            raise LowbitError(f"{path} is an exported model with its own weights; omit --pretrained")
         folder = path.parent if path.suffix == ".onnx" else path
         split = _in_batches(_images_of_export(folder, config, override, data_path), batch_size)
         return Evaluation(_evaluate_exported(path, split, engine, device, quiet=quiet))
@@ -216,7 +216,7 @@ def _training_images(trained: TrainedModel, data_path: StrPath | None) -> Loader
     try:
         dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     except LowbitError as error:
-        raise LowbitError(f"batch norm is refreshed on training images: {error}; mend that, {hint}") from None
+        raise LowbitError(f"batch norm is refreshed on training images: {error}; fix that, {hint}") from None
     return build_loader(split, dataset, training=True, seed=trained.config.Global.seed)
 
 
@@ -243,7 +243,7 @@ def _images_of_export(
         if config is not None or override:
             raise LowbitError("--data-path says which images to use, and so do -c and -o; give one of them")
         return images_at(data_path, read_inference_yml(directory / "inference.yml").ops)
-    file = config or directory.parent / "config.yaml"  # an export stands in its run's folder
+    file = config or directory.parent / "config.yaml"  # an export is in its run's folder
     if config is not None or Path(file).is_file():
         split = load_config(file, override).DataLoader.Eval
         if split is not None:

@@ -42,26 +42,24 @@ def quantize(
     seed: int = 0,
     work_dir: str | os.PathLike[str] | None = None,
 ) -> nn.Layer:
-    """Quantize a network in place, as a recipe says, and return it.
+    """Quantize a network in place by a recipe, and return it.
 
-    The recipe decides what happens: quantization-aware training (QAT), low-precision training (gradients
-    quantized too), or post-training quantization. `recipe` is a name, the path of a file, a dict or a
-    `Recipe`.
+    `recipe` is a name, the path of a file, a dict or a `Recipe`. It is for quantization-aware training (QAT),
+    low-precision training (with quantized gradients) or post-training quantization.
 
-    `data` are batches to choose the first scales from (see `calibrate`). With a recipe for post-training
-    quantization that is all there is to do; QAT starts from better scales. Without `data`, a recipe that
-    needs them is finished by a call of `calibrate`. `example` is one batch of inputs; recipes that fold batch
-    norm in training run the network on it, others do not need it. `seed` chooses the random numbers of
-    stochastic rounding; the layers count their steps themselves, in a buffer that is saved with the network.
+    `data` are batches for calibration (see `calibrate`). For post-training quantization nothing else is
+    needed; QAT starts from better scales. Without `data`, call `calibrate` afterwards if the recipe needs it.
+    `example` is one batch of inputs, for recipes that trace the network: those with `outputs: quantized` or
+    `batch_norm: {fold: training}`; by default the first batch of `data`. `seed` is that of stochastic
+    rounding; the step counters of the layers are saved with the network.
 
-    A recipe with `reconstruction`, such as `ptq_w4a8`, learns how to round, which takes minutes to an hour.
-    With `work_dir`, a call that was interrupted goes on there when it is made again. Inside
-    `with lowbit.accelerate():` it is faster.
+    A recipe with `reconstruction`, such as `ptq_w4a8`, learns how to round, which takes minutes to an hour,
+    and less inside `with lowbit.accelerate():`. With `work_dir`, an interrupted call continues when it is
+    repeated.
 
-    As in `QAT(config).quantize(net)`, the network itself is changed: parameters keep their names and
-    identities, so that weights can be loaded before or after. To keep the original, quantize a copy
-    (`copy.deepcopy(net)`). Make the optimizer afterwards, since recipes may add parameters (LSQ's steps,
-    PACT's bounds). Then train as usual: `net.train()` and `net.eval()` switch what quantizers do.
+    The network is changed in place; parameters keep their names, so weights can be loaded before or after. To
+    keep the original, quantize a copy (`copy.deepcopy(net)`). Create the optimizer afterwards, since recipes
+    may add parameters (LSQ's steps, PACT's bounds). Then train as usual, with `net.train()` and `net.eval()`.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Linear(4, 8), paddle.nn.ReLU(), paddle.nn.Linear(8, 2))
@@ -95,7 +93,7 @@ def quantize(
 
 @dataclass(frozen=True)
 class Calibration(Result):
-    """What `calibrate` did."""
+    """The result of `calibrate`."""
 
     batches: int
     samples: int
@@ -110,7 +108,7 @@ class Calibration(Result):
             f"batches ({self.samples} samples)."
         ]
         if not self.calibrated:
-            lines.append("Nothing was missing: every operand has its scale, or chooses it in every call.")
+            lines.append("Nothing to calibrate: every operand has a scale, or computes it in every call.")
         if self.biases_corrected:
             lines.append(f"Corrected the biases of {self.biases_corrected} layers.")
         if self.reconstructed is not None:

@@ -19,7 +19,7 @@ class Result:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values that JSON can hold; what is not finite becomes None."""
+        """All fields as JSON-compatible values; values that are not finite become None."""
         values = _plain(asdict(self))
         assert isinstance(values, dict)
         return values

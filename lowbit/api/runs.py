@@ -1,8 +1,8 @@
 """What the commands do, as functions: train, calibrate and quantize runs, and open the models in them.
 
 A run is the folder that `lowbit train` and `lowbit calibrate` write. Every command has its function here or
-beside it: `runs.train`, `runs.calibrate`, `runs.quantize`, `evaluation.evaluate`, `evaluation.infer`; and
-`lowbit.export`, `lowbit.verify` and `lowbit.analyze` take a run folder in the place of a network.
+next to it: `runs.train`, `runs.calibrate`, `runs.quantize`, `evaluation.evaluate`, `evaluation.infer`; and
+`lowbit.export`, `lowbit.verify` and `lowbit.analyze` take a run folder instead of a network.
 
 from lowbit.api import runs
 

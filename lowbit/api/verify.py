@@ -1,4 +1,4 @@
-"""verify(): does what was exported compute what was trained, in every engine, and is it faster?"""
+"""verify(): compares an exported network with the original in every engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from lowbit.version import __version__
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a batch takes in fp32 and quantized, in the same engine, measured in turns."""
+    """Latency of a batch in fp32 and quantized, in the same engine, measured interleaved."""
 
     batch_size: int
     fp32_ms: float
@@ -65,7 +65,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class VerifiedEngine:
-    """What one engine makes of the export."""
+    """The result of one engine."""
 
     engine: str  # "paddle", "onnxruntime", …
     name: str  # with its version
@@ -83,7 +83,7 @@ class VerifiedEngine:
 
 @dataclass(frozen=True)
 class Verification(Result):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     directory: Path
     samples: int
@@ -102,7 +102,7 @@ class Verification(Result):
         return all(engine.passed for engine in self.engines)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values that JSON can hold."""
+        """All fields as JSON-compatible values."""
         values = Result.to_dict(replace(self, report=None)) | {"passed": self.passed}
         return {name: value for name, value in values.items() if name not in ("report", "sizes")}
 
@@ -138,18 +138,17 @@ def verify(
     baseline: nn.Layer | None = None,
     threads: int | None = None,
 ) -> Verification:
-    """Compare what `export` wrote with the network, in every engine, on the same data.
+    """Compare an exported network with the original in every engine, on the same data.
 
-    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; by default all that
-    are installed and have files in `directory`. `limit` is the fraction of samples on which an engine must
-    agree with the network. Of networks from images to logits, `layers` compares every layer and not only
-    those of an engine that fails; `latency` measures fp32 and quantized in turns; `baseline` is the fp32
-    network, for its accuracy. With labels in `data`, accuracies are measured. `threads` are those of every
-    engine.
+    `engines` are of `paddle`, `paddle-int8`, `onnxruntime`, `openvino` and `lowbit`; default: all that are
+    installed and have files in `directory`. `limit` is the fraction of samples on which an engine must agree
+    with the network. For image classifiers, `layers` compares the layers of all engines, not only of failing
+    ones; `latency` measures fp32 and quantized interleaved; `baseline` is the fp32 network, for its accuracy.
+    Accuracies are measured if `data` has labels. `threads` is the number of threads per engine.
 
-    Instead of a network, the folder of a run of `lowbit train` is verified as `lowbit verify` does:
-    `lowbit.verify("runs/w4a4")` exports what is missing and compares it on the run's validation images, or on
-    those in the folder `data`. `verify_run` has all options.
+    `net` may also be a run folder, as for the command `lowbit verify`: `lowbit.verify("runs/w4a4")` exports
+    missing files and compares on the run's validation images or those in the folder `data`. `verify_run` has
+    all options.
 
     >>> import numpy as np, paddle, lowbit
     >>> net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3), paddle.nn.Flatten(), paddle.nn.Linear(144, 2))
@@ -231,8 +230,8 @@ def verify_run(
 ) -> Verification:
     """Verify a run's export as `lowbit verify` does, and record the result as `verify.json` in its folder.
 
-    What an engine needs and is not there, or is of another checkpoint, is exported first; with a `target`
-    anew for it. `images` are spread evenly over the validation images, those of the config or of `data_path`.
+    Files that are missing, of another checkpoint or of another `target` are exported first. `images` are
+    evenly spaced in the validation images, those of the config or of `data_path`.
 
     verify_run("runs/w8a8", engines="onnxruntime", images=10_000).passed
     """
@@ -269,12 +268,12 @@ def verify_run(
     write_atomically(run / "verify.json", lambda file: file.write_text(text + "\n", "utf-8"))
     closing = [f"The figures are in {run / 'verify.json'}"]
     if found.fp32_top1 is None and files.is_quantized:
-        closing.insert(0, "There is no fp32 model beside the run to compare with (checkpoints/fp32.lowbit).")
+        closing.insert(0, "There is no fp32 model of the run to compare with (checkpoints/fp32.lowbit).")
     return replace(found, notes=(*found.notes, *closing))
 
 
 def spread_images(trained: TrainedModel, data_path: StrPath | None, count: int) -> Loader:
-    """So many validation images, spread evenly over those of a path or of the model's config."""
+    """Validation images, evenly spaced in those of a path or of the model's config."""
     split = validation_images(trained, data_path)
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     check_class_count(dataset, len(trained.classes), "validation")

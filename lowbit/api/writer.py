@@ -35,14 +35,14 @@ _NAME = "inference"
 
 @dataclass(frozen=True)
 class ExportedFormat:
-    """An exported network in one format, and how close its answers to the example are to the network's."""
+    """An exported network in one format, and the difference of its outputs from the network's."""
 
     format: str  # "paddle", "onnx" or "paddle-int8"
     engine: str  # the program that it was compared in
     files: tuple[Path, ...]
     size: int  # bytes of all files
     fp32_size: int  # bytes of the same network in fp32
-    same_class: float | None  # fraction of the example's samples; None where the answers are no logits [N, C]
+    same_class: float | None  # fraction of the example's samples; None if the outputs are not logits [N, C]
     max_difference: float  # of any output
     relative_difference: float  # the same, divided by the largest output
     notes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Writer:
                 (self.directory / ONNX_FILE).unlink(missing_ok=True)  # an earlier network's
                 notes.append(f"No ONNX file: {error}")
         if self.classifier and "onnx" in formats and "paddle" not in formats:
-            self._describe_images()  # else the yml is that of the Paddle model beside it
+            self._describe_images()  # else the yml is that of the Paddle model next to it
         if not latency or self.full or not self.files.is_quantized:
             return tuple(replace(one, engines=self._measured(one, None, notes)) for one in made), tuple(notes)
         with tempfile.TemporaryDirectory(prefix="lowbit-fp32-") as temporary:

@@ -1,4 +1,4 @@
-"""A training loop of one's own under `lowbit.accelerate()`, against the steps of `lowbit train`."""
+"""Your own training loop under `lowbit.accelerate()`, against the steps of `lowbit train`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lowbit.training.quantization import recipe_values
 from lowbit.training.session import open_session
 from lowbit.training.step import TrainingStep
 
-TRAIN, OWN = "lowbit train", "loop of one's own"
+TRAIN, OWN = "lowbit train", "your own loop"
 _RATE, _MOMENTUM, _DECAY = 0.001, 0.9, 1e-4
 
 
 def own_loop_sides(case: Case, recipe: Recipe | None, undo: ExitStack) -> dict[str, Callable[[], None]]:
-    """A step of `lowbit train` and one of a loop of one's own, on the same batch; `undo` ends the fast path.
+    """A step of `lowbit train` and one of your own loop, on the same batch; `undo` ends the fast path.
 
     Both are the model of the case, in fp32 or quantized by the recipe.
     """

@@ -96,7 +96,7 @@ def run_bench(
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, `runtime`, or a case of lowbit.bench.sides.
 
-    With `own_loop`, a loop of one's own against `lowbit train` instead (lowbit.bench.own_loop). With
+    With `own_loop`, your own loop against `lowbit train` instead (lowbit.bench.own_loop). With
     `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.cli.bench.
 
     run_bench(["resnet20"], rounds=5, threads=1, batch=None)

@@ -1,4 +1,4 @@
-"""What is compared in a training step: fp32 by Paddle and by us, QAT, low precision; PyTorch, if there."""
+"""The candidates of a training step: Paddle and lowbit in fp32, QAT, low precision; PyTorch, if installed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions beside a shortcut: a 1×1 convolution, or (ResNet20) one without parameters."""
+    """Two 3×3 convolutions with a shortcut: a 1×1 convolution, or (ResNet20) one without parameters."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, *, projected: bool) -> None:
         super().__init__()

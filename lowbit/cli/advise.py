@@ -21,7 +21,7 @@ def advise(
         int, typer.Option(min=1, help="How many images, spread evenly over the validation data.")
     ] = 200,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of every engine; left out: one per core.")
+        int | None, typer.Option(min=1, help="Threads of every engine; default: one per core.")
     ] = None,
     trust_code: TrustCode = False,
     wide: Wide = False,
@@ -30,8 +30,8 @@ def advise(
 ) -> None:
     """Measure a quantized model in every form and installed engine, and recommend one.
 
-    Accuracy on validation images, latency of one image (all forms in turns, fp32 among them) and size. The
-    result is kept as `advice.json` in the run folder, for `lowbit report`.
+    Measures accuracy on validation images, latency of one image (interleaved, also for fp32) and size. The
+    result is saved as `advice.json` in the run folder, for `lowbit report`.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""`lowbit analyze`: which layer is it, and which bits should each one have."""
+"""`lowbit analyze`: the sensitivity of each layer, and bits per layer under a budget."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def analyze(
     ] = 1000,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Propose bits under it: `4.5bits` a weight, or `200KB` in all."),
+        typer.Option(metavar="SIZE", help="Propose bits per layer: `4.5bits` per weight, or `200KB` in all."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The proposed recipe; left out: beside analysis.json."),
+        typer.Option(metavar="FILE", help="The proposed recipe; default: next to analysis.json."),
     ] = None,
     data_path: Annotated[
         Path | None, typer.Option(help="Validation images, instead of the config's: a folder or archive.")
@@ -46,14 +46,14 @@ def analyze(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rank the layers of a quantized model by what each one costs, and propose bits for them.
+    """Rank the layers of a quantized model by the cost of their quantization, and propose bits.
 
-    Each layer is measured twice: the loss when it alone is quantized, and when it alone is not. The result
-    is kept as `analysis.json` in the run folder; a second call, or one after Ctrl-C, goes on from there.
+    Each layer is measured twice: the loss when only it is quantized, and when only it is not. The result
+    is saved as `analysis.json` in the run folder; a second call, or one after Ctrl-C, continues from there.
 
     **Examples**
 
-    - `lowbit analyze runs/w4a4` names the layers that lose most
+    - `lowbit analyze runs/w4a4` shows the most sensitive layers
     - `lowbit analyze runs/digits --recipe qat_w4a4 --budget 4.5bits` writes a recipe
     """
     from lowbit.api.analysis import analyze_run

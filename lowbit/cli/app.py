@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Train vision models in few bits on PaddlePaddle and carry them, verified, to deployment.",
+    help="Quantize, train and deploy neural networks in few bits on PaddlePaddle.",
     epilog="Start with `lowbit demo`, or `lowbit doctor` to see what this machine can do.",
 )
 app.command("train")(train.train)
@@ -92,7 +92,7 @@ def run_script(function: Callable[..., None]) -> None:
 
 
 def run_command(command: Callable[[], None]) -> None:
-    """Runs a command: what the user can mend is one message without a traceback, exit code 2."""
+    """Runs a command: errors that the user can fix are one message without a traceback, exit code 2."""
     warnings.showwarning = _show_warning
     # Importing Paddle warns about a missing ccache, which concerns only those who compile with it.
     warnings.filterwarnings("ignore", message="No ccache found")
@@ -100,7 +100,7 @@ def run_command(command: Callable[[], None]) -> None:
     _show_log()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path need not be in UTF-8
-    os.environ.setdefault("GLOG_minloglevel", "2")  # Paddle's C++ side warns of its own unfinished business
+    os.environ.setdefault("GLOG_minloglevel", "2")  # warnings of Paddle's C++ code
     try:
         command()
     except LowbitError as error:
@@ -123,12 +123,12 @@ def _show_log() -> None:
 
 
 class _LogAsWarning(logging.Handler):
-    """Finds stderr anew for each message: while a progress bar is shown, that is where it makes room."""
+    """Looks up stderr again for each message: while a progress bar is shown, that is where it makes room."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _show_warning(record.getMessage())
 
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
-    """A warning is one line for the user; where in our code it arose does not concern him."""
+    """Warnings are one line, without the place in lowbit's code."""
     print(f"warning: {message}", file=sys.stderr)

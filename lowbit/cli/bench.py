@@ -22,34 +22,32 @@ def bench(
             help="Training steps of these only; `layers`: single layers; `runtime`: exported models.",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each side.")] = 5,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of every side.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads.")] = 1,
     processor_time: Annotated[
         bool,
-        typer.Option("--processor-time", help="Not the clock's: for a machine with other work."),
+        typer.Option("--processor-time", help="Measure processor time, for a busy machine."),
     ] = False,
     instructions: Annotated[
         str | None,
-        typer.Option(
-            metavar="SET", help="Hold all sides back to `avx2` or `avx512vnni`, as on an older processor."
-        ),
+        typer.Option(metavar="SET", help="Restrict all libraries to `avx2` or `avx512vnni`."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Another batch size than usual.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="The batch size.")] = None,
     own_loop: Annotated[
         bool,
         typer.Option(
             "--own-loop",
-            help="A loop of one's own under `lowbit.accelerate()` against `lowbit train`, fp32 and W4A4G4.",
+            help="Your own loop under `lowbit.accelerate()` against `lowbit train`, fp32 and W4A4G4.",
         ),
     ] = False,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training and inference on this machine: fp32, QAT, 8 and 4 bits, all in turns, as ratios.
+    """Measure training steps and inference on this machine: fp32, QAT, 8 and 4 bits, interleaved, as ratios.
 
-    A ratio is the median over the rounds, with its least and its most; above 1 is faster than the first row.
-    A round takes as long as one step of every side, so that other work on the machine falls on all alike.
+    A ratio is the median over the rounds, with minimum and maximum; above 1 is faster than the first row.
+    Rounds are interleaved, so that other load on the machine affects all alike.
 
     **Examples**
 

@@ -22,7 +22,7 @@ NamesOnly = Annotated[bool, typer.Option("--quiet", "-q", help="Print the names 
 
 
 def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
-    """List the recipes that come with lowbit: what each is for, and what was reached with it.
+    """List the bundled recipes with description and measured accuracy.
 
     **Examples**
 
@@ -47,7 +47,7 @@ def recipes(quiet: NamesOnly = False, as_json: AsJson = False) -> None:
 
 
 def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson = False) -> None:
-    """List the models and configs that come with lowbit, or the models of PaddleClas.
+    """List the models and bundled configs, or the models of PaddleClas.
 
     **Examples**
 
@@ -69,7 +69,7 @@ def models(source: Source = "lowbit", quiet: NamesOnly = False, as_json: AsJson 
         print(*names, sep="\n")
         return
     console = Console(highlight=False)
-    console.print(Text("Models (Arch.name; one of your own is package.module:Class)", "bold"))
+    console.print(Text("Models (Arch.name; your own is package.module:Class)", "bold"))
     for model in networks:
         also = f" (also {', '.join(model.aliases)})" if model.aliases else ""
         _print_entry(console, model.name + also, model.description)

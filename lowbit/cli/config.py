@@ -36,7 +36,7 @@ def check(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read configs and say which can be trained, and of the others why not.
+    """Check configs: which can be trained, and why the others cannot.
 
     Every key, value and name is checked: models, operations, losses, optimizers. Exit code 1 if one of them
     cannot be trained.

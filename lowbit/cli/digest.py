@@ -22,9 +22,7 @@ def digest(
     ],
     accept: Annotated[
         bool,
-        typer.Option(
-            "--accept", help="Files that you changed on purpose: write the digests that fit them now."
-        ),
+        typer.Option("--accept", help="Write new digests for files that you changed on purpose."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print damaged files only.")] = False,
     as_json: AsJson = False,

@@ -123,7 +123,7 @@ def _kernels() -> Finding:
     value = f"built, using {found.variant} (of {', '.join(found.variants)})"
     if platform.machine() in _TESTED_ON:
         return Finding("C++ kernels", value)
-    advice = f"nobody has tested them on {platform.machine()} yet: run the tests in tests/kernels"
+    advice = f"they are not tested on {platform.machine()} yet: run the tests in tests/kernels"
     return Finding("C++ kernels", f"{value}, untested", advice=advice)
 
 
@@ -228,12 +228,10 @@ _SIGNS = {"ok": Text("ok", "green"), "missing": Text("-", "yellow"), "broken": T
 
 
 def doctor(
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only what is missing or broken.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only missing or broken items.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine can do: processor, compiler, Paddle, engines; and what is missing, at what cost.
+    """Show processor, compiler, Paddle and engines of this machine, and the effect of missing parts.
 
     **Examples**: `lowbit doctor`, or for a bug report `lowbit doctor --json`
     """

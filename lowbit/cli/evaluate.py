@@ -39,7 +39,7 @@ def evaluate(
         typer.Option(help="Validation images: a folder or archive whose layout lowbit recognises."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Images at a time; left out: as in the config, else 64.")
+        int | None, typer.Option(min=1, help="Images at a time; default: as in the config, else 64.")
     ] = None,
     engine: OnnxEngine = None,
     device: DeviceName = None,
@@ -47,7 +47,7 @@ def evaluate(
         bool,
         typer.Option(
             "--table",
-            help="Test a quantized model as quantized, by its weights alone, and in full precision.",
+            help="Evaluate as quantized, with quantized weights only, and in full precision.",
         ),
     ] = False,
     bn_batches: BatchNormBatches = None,
@@ -60,7 +60,7 @@ def evaluate(
     **Examples**
 
     - `lowbit eval runs/digits`
-    - `lowbit eval runs/w4a4` a quantized run: beside the fp32 model that it started from
+    - `lowbit eval runs/w4a4` a quantized run, with the fp32 model that it started from
     - `lowbit eval runs/w4a4 --table` tested as w4a4, w4 and fp, each also with batch norm refreshed
     - `lowbit eval runs/digits/export` evaluates the exported model in Paddle Inference
     - `lowbit eval runs/w8a8/export/inference.onnx` evaluates the file in ONNX Runtime

@@ -46,7 +46,7 @@ WeightBits = Annotated[
     typer.Option(
         min=2,
         max=8,
-        help="Round weights to so many bits in the files: 7 for 8-bit models on processors without VNNI.",
+        help="Round weights to this many bits: 7 for 8-bit models on processors without VNNI.",
         show_default=False,
     ),
 ]
@@ -70,7 +70,7 @@ def export(
     data_path: Annotated[
         Path | None,
         typer.Option(
-            help="Training images to fix scales on that the model chooses in every call; left out: Train's."
+            help="Training images to compute fixed scales from, for dynamic scales; default: Train's."
         ),
     ] = None,
     trust_code: TrustCode = False,
@@ -81,8 +81,8 @@ def export(
 
     Paddle: inference.json, inference.pdiparams and inference.yml. ONNX: inference.onnx, with the integers
     of a quantized model, and the same inference.yml. A quantized model is measured against fp32 in every
-    installed engine, and Paddle's int8 form is added where it is faster. Scales that the model chooses anew
-    in every call are fixed first, on training images.
+    installed engine, and Paddle's int8 form is added where it is faster. Dynamic scales are replaced
+    by fixed ones first, computed from training images.
 
     **Examples**
 

@@ -45,7 +45,7 @@ def infer(
     from lowbit.api.evaluation import infer as classify
 
     if benchmark and as_json:
-        raise LowbitError("--benchmark prints a report in a format of its own: leave out --json")
+        raise LowbitError("--benchmark prints a report in its own format: omit --json")
     found = classify(
         model_dir,
         images,

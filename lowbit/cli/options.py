@@ -1,4 +1,4 @@
-"""What commands share: options, tables that fit the terminal, progress."""
+"""Options, tables and progress that commands share."""
 
 from __future__ import annotations
 
@@ -61,37 +61,35 @@ TrainedWeights = Annotated[
 ]
 CalibrationData = Annotated[
     Path | None,
-    typer.Option(help="Images to calibrate on: a folder, an archive or a list file; left out: Train's."),
+    typer.Option(help="Images to calibrate on: a folder, an archive or a list file; default: Train's."),
 ]
 CalibrationSteps = Annotated[
-    int | None, typer.Option(min=1, help="Batches; left out: as many as the recipe says.")
+    int | None, typer.Option(min=1, help="Number of batches; default: that of the recipe.")
 ]
 CalibrationBatch = Annotated[
-    int | None, typer.Option(min=1, help="Images a batch; left out: as in the config's Train.")
+    int | None, typer.Option(min=1, help="Images per batch; default: as in the config's Train.")
 ]
 BatchNormBatches = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Training batches from which batch norm is refreshed for the second row of each test; "
-        "left out: 50, and 0: leave these rows out.",
+        help="Training batches to re-estimate batch norm from, for the second row of each test; "
+        "default: 50; 0 omits these rows.",
     ),
 ]
 DeviceName = Annotated[
-    str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; left out: the best device there is.")
+    str | None, typer.Option(help="`cpu`, `gpu` or `gpu:0`; default: a GPU if available, else the CPU.")
 ]
 OnnxEngine = Annotated[
     str | None,
     typer.Option(
-        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; left out: a folder in "
+        help="Run the exported ONNX file in `onnxruntime`, `openvino` or `lowbit`; default: a folder in "
         "Paddle Inference, a file in ONNX Runtime."
     ),
 ]
 TrustCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Import the code of a network of your own that the checkpoint names, and run it."
-    ),
+    typer.Option("--trust-code", help="Import and run your own model code named by the checkpoint."),
 ]
 # The ecosystem's spelling with an underscore, and the one that goes with the other options.
 AmpLevelName = Annotated[
@@ -99,18 +97,18 @@ AmpLevelName = Annotated[
 ]
 AmpDtypeName = Annotated[
     AmpDtype | None,
-    typer.Option("--amp_dtype", "--amp-dtype", help="Its number format; left out: fp16.", show_default=False),
+    typer.Option("--amp_dtype", "--amp-dtype", help="Its number format; default: fp16.", show_default=False),
 ]
 TeacherName = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Learn from this model's answers, too: weights, a run, or `fp32`, what is started from.",
+        help="Distill from this model: weights, a run, or `fp32` for the initial weights.",
     ),
 ]
 # Of every command that prints results.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only: no progress, no notes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 Wide = Annotated[bool, typer.Option("--wide", help="Show all columns, whatever the terminal's width.")]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lowbit.nn.edges import Edges
     from lowbit.recipe import LayerPlan, Plan
 
-_CLASSES, _SHAPE = 1000, (3, 224, 224)  # ImageNet's, where nobody says
+_CLASSES, _SHAPE = 1000, (3, 224, 224)  # ImageNet's, by default
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
     config: ConfigFile = None,
     override: Overrides = None,
     num_classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes; left out: the config's, else 1000.")
+        int | None, typer.Option(min=1, help="Classes; default: the config's, else 1000.")
     ] = None,
     wide: Wide = False,
     quiet: Quiet = False,

@@ -28,7 +28,7 @@ from lowbit.cli.options import (
 def calibrate(
     config: RequiredConfig,
     pretrained: TrainedWeights = None,
-    recipe: Annotated[str | None, recipe_option("What is quantized how, such as `ptq_w8a8`.")] = None,
+    recipe: Annotated[str | None, recipe_option("The recipe, such as `ptq_w8a8`.")] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
     batch_size: CalibrationBatch = None,
@@ -72,13 +72,13 @@ def quantize(
         str | None,
         typer.Option(
             metavar="OBSERVER",
-            help="How scales are chosen: `minmax`, `mse`, `percentile(99.9)`, `kl` or `hist`; left out: the "
+            help="How scales are chosen: `minmax`, `mse`, `percentile(99.9)`, `kl` or `hist`; default: the "
             "way that was best here.",
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        recipe_option("What is quantized how, instead of 8 bits (weights 7 without VNNI) with --algo."),
+        recipe_option("The recipe, instead of 8 bits (7-bit weights without VNNI) with --algo."),
     ] = None,
     data_path: CalibrationData = None,
     steps: CalibrationSteps = None,
@@ -93,13 +93,13 @@ def quantize(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Quantize a trained model without training it, and export it: `calibrate` and `export` in one.
+    """Quantize a trained model without training, and export it: `calibrate` and `export` in one.
 
     **Examples**
 
     - `lowbit quantize -c digits --pretrained runs/digits/checkpoints/best.pdparams
       --output-dir runs/ptq`
-    - `lowbit verify runs/ptq` proves that the exported model computes the same
+    - `lowbit verify runs/ptq` compares the exported model with the calibrated one
     """
     from lowbit.api import runs
 

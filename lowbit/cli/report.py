@@ -18,7 +18,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, to be overlaid.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="The page; left out: report.html in the last run."),
+        typer.Option("--output", metavar="FILE", help="The page; default: report.html in the last run."),
     ] = None,
     trust_code: TrustCode = False,
     quiet: Quiet = False,

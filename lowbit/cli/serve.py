@@ -1,4 +1,4 @@
-"""`lowbit serve`: an exported model behind HTTP, in the Open Inference Protocol (KServe v2)."""
+"""`lowbit serve`: an exported model over HTTP, in the Open Inference Protocol (KServe v2)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def serve(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="`onnxruntime`, `openvino`, `lowbit`, `paddle` or `paddle-int8`; left out: ONNX Runtime if "
+            help="`onnxruntime`, `openvino`, `lowbit`, `paddle` or `paddle-int8`; default: ONNX Runtime if "
             "there is an ONNX file, else Paddle Inference."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name in URLs; left out: its own.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in URLs; default: its own.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; `0.0.0.0` takes requests from other machines.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of an instance; left out: the cores are shared.")
+        int | None, typer.Option(min=1, help="Threads of an instance; default: the cores are shared.")
     ] = None,
     instances: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Copies of the engine, side by side; left out: 2 of lowbit's runtime, else 1."
+            min=1, help="Number of instances of the engine; default: 2 of lowbit's runtime, else 1."
         ),
     ] = None,
     max_batch: Annotated[
@@ -42,19 +42,19 @@ def serve(
         float, typer.Option(min=0, help="Milliseconds that an idle engine waits for a batch to fill.")
     ] = 0.0,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests at the same time; more get HTTP 503.")
+        int, typer.Option(min=1, help="Concurrent requests; further ones get HTTP 503.")
     ] = 128,
     max_body: Annotated[
         float | None,
-        typer.Option(help="MiB of a request's body; left out: what `max-batch` samples need as JSON."),
+        typer.Option(help="MiB of a request's body; default: what `max-batch` samples need as JSON."),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for a request, its transfer included.")] = 30.0,
     quiet: Quiet = False,
 ) -> None:
     """Serve an exported model over HTTP, in the Open Inference Protocol (KServe v2).
 
-    Needs `pip install 'lowbit[serve]'`. SIGTERM and Ctrl-C let running requests end. Prometheus metrics are
-    at /metrics. There is no authentication: put a proxy in front where others can reach it.
+    Needs `pip install 'lowbit[serve]'`. SIGTERM and Ctrl-C finish running requests. Prometheus metrics are
+    at /metrics. There is no authentication: use a reverse proxy to expose it.
 
     **Examples**
 

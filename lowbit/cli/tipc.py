@@ -30,7 +30,7 @@ ModeArgument = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help="`cpu`: everything on the CPU; `auto`: the same where there is no card; left out: what the "
+        help="`cpu`: everything on the CPU; `auto`: the same where there is no card; default: what the "
         "config asks for."
     ),
 ]
@@ -38,7 +38,7 @@ DialectOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="`generic` or `paddleclas`: whose runner the config is for. Left out: recognised from its keys.",
+        help="`generic` or `paddleclas`: whose runner the config is for. Default: detected from its keys.",
     ),
 ]
 PythonOption = Annotated[
@@ -60,7 +60,7 @@ def plan(
 ) -> None:
     """Show the commands of a config's mode, in order. Nothing is run.
 
-    A step that needs a card which is not here is shown as skipped, with the reason.
+    Steps for missing GPUs are shown as skipped, with the reason.
 
     **Examples**
 
@@ -109,10 +109,10 @@ _HOUR = 3600.0
 
 @app.command()
 def prepare(config: ConfigArgument, mode: ModeArgument, dialect: DialectOption = None) -> None:
-    """Make or check what a chain needs: data, images, weights. Nothing is downloaded.
+    """Prepare or check the data, images and weights of a chain. Nothing is downloaded.
 
     Missing lite data is unpacked from your own `lite_data.tar` (in the repository's root or `test_images/`),
-    or else drawn, as is a missing demo image. It is an error if whole data or weights are not there.
+    or generated, as is a missing demo image. Missing full data sets or weights are an error.
 
     **Example**: `lowbit tipc prepare test_tipc/configs/resnet18/train_infer_python.txt lite_train_lite_infer`
     """
@@ -135,16 +135,16 @@ def run(
         typer.Option(
             min=0.1,
             metavar="SECONDS",
-            help="For each step; left out: an hour, but no limit in whole_train_whole_infer.",
+            help="For each step; default: an hour, but no limit in whole_train_whole_infer.",
         ),
     ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, metavar="SECONDS", help="For all steps together.")
     ] = None,
 ) -> None:
-    """Run a config's chain and judge it: training, evaluation, export, inference.
+    """Run a config's chain and check it: training, evaluation, export, inference.
 
-    Exit code 0: every step that had to run did its work. 1: one did not, or none ran. 130: Ctrl-C.
+    Exit code 0: all steps passed. 1: a step failed, or none ran. 130: Ctrl-C.
 
     **Examples**
 

@@ -49,7 +49,7 @@ def train(
     finetune_epochs: Annotated[
         int | None,
         typer.Option(
-            "--finetune_epochs", help="In low precision: so many last epochs with gradients in full."
+            "--finetune_epochs", help="In low precision: number of last epochs with full-precision gradients."
         ),
     ] = None,
     amp_level: AmpLevelName = None,
@@ -70,7 +70,7 @@ def train(
         float | None, typer.Option(metavar="DECAY", help="Deploy an average of the weights; such as 0.999.")
     ] = None,
     early_stop: Annotated[
-        int | None, typer.Option(metavar="EPOCHS", help="Stop when top-1 has not risen for so many epochs.")
+        int | None, typer.Option(metavar="EPOCHS", help="Stop when top-1 has not improved for N epochs.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -83,10 +83,10 @@ def train(
     - `lowbit train -c ResNet18.yaml -o Global.epochs=2 -o DataLoader.Train.sampler.batch_size=16`
     - `lowbit train -c digits --recipe qat_w4a4` trains in 4 bits
     - `lowbit train -c digits --recipe qat_w4a4 --pretrained W --teacher fp32`
-    - `lowbit train -c digits --recipe qt_w4a4g4` with gradients in 4 bits, too
+    - `lowbit train -c digits --recipe qt_w4a4g4` with 4-bit gradients
     - `lowbit train -c digits --recipe qat_w4a4 --pretrained W --finetune` chooses settings itself
     - `lowbit train -c my_images --data-path photos/ --ema 0.999 --early-stop 5`
-    - `lowbit train -c digits --resume auto` goes on after an interruption, bit for bit
+    - `lowbit train -c digits --resume auto` continues after an interruption, bit for bit
     - `python -m paddle.distributed.launch --nproc_per_node=2 lowbit train -c …` with two processes
     """
     from lowbit.api import runs  # with Paddle: seconds that --help need not wait

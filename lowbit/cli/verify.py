@@ -1,4 +1,4 @@
-"""`lowbit verify`: proves that what is deployed computes what was trained, and measures what it gains."""
+"""`lowbit verify`: compares the exported model with the trained one, and measures size and latency."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def verify(
         str | None,
         typer.Option(
             help="Which engines, with commas between them: `paddle`, `onnxruntime`, `openvino`, `lowbit`, "
-            "`paddle-int8`; left out: the first four, as far as they are installed."
+            "`paddle-int8`; default: the first four, as far as they are installed."
         ),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Export anew for `avx2`, `vnni`, `arm` or `gpu`; left out: what is there is used."),
+        typer.Option(help="Export again for `avx2`, `vnni`, `arm` or `gpu`; default: use existing files."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of every engine; left out: one per core.")
+        int | None, typer.Option(min=1, help="Threads of every engine; default: one per core.")
     ] = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Compare layer by layer also where the answers agree.")

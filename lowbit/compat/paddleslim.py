@@ -42,10 +42,10 @@ Custom = Callable[[], Callable[[Tensor], Tensor]]  # a class: called without arg
 class QAT:
     """Quantization-aware training with PaddleSlim's `quant_config`; every key is in docs/from_paddleslim.md.
 
-    `weight_preprocess` and `act_preprocess` are classes whose objects, one per layer, are called on the
-    operand before it is quantized; `weight_quantize` and `act_quantize` take the quantizer's place.
-    `pact`, which PaddleSlim has not, says how PACT's bounds are trained: its own way is
-    `{"initial": 100, "learning_rate": 1000, "weight_decay": 0}`; left out, they start from the data.
+    `weight_preprocess` and `act_preprocess` are classes; one instance per layer is called on the operand
+    before it is quantized. Instances of `weight_quantize` and `act_quantize` replace the quantizer. `pact`,
+    an addition of lowbit, sets how PACT's bounds are trained; by default they are initialized from data.
+    PaddleSlim's settings are `{"initial": 100, "learning_rate": 1000, "weight_decay": 0}`.
 
     >>> net = QAT(config={"weight_bits": 4}).quantize(nn.Sequential(nn.Linear(4, 2)))
     >>> type(net[0]).__name__
@@ -190,7 +190,7 @@ def example_inputs(model: nn.Layer) -> list[Tensor]:
     raise LowbitError(
         f"fuse_conv_bn needs to run {type(model).__name__} once, but it runs on none of the inputs "
         f"{', '.join(map(str, shapes))}: leave fuse_conv_bn out and call "
-        "lowbit.nn.fold_batch_norm(net, *inputs) with inputs of your own before quantize"
+        "lowbit.nn.fold_batch_norm(net, *inputs) with your own inputs before quantize"
     )
 
 

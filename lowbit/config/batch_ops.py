@@ -50,7 +50,7 @@ class OpSampler(BatchOp):
     @model_validator(mode="before")
     @classmethod
     def _from_names(cls, values: Any) -> Any:
-        """`{MixupOperator: {alpha: 0.8, prob: 0.5}, …}`, as it stands in a file."""
+        """`{MixupOperator: {alpha: 0.8, prob: 0.5}, …}`, as it is in a file."""
         if not isinstance(values, dict) or "ops" in values:
             return values
         ops = []

@@ -23,7 +23,7 @@ def load_config(
 ) -> Config:
     """Reads a config, applies `Section.key=value` overrides in their order, and validates the result.
 
-    `options` are settings that have a command-line option of their own: `{"--epochs": ("Global.epochs", 2)}`.
+    `options` are settings that have their own command-line option: `{"--epochs": ("Global.epochs", 2)}`.
 
     `path` is a file, or the name of a config that comes with the package (`list_configs`).
 
@@ -190,7 +190,7 @@ def dump_config(config: Config) -> str:
     return text if parse_yaml(text) == values else yaml.safe_dump(values, sort_keys=False)
 
 
-# Settings that have an option, or an argument of a Python function, of their own.
+# Settings that have an option, or an argument of a Python function.
 OPTIONS = {
     "output_dir": "Global.output_dir",
     "epochs": "Global.epochs",

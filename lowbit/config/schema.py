@@ -42,7 +42,7 @@ class GlobalSection(Section):
     epochs: Positive = 90
     start_epoch: Count = 0
     print_batch_step: Positive = 10
-    use_visualdl: bool | None = None  # left out: when VisualDL is installed
+    use_visualdl: bool | None = None  # default: when VisualDL is installed
     image_shape: tuple[Literal[3], Positive, Positive] = (3, 224, 224)  # images are RGB
     save_inference_dir: str = "./inference"
     task: Literal["classification"] = "classification"
@@ -57,7 +57,7 @@ class GlobalSection(Section):
     iter_per_epoch: None = None
     # Ours from here on.
     seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
-    save_steps: Count = 0  # also checkpoint every so many steps; 0: only after epochs
+    save_steps: Count = 0  # also save a checkpoint every N steps; 0: only after epochs
     max_bad_images: Count = 100  # unreadable training images before the run stops
     max_bad_steps: Count = 20  # NaN/Inf steps in a row before the run stops
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
@@ -66,9 +66,9 @@ class GlobalSection(Section):
     fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of products of quantized operands
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None  # decay of the average of weights; see EMA
-    early_stop: Count = 0  # stop when top-1 has not risen for so many epochs; 0: never
+    early_stop: Count = 0  # stop when top-1 has not improved for N epochs; 0: never
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
-    health_interval: Count = 100  # low precision: measure operands once in so many steps; 0: no health
+    health_interval: Count = 100  # low precision: measure operands every N steps; 0: never
     checkpoint_dir: str = "checkpoints"  # inside output_dir
 
     @field_validator("train_mode")
@@ -226,7 +226,7 @@ class DistillationSection(Section):
     """Ours: a share of the loss asks for a teacher's answers; `fp32` is what the run starts from."""
 
     teacher: str  # `fp32`, a run folder, a checkpoint, or a weights file
-    teacher_model: str | None = None  # of a weights file; left out: Arch
+    teacher_model: str | None = None  # of a weights file; default: Arch
     teacher_kwargs: dict[str, JsonValue] = {}
     temperature: Annotated[Number, Field(gt=0)] = 4.0
     weight: Annotated[Number, Field(gt=0, le=1)] = 1.0  # the teacher's share of the loss

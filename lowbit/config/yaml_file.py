@@ -65,7 +65,7 @@ def check_section(
 def describe_mistake(
     detail: Mapping[str, Any], values: Any, sources: Mapping[KeyPath, str], origin: str
 ) -> str:
-    """One line for one mistake: where it stands, which key, what is wrong, what was probably meant."""
+    """One line for one mistake: its place, the key, what is wrong, what was probably meant."""
     kind, context = detail["type"], detail.get("ctx", {})
     at = _written_path(detail["loc"], values)
     if kind == "unknown_key":

@@ -316,7 +316,7 @@ def _open_list(
 
 
 def _names_from_folders(paths: list[str], labels: list[int]) -> list[str]:
-    """`train/cat/1.jpg 0` names class 0 "cat" if every class has a folder of its own; else numbers."""
+    """`train/cat/1.jpg 0` names class 0 "cat" if every class has its own folder; else numbers."""
     folders: dict[int, str] = {}
     for path, label in zip(paths, labels, strict=True):
         if folders.setdefault(label, Path(path).parent.name) != Path(path).parent.name:

@@ -30,11 +30,11 @@ class Moves:
         return self._warp(image, [[1, 0, 0], [factor, 1, 0]])
 
     def translate_x(self, image: np.ndarray, pixels: float) -> np.ndarray:
-        """Shifted left by so many pixels."""
+        """Shifted left by `pixels`."""
         return self._warp(image, [[1, 0, pixels], [0, 1, 0]])
 
     def translate_y(self, image: np.ndarray, pixels: float) -> np.ndarray:
-        """Shifted up by so many pixels."""
+        """Shifted up by `pixels`."""
         return self._warp(image, [[1, 0, 0], [0, 1, pixels]])
 
     def rotate(self, image: np.ndarray, degrees: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Lite data: 16 training and 16 validation images that are drawn here, for trying a whole run in seconds.
 
-Four classes, each a shape of its own in a colour of its own on a noisy ground, so that a small network
+Four classes, each a shape and colour on a noisy background, so that a small network
 learns them in a few steps. The same bytes every time: nothing depends on the clock, the user or the order.
 """
 

@@ -1,4 +1,4 @@
-"""Runs the steps of `lowbit demo`, each a process of its own, and shows how far they are."""
+"""Runs the steps of `lowbit demo`, each a separate process, and shows their progress."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_stages(stages: Sequence[Sequence[Step]], *, at_once: int) -> None:
             with ThreadPoolExecutor(at_once) as pool:
                 found = list(pool.map(lambda step: _run(step, display, interruption, failed), stage))  # noqa: B023
             if interruption.asked:
-                display.say("interrupted; the same command goes on from here")
+                display.say("interrupted; the same command continues from here")
                 raise KeyboardInterrupt
             for reason in filter(None, found):
                 raise LowbitError(reason)

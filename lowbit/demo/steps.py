@@ -78,7 +78,7 @@ def make_folder(folder: Path) -> None:
 def make_stages(folder: Path) -> list[list[Step]]:
     """All steps; those of one stage do not need each other and can run at once.
 
-    What measures time has a stage of its own.
+    Timing steps have a separate stage.
     """
     from_scratch = [_train(folder, one) for one in TRAININGS if not one.from_fp32]
     from_fp32 = [_train(folder, one) for one in TRAININGS if one.from_fp32]

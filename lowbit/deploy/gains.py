@@ -34,7 +34,7 @@ class EngineGain:
 
     engine: str  # "onnxruntime", …
     name: str  # with its version
-    same_class: float | None  # fraction of the samples; None where the answers are no logits [N, C]
+    same_class: float | None  # fraction of the samples; None where the outputs are not logits [N, C]
     relative_difference: float  # largest of any output, divided by the largest output
     ms: float | None = None  # a batch of 1; None where it was not measured
     fp32_ms: float | None = None

@@ -195,7 +195,7 @@ def evaluate_engine(engine: Engine, loader: Loader, topk: tuple[int, ...] = (1, 
         hits += topk_hits(logits, batch.labels, topk)
         samples += len(batch.labels)
     if samples == 0:
-        raise LowbitError("there are no images to evaluate on")
+        raise LowbitError("no images to evaluate on")
     return {f"top{k}": float(count / samples) for k, count in zip(topk, hits, strict=True)} | {
         "samples": samples
     }

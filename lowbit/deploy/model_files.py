@@ -48,7 +48,7 @@ class PostProcessSection(Section):
 
 
 class InferenceYml(Section):
-    """The file as it stands. `Hpi` is PaddleX's hint to its own engines: read over, not used."""
+    """The file as it is. `Hpi` is PaddleX's hint to its own engines: ignored."""
 
     Global: GlobalSection
     PreProcess: PreProcessSection
@@ -234,7 +234,7 @@ def find_model_files(directory: str | Path, file_name: str = "inference") -> Mod
     params = _params_of(model)
     if not params.is_file():  # Paddle would run the model with whatever is in memory
         raise LowbitError(
-            f"{model} has no {params.name} beside it: the parameters are missing; export it again"
+            f"{model} has no {params.name} next to it: the parameters are missing; export it again"
         )
     yml = directory / f"{file_name}.yml"
     return ModelFiles(model, params, yml if yml.is_file() else None)
@@ -271,7 +271,7 @@ def check_exported(yml: Path) -> None:
 
 
 def accept_exported(yml: Path) -> bytes:
-    """The content of an inference.yml with the present digests of the files beside it and of itself."""
+    """The content of an inference.yml with the present digests of the files next to it and of itself."""
     values, _ = read_yaml(yml)
     lines = [line for line in yml.read_bytes().splitlines(keepends=True) if not line.startswith(TEXT.before)]
     content = b"".join(lines)

@@ -31,7 +31,7 @@ INTEGER_SCALES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "forward": {"input": "NHW", "weight": "N"},
         "grad_input": {"grad_output": "N", "weight": "C"},
     },
-    # Linear has no taps: every row of its input is a sum of its own.
+    # Linear has no taps: every row of its input is a separate sum.
     "Linear": _CONVOLUTION | {"forward": {"input": "NHW", "weight": "N"}},
 }
 SUMS_OVER = {

@@ -137,7 +137,8 @@ def cannot_execute(chosen: Processor, instructions: str) -> LowbitError:
 def _processor_named(word: str) -> Processor | None:
     name = word.strip().lower()
     if name and name not in PROCESSORS:
-        raise LowbitError(f'{CPU_VARIABLE}="{word}" is no processor; {did_you_mean(name, PROCESSORS)}')
+        hint = did_you_mean(name, PROCESSORS)
+        raise LowbitError(f'{CPU_VARIABLE}="{word}" is not a known processor; {hint}')
     return PROCESSORS.get(name)
 
 
@@ -199,8 +200,8 @@ def _first_line(path: Path) -> str | None:
 def _folders(root: Path, controller: str) -> list[Path]:
     """Every cgroup folder whose limit binds this process, v1 or v2, from the innermost outwards.
 
-    Inside a container the path that the kernel names may lie outside what is mounted, hence the mount's own
-    root at the end.
+    Inside a container the path that the kernel names may be outside the mounted folders, hence the mount's
+    own root at the end.
     """
     found = []
     for line in (_first_line(root / "proc/self/cgroup") or "").splitlines():

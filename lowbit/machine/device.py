@@ -1,4 +1,4 @@
-"""Which device to compute on: what was asked for, held against what this Paddle build and machine have."""
+"""Which device to compute on: the requested one, checked against this Paddle build and machine."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def math_threads() -> int:
 
 
 def set_math_threads(threads: int) -> None:
-    """From now on compute with so many, in Paddle's libraries and in lowbit's kernels, which share a pool."""
+    """Set the number of threads of Paddle's libraries and lowbit's kernels, which share a pool."""
     from paddle.base import core
 
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -116,7 +116,7 @@ def set_math_threads(threads: int) -> None:
 def math_threads_kept() -> Iterator[None]:
     """Undo what Paddle Inference does: every run of a predictor leaves the whole process with 1 thread.
 
-    Without this, training that goes on after an export in the same process would be slower and would differ
+    Without this, training that continues after an export in the same process would be slower and would differ
     in the last bits from one without the export.
     """
     from paddle.base import core

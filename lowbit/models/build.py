@@ -101,7 +101,7 @@ def _fixed_parameter_names() -> Iterator[None]:
 def _find_ppcls(name: str) -> Callable[..., Any]:
     if not name.startswith(PREFIX):
         known = [*model_names(), *model_aliases()]
-        own = 'a model of your own is named as "package.module:Class"'
+        own = 'your own model is named as "package.module:Class"'
         if not ppcls_is_installed():
             hint = f"{did_you_mean(name, known)} ({own}; {missing_ppcls(name)})"
             raise LowbitError(f'unknown model "{name}": {hint}')

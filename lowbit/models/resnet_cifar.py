@@ -22,7 +22,7 @@ def _conv3x3(channels_in: int, channels_out: int, stride: int = 1) -> nn.Conv2D:
 
 
 class BasicBlock(nn.Layer):
-    """Two 3×3 convolutions beside a shortcut.
+    """Two 3×3 convolutions with a shortcut.
 
     Where the shapes differ, the shortcut takes every second pixel and puts zero channels on both sides.
     """

@@ -169,14 +169,14 @@ def _find_file(path: Path) -> Path:
     if path.suffix in _SUFFIXES:
         candidates = [path]
     else:
-        # Appended, not with_suffix(): "model_0.5" has a dot of its own.
+        # Appended, not with_suffix(): "model_0.5" has a dot.
         candidates = [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
     if path.is_file():
         beside = [str(path.with_suffix(suffix)) for suffix in _SUFFIXES if path.with_suffix(suffix).is_file()]
-        advice = f"{beside[0]} lies beside it" if beside else f"give one of {', '.join(_SUFFIXES)}"
+        advice = f"{beside[0]} is next to it" if beside else f"give one of {', '.join(_SUFFIXES)}"
         raise LowbitError(f"{path}: not a kind of weights file; {advice}")
     tried = " or ".join(str(candidate) for candidate in candidates)
     raise LowbitError(f"no weights at {tried}: check the path")

@@ -1,4 +1,4 @@
-"""Quantized layers and what is done with them. Start with `convert.prepare`, then `quant_layers`.
+"""Quantized layers, their conversion and calibration. Start with `convert.prepare`, then `quant_layers`.
 
 One convolution of W4A4G4: `quant_layers` → `qt_autograd` → `quantizer` → `qtensor` → `int_matmul` →
 `lowbit.kernels.gemm`. Fused blocks are in `fused_blocks`, batch norm in `batch_norm` and `bn_folding`,
@@ -27,6 +27,7 @@ from lowbit.nn.edge_quantizers import edge_name, edge_quantizers
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import quantization_mode
 from lowbit.nn.int_forward import integer_reference
+from lowbit.nn.oscillation import OscillationControl
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.nn.quantizer import Quantizer
 
@@ -34,6 +35,7 @@ __all__ = [
     "DeployedOperand",
     "Folded",
     "Matmul",
+    "OscillationControl",
     "Preparation",
     "QuantizedMatmul",
     "Quantizer",

@@ -1,4 +1,4 @@
-"""Do not compute twice what cannot have changed: a layer's outputs recorded in one run, replayed in another.
+"""Activation cache: outputs of layers, recorded in one run and replayed in another.
 
 Where two runs of a model on the same inputs differ from one layer on, every layer called before it gives
 what it gave. A convolution that is replayed costs nothing.
@@ -39,7 +39,7 @@ class Recording:
 
 @contextmanager
 def recording(layers: Mapping[str, nn.Layer]) -> Iterator[Recording]:
-    """Within it, what the layers give is kept.
+    """Within it, the outputs of layers are recorded.
 
     with recording(layers_by_name(model)) as seen:
         model(images)

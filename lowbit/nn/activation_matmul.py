@@ -159,7 +159,7 @@ KNOWN_ATTENTION: dict[tuple[str, str], KnownAttention] = {
 
 
 def _replace_forward(layer: nn.Layer, known: KnownAttention) -> str:
-    """Let the layer compute with `Matmul` layers; or why not, and then it is as it was."""
+    """Make the layer compute with `Matmul` layers; if it cannot, returns the reason and changes nothing."""
     if layer._forward_pre_hooks or layer._forward_post_hooks:
         return "it has hooks"
     x = paddle.to_tensor(np.random.default_rng(0).standard_normal(known.example(layer), dtype=np.float32))

@@ -21,7 +21,7 @@ from lowbit.nn.scale_state import of_first_rank
 
 
 def freeze_after(norm: nn.Layer, steps: int, *, name: str = "") -> None:
-    """Let the batch norm, in place, keep and use its statistics after so many forward passes in training.
+    """Make the batch norm, in place, freeze its statistics after a number of training forward passes.
 
     From then on training normalizes as evaluation does; weight and bias go on learning. The count is the
     buffer `steps`, which checkpoints save.
@@ -40,17 +40,17 @@ def freeze_after(norm: nn.Layer, steps: int, *, name: str = "") -> None:
 
 
 def check_can_freeze(norm: nn.Layer, name: str) -> None:
-    """A LowbitError where `freeze_after` cannot do its work."""
+    """Raise a LowbitError if `freeze_after` is not supported."""
     if isinstance(norm, nn.BatchNorm) or not has_paddles_forward(norm):
         raise LowbitError(
             f'batch_norm.freeze_after cannot freeze layer "{name}" ({type(norm).__name__}), which is the old '
-            "paddle.nn.BatchNorm or has a forward of its own: use paddle.nn.BatchNorm1D, 2D or 3D in the "
+            "paddle.nn.BatchNorm or has its own forward: use paddle.nn.BatchNorm1D, 2D or 3D in the "
             "model, or leave freeze_after out"
         )
 
 
 def follow(norm: nn.Layer, pair: Pair) -> None:
-    """Let the batch norm, in place, pass on what it gets whenever the pair's layer does its work."""
+    """Make the batch norm, in place, the identity whenever the pair's layer has it folded in."""
     norm.__class__ = _prepared_class(type(norm))
     norm.fold = pair
 
@@ -241,7 +241,7 @@ class _Normalize(PyLayer):
 
 
 def refresh_batch_norm(model: nn.Layer, batches: Iterable[Tensor]) -> int:
-    """Give every batch norm the mean, over the batches, of the statistics that it sees; how many there were.
+    """Set the statistics of every batch norm to their mean over the batches; returns the number of batches.
 
     A batch counts by its images, and there is no momentum: what was kept before does not matter. Everything
     but batch norm computes as in evaluation. A batch norm with `use_global_stats` keeps what it has.
@@ -265,7 +265,7 @@ def refresh_batch_norm(model: nn.Layer, batches: Iterable[Tensor]) -> int:
 
 @contextmanager
 def refreshed_batch_norm(model: nn.Layer, batches: Iterable[Tensor]) -> Iterator[int]:
-    """Within it the statistics are those of `refresh_batch_norm`; what they were comes back after.
+    """Within it the statistics are those of `refresh_batch_norm`; the original ones are restored afterwards.
 
     with refreshed_batch_norm(model, batches):
         logits = model(images)
@@ -285,7 +285,7 @@ def _batch_norms(model: nn.Layer) -> list[nn.Layer]:
 
 
 class _Sums:
-    """What one batch norm has seen, in fp64: sums of means and variances, each times its images."""
+    """Statistics of one batch norm, in fp64: sums of means and variances, each times its images."""
 
     def __init__(self, norm: nn.Layer) -> None:
         self._norm, self._images = norm, 0
@@ -293,7 +293,7 @@ class _Sums:
         self._totals = [np.zeros(part.shape, np.float64) for part in self._parts]
 
     def watch(self, undo: ExitStack) -> None:
-        """From now on normalize by the batch, and add up its statistics."""
+        """Start normalizing by the batch and adding up its statistics."""
         norm = self._norm
         undo.callback(setattr, norm, "_momentum", norm._momentum)
         norm._momentum = 0.0  # then what training keeps is the batch's own
@@ -313,7 +313,7 @@ class _Sums:
         undo.callback(norm.register_forward_post_hook(add).remove)
 
     def write(self) -> None:
-        """Keep the means; a batch norm that no batch has reached keeps what it had."""
+        """Store the means; a batch norm that saw no batch keeps its statistics."""
         if self._images:
             for total, part in zip(self._totals, self._parts, strict=True):
                 part.set_value(paddle.to_tensor((total / self._images).astype(np.float32)))

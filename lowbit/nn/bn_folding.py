@@ -32,7 +32,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer during the trace; the tensors are held so that their ids stay their own."""
+    """One call of a layer during the trace; the tensors are kept alive so that their ids stay unique."""
 
     layer: nn.Layer
     input: Any
@@ -127,7 +127,7 @@ def _source(
     if isinstance(source, BATCH_NORM):
         return None, "its input is the output of another batch norm"
     if not (has_paddles_forward(source) and has_paddles_forward(norm)):
-        return None, "it, or the layer before it, has a forward of its own"
+        return None, "it, or the layer before it, has its own forward"
     if source._forward_pre_hooks or source._forward_post_hooks or norm._forward_pre_hooks:
         return None, "hooks stand between it and the layer before it, or change that layer"
     if sum(call.layer is source for call in calls) != 1:
@@ -142,7 +142,7 @@ def _source(
 
 
 def has_paddles_forward(layer: nn.Layer) -> bool:
-    """Whether it computes what its base class in Paddle does (or lowbit's own do), and no more."""
+    """Whether its forward is that of its base class in Paddle (or of lowbit's own layers)."""
     return type(layer).forward.__module__.startswith(("paddle.", "lowbit."))
 
 
@@ -153,7 +153,7 @@ def _own(layer: nn.Layer) -> list[Tensor]:
 def _nobody_else_reads(
     pairs: list[tuple], model: nn.Layer, inputs: tuple[Tensor, ...], expected: list[np.ndarray]
 ) -> bool:
-    """Whether the answers stay when everyone but the batch norms gets NaN for what the layers give."""
+    """Whether the outputs stay the same if all readers but the batch norms get NaN."""
     hooks = []
     for source, norm in pairs:
         hidden: list[Tensor] = []
@@ -183,7 +183,7 @@ def _nobody_else_reads(
 
 
 def fold_batch_norm(model: nn.Layer, *inputs: Tensor) -> Folded:
-    """Fold, in place, every batch norm that takes what a layer gives (and nobody else does) into that layer.
+    """Fold, in place, every batch norm that is the only reader of a layer's output into that layer.
 
     The pairs are found, and proved, by running the model on `inputs`. The batch norm's place is taken by an
     nn.Identity, the layer gets a bias. Answers in evaluation stay the same but for last bits. Make the
@@ -239,18 +239,18 @@ class Pair:
 
     @property
     def is_one(self) -> bool:
-        """Whether the layer does the batch norm's work: not if either of them trains, or looks at batches."""
+        """Whether the batch norm is folded now: not if either of them trains, or uses batch statistics."""
         return not (self.layer.training or self.norm.training)
 
 
 def fold_in_training(layer: nn.Layer, pair: Pair) -> None:
-    """Let the quantized layer, in place, quantize its weight with the pair's batch norm folded into it."""
+    """Make the quantized layer, in place, quantize its weight with the pair's batch norm folded into it."""
     layer.fold = pair
     layer.__class__ = _folded_class(type(layer))
 
 
 def folded_weight_and_bias(layer: nn.Layer, norm: nn.Layer) -> tuple[Tensor, Tensor]:
-    """The weight and the bias with which the layer does the work of the batch norm in evaluation, too.
+    """The weight and the bias with the batch norm folded in, as in evaluation.
 
     >>> norm = nn.BatchNorm1D(2)
     >>> norm.weight.set_value(paddle.to_tensor([2.0, 4.0]))
@@ -301,7 +301,7 @@ class _Folded:
     def _weight_before_batch_norm(self) -> Tensor:
         variance = self.fold.norm._variance.detach()
         if self.training:
-            # Statistics that each process keeps for itself would give each a grid of its own.
+            # Statistics that each process keeps for itself would give each its own grid.
             variance = of_first_rank(variance)
         gain = along_weight(self, _gain(self.fold.norm, variance).cast("float32")).detach()
         quantized = self.weight_quantizer(multiply(self.weight, gain))

@@ -22,7 +22,7 @@ from lowbit.numerics.exact import multiply
 
 
 def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
-    """Run the batches through the unquantized model and start every range, step, bound and sign from them.
+    """Run the batches through the unquantized model and initialize ranges, steps, bounds and signs.
 
     What is known already (trained, or loaded from a checkpoint) stays. A batch is the model's input, or the
     list of its inputs. The model computes as in evaluation and comes back as it was. Returns the number
@@ -50,7 +50,7 @@ def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> 
 
 
 def _show(model: nn.Layer, inputs: Sequence[Tensor], quantizers: list[Quantizer], *, seed: int) -> None:
-    """Run the model on a batch and let the quantizers look on, at gradients of the answers where wanted.
+    """Run the model on a batch and let the quantizers observe it, and gradients of the outputs if needed.
 
     Those are of a sum of all answers with random signs, whose square is, on average, that of all answers'
     gradients added up.
@@ -68,7 +68,7 @@ def _show(model: nn.Layer, inputs: Sequence[Tensor], quantizers: list[Quantizer]
 
 @contextmanager
 def _fixed_parameters(model: nn.Layer) -> Iterator[None]:
-    """Within it, a backward pass leaves the parameters' gradients alone."""
+    """Within it, a backward pass does not change the parameters' gradients."""
     trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     for parameter in trained:
         parameter.stop_gradient = True
@@ -105,7 +105,7 @@ _HIDDEN = 1e-12  # a batch norm's gain below which nothing of a channel is left
 
 
 def correct_biases(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
-    """Take the mean of (Q(W) - W)·Q(x) out of the bias of every quantized layer; returns how many those are.
+    """Subtract the mean of (Q(W) - W)·Q(x) from the bias of every quantized layer; returns their number.
 
     Once, behind `calibrate` and on its batches: a second time would take it out twice. The layers have a
     bias if the model was prepared with `calibration: {correct_bias: true}`.
@@ -196,7 +196,7 @@ def _on_grid_of_sums(layer: nn.Layer, norm: nn.Layer | None) -> np.ndarray:
 
 
 def give_bias(layer: nn.Layer) -> None:
-    """Let a layer without a bias have one, of zeros."""
+    """Give a layer without a bias one of zeros."""
     if layer.bias is None:
         outputs = layer.weight.shape[1] if isinstance(layer, nn.Linear) else layer._out_channels
         layer.bias = layer.create_parameter([outputs], dtype=layer.weight.dtype, is_bias=True)

@@ -21,8 +21,10 @@ from lowbit.nn.edges import Edges, find_edges
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.inspect import layers_by_name
 from lowbit.nn.int_matmul import Executor
+from lowbit.nn.oscillation import track_oscillations
 from lowbit.nn.qt_autograd import BackwardQuantizers
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
+from lowbit.nn.scale_schedule import prepare_schedule
 from lowbit.recipe import LayerPlan, Recipe
 
 _ATTRIBUTE = "_lowbit_preparation"
@@ -80,7 +82,7 @@ class Preparation:
 
 
 def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
-    """The model, in place, with every layer that the recipe quantizes turned into a quantized one.
+    """Replace, in place, every layer that the recipe quantizes by a quantized one; returns the model.
 
     Weights keep their names, so an fp32 checkpoint can be loaded before or after. Make the optimizer after:
     LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
@@ -132,9 +134,13 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     for assigned in quantized:
         name = assigned.layer.name
         number = assigned.layer.index
-        quantize_layer(by_name[name], assigned.plan, name=name, number=number, pact=recipe.pact)
+        settings = {"pact": recipe.pact, "lsq": recipe.lsq}
+        quantize_layer(by_name[name], assigned.plan, name=name, number=number, **settings)
         if recipe.calibration.correct_bias:
             give_bias(by_name[name])
+    if recipe.oscillation is not None:
+        track_oscillations(model, recipe.oscillation)
+    prepare_schedule(model, recipe)
     for name, norm in freezing.items():
         freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
     for name, norm_name in batch_norms.pairs:
@@ -142,7 +148,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         fold_in_training(pair.layer, pair)
         follow(pair.norm, pair)
     if recipe.outputs == "quantized":
-        attach(model, edges, {found.layer.name: found.plan for found in quantized}, pact=recipe.pact)
+        plans = {found.layer.name: found.plan for found in quantized}
+        attach(model, edges, plans, pact=recipe.pact, lsq=recipe.lsq)
     preparation = Preparation(
         recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges, products=products
     )
@@ -151,7 +158,7 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
 
 
 def note_preparation(model: nn.Layer, preparation: Preparation) -> None:
-    """What `preparation_of` says of the model from now on."""
+    """Set the result of `preparation_of` for the model."""
     setattr(model, _ATTRIBUTE, preparation)
 
 
@@ -212,7 +219,7 @@ def _batch_norms(model: nn.Layer) -> dict[str, nn.Layer]:
 def set_executor(
     model: nn.Layer, executor: Executor, *, device: str = "cpu", qat_in_floats: bool = False
 ) -> list[str]:
-    """Lets the quantized layers of a prepared model multiply so; returns lines that the user must see.
+    """Set the executor of the quantized layers of a prepared model; returns messages for the user.
 
     `auto` takes integers where the scales allow it, `integer` is an error where they do not. In quantization-
     aware training it is about forward alone. `qat_in_floats` is for mixed precision, on whose grid the

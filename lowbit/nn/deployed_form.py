@@ -40,6 +40,7 @@ class DeployedOperand:
     highest: int
     bits: int
     signed: bool
+    zero_point: int = 0  # of a learned offset (LSQ+): how many integers are below 0
     scale: np.ndarray  # float32; one number, or what broadcasts against the operand
 
 
@@ -63,7 +64,7 @@ def deployed_weight(layer: nn.Layer) -> tuple[np.ndarray, DeployedOperand]:
 
 
 def deployed_input(layer: nn.Layer) -> DeployedOperand:
-    """What becomes of a quantized layer's input; a LowbitError where that is only known in every call.
+    """The deployed form of a quantized layer's input; a LowbitError if its scale is dynamic.
 
     bounds = deployed_input(model.conv1)
     """
@@ -76,13 +77,13 @@ def deployed_edges(model: nn.Layer) -> dict[str, DeployedOperand]:
 
 
 def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
-    """What becomes of an activation; a LowbitError where that is only known in every call."""
+    """The deployed form of an activation; a LowbitError if its scale is dynamic."""
     quantizer.check_ready()
     scale, grid = quantizer.scale(), quantizer.grid()
     what = f'the {quantizer.role} of layer "{quantizer.layer_name}"'
     if scale is None:
         raise LowbitError(
-            f"the scale of {what} is chosen anew in every call "
+            f"the scale of {what} is chosen in every call "
             f"({quantizer.spec}), which int8 engines cannot do: use scaling moving_average, learned or fixed"
         )
     lowest, highest = grid.lowest, grid.highest
@@ -97,7 +98,12 @@ def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
             "which the layer sums: to deploy it, use granularity per-tensor"
         )
     return DeployedOperand(
-        lowest=lowest, highest=highest, bits=grid.bits, signed=grid.signed, scale=scale.numpy().reshape([])
+        lowest=lowest,
+        highest=highest,
+        bits=grid.bits,
+        signed=grid.signed,
+        zero_point=grid.zero_point,
+        scale=scale.numpy().reshape([]),
     )
 
 
@@ -105,7 +111,7 @@ def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
     quantizer = getattr(layer, f"{role}_quantizer")
     if not isinstance(quantizer, Quantizer):
         raise LowbitError(
-            f"the {role} of a {type(layer).__name__} is quantized by a class of your own "
+            f"the {role} of a {type(layer).__name__} is quantized by your own class "
             f"({type(quantizer).__name__}), which lowbit cannot write as integers"
         )
     if not quantizer.gives_integers:
@@ -118,7 +124,7 @@ def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
 
 @contextmanager
 def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
-    """Within it, and in evaluation, signed weights of more bits are rounded to so many; how many layers.
+    """Within it, in evaluation, signed weights are rounded to at most `bits` bits; yields how many layers.
 
     Products of an 8-bit activation and a 7-bit weight do not saturate on processors without VNNI. Scales are
     chosen as before, for the smaller grid; a learned step grows with it. The model's state stays.
@@ -140,7 +146,7 @@ def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
 
 
 def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
-    """A quantizer for the same weight with so many bits; None where it has no more than that."""
+    """A quantizer for the same weight with fewer bits; None where it has no more than that."""
     if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
         return None
     old = quantizer.grid()
@@ -162,7 +168,7 @@ _NEAREST = {"rounding": "nearest", "samples": "1"}
 
 
 def dynamic_inputs(model: nn.Layer) -> list[str]:
-    """The quantized layers whose input has no scale that is known before the images are.
+    """The quantized layers whose inputs have dynamic scales.
 
     >>> recipe = make_recipe({"activation_quantize_type": "abs_max"})
     >>> dynamic_inputs(prepare(nn.Sequential(nn.Linear(4, 2)), recipe))
@@ -175,6 +181,7 @@ def dynamic_inputs(model: nn.Layer) -> list[str]:
         and isinstance(quantizer := layer.input_quantizer, Quantizer)
         and quantizer.gives_integers
         and not quantizer.spec.keeps_scales
+        and not quantizer.has_fixed_scale
     ]
 
 
@@ -202,7 +209,9 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
     rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
     calibration = Calibration(**prepared.recipe.calibration.model_dump() | {"steps": steps})
-    return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration})
+    # What concerns training alone has no state in the copy.
+    done = {"fix_scales": 0, "progressive": [], "oscillation": None}
+    return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration, **done})
 
 
 def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
@@ -225,7 +234,7 @@ def fixed_copy(model: nn.Layer, *, steps: int) -> nn.Layer:
             fix = assigned.layer.name in dynamic
             plan = _fixed_plan(plan, fix_input=fix)
             shared = layer.input_quantizer
-            replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact)
+            replan_layer(layer, plan, name=assigned.layer.name, pact=recipe.pact, lsq=recipe.lsq)
             if isinstance(shared, SharedQuantizer):  # its scale is another module's, which stays
                 layer.input_quantizer = shared
         plans.append(replace(assigned, plan=plan))
@@ -243,7 +252,7 @@ def _fixed_plan(plan: Plan, *, fix_input: bool) -> Plan:
 
 
 def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> int:
-    """Let `fixed`, a `fixed_copy`, have the model's weights, and scales from the batches.
+    """Give `fixed`, a `fixed_copy`, the model's weights, and scales from the batches.
 
     They are chosen from what the model's layers get while it computes as in evaluation, quantized. A batch is
     the model's input, or the list of its inputs. Returns the number of batches.
@@ -268,7 +277,7 @@ def fix_inputs(model: nn.Layer, fixed: nn.Layer, batches: Iterable[Tensor | Sequ
 
 
 def input_scales(model: nn.Layer, fixed: nn.Layer) -> dict[str, np.ndarray]:
-    """What `fix_inputs` has found out for `fixed`, by name: `restore_inputs` takes it."""
+    """The scales that `fix_inputs` chose for `fixed`, by name, for `restore_inputs`."""
     layers = dict(fixed.named_sublayers(include_self=True))
     return {
         f"{layer}.input_quantizer.{name}": tensor.numpy()
@@ -278,7 +287,7 @@ def input_scales(model: nn.Layer, fixed: nn.Layer) -> dict[str, np.ndarray]:
 
 
 def restore_inputs(model: nn.Layer, fixed: nn.Layer, scales: Mapping[str, np.ndarray]) -> None:
-    """Let `fixed`, a `fixed_copy`, have the model's weights, and the scales of an earlier `fix_inputs`."""
+    """Give `fixed`, a `fixed_copy`, the model's weights and the scales of an earlier `fix_inputs`."""
     _share_state(model, fixed)
     wanted = input_scales(model, fixed)
     if wanted.keys() != scales.keys() or any(wanted[key].shape != scales[key].shape for key in wanted):
@@ -311,7 +320,7 @@ def frozen(model: nn.Layer) -> Iterator[None]:
 
     A program that is exported meanwhile carries the weights' integers instead of the weights and the
     operators that quantize them. The answers are the same, to the last bit. A layer whose scales are chosen
-    anew in every call, or that does not compute in integers, stays as it is.
+    in every call, or that does not compute in integers, stays as it is.
 
     with frozen(model):
         paddle.jit.save(model, "inference", input_spec=[spec])

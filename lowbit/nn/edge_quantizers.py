@@ -23,7 +23,7 @@ from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import Quantizer
 from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
 from lowbit.recipe.plan import Plan
-from lowbit.recipe.recipe import Pact
+from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
 
 _ON_GRID = "_lowbit_on_grid_of"  # on a tensor: its quantizer, and its version when that made it
@@ -117,8 +117,16 @@ class SharedQuantizer(Quantizer):
         return self.source.step
 
     @property
+    def offset(self) -> Any:
+        return self.source.offset
+
+    @property
     def kept(self) -> Any:
         return self.source.kept
+
+    @property
+    def fixed(self) -> Any:
+        return self.source.fixed
 
 
 def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
@@ -130,7 +138,14 @@ def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
 # that a copy of the module uses its own.
 
 
-def attach(model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pact | None = None) -> None:
+def attach(
+    model: nn.Layer,
+    edges: Edges,
+    plans: Mapping[str, Plan],
+    *,
+    pact: Pact | None = None,
+    lsq: Lsq | None = None,
+) -> None:
     """Give the owners of the edges their quantizers, and the layers that read them shared ones.
 
     Call it after the layers have been quantized.
@@ -142,7 +157,7 @@ def attach(model: nn.Layer, edges: Edges, plans: Mapping[str, Plan], *, pact: Pa
         setattr(layers[name], FOLDED_NORM, FoldedNorm(layers[norms[name]] if name in norms else None))
     for edge in edges.found:
         owner, spec = layers[edge.owner], edge_spec(plans[edge.spec_of], edge.spec_of)
-        quantizer = Quantizer(spec, "NC", edge.place, shape=[1, 1], name=edge.owner, pact=pact)
+        quantizer = Quantizer(spec, "NC", edge.place, shape=[1, 1], name=edge.owner, pact=pact, lsq=lsq)
         quantizer.training = owner.training
         setattr(owner, f"{edge.place}_quantizer", quantizer)
         if edge.place == "output":
@@ -180,7 +195,7 @@ def edge_spec(plan: Plan, layer: str) -> TensorSpec:
             "scale per tensor that is known beforehand. Use an integer grid, granularity per-tensor and "
             "scaling fixed, moving_average or learned"
         )
-    if spec.grid.bits == 8:
+    if spec.grid.bits == 8 and spec.sign != "asymmetric":
         return spec
     return TensorSpec(**spec.as_words() | _EIGHT_BITS)
 

@@ -12,7 +12,7 @@ from paddle import nn
 
 @contextmanager
 def eval_mode(model: nn.Layer) -> Iterator[None]:
-    """Everything inside sees the model in evaluation mode without gradients; modes and RNG come back after.
+    """Within it, the model is in evaluation mode without gradients; modes and RNG are restored afterwards.
 
     Each layer's mode is kept by itself: `model.train()` afterwards would thaw a batch norm that was frozen.
     """

@@ -1,4 +1,4 @@
-"""Scales with which every engine rounds alike: no sum of integers comes near the middle of two integers.
+"""Scales with which all engines round alike: no result is near the middle of two integers.
 
 An engine multiplies an integer sum by M = input scale · weight scale / output scale, in fp32, and rounds.
 Where the product is next to n + 1/2, the last bits of fp32 decide, which every engine computes in its own

@@ -1,4 +1,4 @@
-"""How much of a network quantization leaves: the quantized network's answers against its own in fp32."""
+"""Fidelity: the outputs of the quantized network compared with those of the same weights in fp32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RELATIVE_ERROR = 1.0  # the answers of other networks: as far away as a constan
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How often both give the same class (or how far their outputs are apart), on a few batches."""
+    """Agreement of classes (or distance of outputs) on a few batches."""
 
     samples: int
     agreement: float | None  # fraction of the samples with the same class; None where there are no classes
@@ -30,7 +30,7 @@ class Fidelity:
 
     @property
     def destroyed(self) -> bool:
-        """Whether the quantized network answers (nearly) as if it had another, random, network's weights."""
+        """Whether the quantized network is hardly better than one with random weights."""
         if self.samples < _FEWEST:
             return False
         if self.agreement is None or self.chance is None:

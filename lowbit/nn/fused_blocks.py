@@ -62,11 +62,10 @@ def fuse(
 ) -> Fusion:
     """Fuse, in place, the blocks of `net` whose code is known; with `groups`, also layers that you name.
 
-    A group is the names of layers that `forward` calls directly one after the other: a batch norm and a
-    ReLU, with or without the convolution before them. lowbit cannot see your forward, so it runs `example`
-    through the network before and after, in training, and raises an error if an output or a gradient differs.
-    That covers the code which this run passes through: do not name a batch norm that another branch of your
-    forward reads only at times.
+    A group is a list of layers that `forward` calls directly one after the other: a batch norm and a ReLU,
+    with or without the convolution before them. lowbit runs `example` through the network before and after,
+    in training mode, and raises an error if an output or a gradient differs. This covers only the code that
+    this run executes: do not name a batch norm whose output another branch of `forward` reads conditionally.
 
     >>> net = nn.Sequential(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU())
     >>> print(fuse(net))

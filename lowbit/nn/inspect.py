@@ -89,7 +89,7 @@ def operand_health(x: Tensor, made: QTensor) -> QuantStats:
 def watching(
     model: nn.Layer, look: Callable[[Tensor, QTensor], Seen] = operand_health, *, wanted: bool = True
 ) -> Iterator[dict[str, dict[str, Seen]]]:
-    """Within it, every low-precision layer's operands are looked at as they are made; the last call counts.
+    """Within it, statistics of every low-precision layer's operands are recorded; the last call counts.
 
     with watching(model) as seen:
         loss_of(model, batch).backward()
@@ -126,7 +126,7 @@ _ENOUGH = 1 << 20  # values that stand for a weight in its health
 
 
 def weight_health(layer: nn.Layer) -> QuantStats | None:
-    """What quantizing does to a layer's weight, as in evaluation; None where the weight is on no grid.
+    """Statistics of quantizing a layer's weight, as in evaluation; None if it is not quantized.
 
     weight_health(model.conv1).sqnr
     """
@@ -148,7 +148,7 @@ def kept_scales(layer: nn.Layer) -> dict[str, float]:
         return found
     quantizer = layer.input_quantizer
     if quantizer.gives_integers and quantizer.spec.keeps_scales:
-        with suppress(LowbitError):  # no finite batch has come by yet: there is no scale to speak of
+        with suppress(LowbitError):  # no finite batch yet: there is no scale
             found["forward.input"] = float(quantizer.scale().mean())
     if _is_on_grid(layer):
         found["forward.weight"] = float(_on_grid(layer)[2].mean())

@@ -350,7 +350,7 @@ class ChannelsLast(LinearOp):
 
 
 def channels_first(x: Tensor) -> Tensor:
-    """NHWC as NCHW, in memory of its own: kernels take addresses."""
+    """NHWC as NCHW, in separate memory: kernels take addresses."""
     return x.transpose([0, 3, 1, 2]).contiguous()
 
 

@@ -20,7 +20,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn.int_matmul import Executor, multiply_operands
 from lowbit.nn.linear_ops import ChannelsLast, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
-from lowbit.nn.quantizer import TrainingQuantizer
+from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics import Stochastic
 from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.recipe.plan import Plan
@@ -243,7 +243,7 @@ class _QTLinear(PyLayer):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if paddle.is_grad_enabled():
-            raise LowbitError("there are no gradients of gradients through a layer in low precision")
+            raise LowbitError("second-order gradients are not supported for layers in low precision")
         dy, dx, dweight = dy.contiguous(), None, None
         operands = ctx.operands
         # Where both products need it, dY is read once for the scales of both.

@@ -28,10 +28,11 @@ from lowbit.nn.linear_ops import (
     transposed_geometry,
 )
 from lowbit.nn.qt_autograd import BackwardQuantizers, Operands, qt_linear
-from lowbit.nn.quantizer import Quantizer, TrainingQuantizer
+from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics.exact import as_float32
 from lowbit.recipe.plan import Plan
-from lowbit.recipe.recipe import Pact
+from lowbit.recipe.recipe import Lsq, Pact
 
 
 class _Quantized:
@@ -160,7 +161,13 @@ _WEIGHT_LAYOUTS = {nn.Conv2D: "NCHW", nn.Conv2DTranspose: "CNHW", nn.Linear: "CN
 
 
 def quantize_layer(
-    layer: nn.Layer, plan: Plan, *, name: str = "", number: int = 0, pact: Pact | None = None
+    layer: nn.Layer,
+    plan: Plan,
+    *,
+    name: str = "",
+    number: int = 0,
+    pact: Pact | None = None,
+    lsq: Lsq | None = None,
 ) -> nn.Layer:
     """The layer itself, from now on with its operands on the grids of the plan.
 
@@ -178,28 +185,42 @@ def quantize_layer(
     if base is None:
         kinds = ", ".join(kind.__name__ for kind in QUANTIZED)
         raise LowbitError(f'layer "{name}" is a {type(layer).__name__}; those that can be quantized: {kinds}')
-    _set_plan(layer, base, plan, name=name, number=number, pact=pact)
+    _set_plan(layer, base, plan, name=name, number=number, pact=pact, lsq=lsq)
     layer.__class__ = _quantized_class(type(layer), base)
     return layer
 
 
 def replan_layer(
-    layer: nn.Layer, plan: Plan, *, name: str = "", number: int = 0, pact: Pact | None = None
+    layer: nn.Layer,
+    plan: Plan,
+    *,
+    name: str = "",
+    number: int = 0,
+    pact: Pact | None = None,
+    lsq: Lsq | None = None,
 ) -> None:
     """Give a quantized layer another plan; its quantizers are new ones, which have learned nothing yet."""
     layer._sub_layers.pop("backward_quantizers", None)
     base = next(kind for kind, quantized in QUANTIZED.items() if isinstance(layer, quantized))
-    _set_plan(layer, base, plan, name=name, number=number, pact=pact)
+    _set_plan(layer, base, plan, name=name, number=number, pact=pact, lsq=lsq)
 
 
 def _set_plan(
-    layer: nn.Layer, base: type[nn.Layer], plan: Plan, *, name: str, number: int, pact: Pact | None
+    layer: nn.Layer,
+    base: type[nn.Layer],
+    plan: Plan,
+    *,
+    name: str,
+    number: int,
+    pact: Pact | None,
+    lsq: Lsq | None,
 ) -> None:
     layouts = _layouts(layer, base)
     kind = Quantizer if plan.is_straight_through else TrainingQuantizer
     for role in ("input", "weight"):
         layout, shape = layouts[role]
-        quantizer = kind(getattr(plan.forward, role), layout, role, shape=shape, name=name, pact=pact)
+        spec = getattr(plan.forward, role)
+        quantizer = kind(spec, layout, role, shape=shape, name=name, pact=pact, lsq=lsq)
         setattr(layer, f"{role}_quantizer", quantizer)
     layer.plan = plan
     if not plan.is_straight_through:
@@ -252,5 +273,5 @@ def has_quantized_layers(model: nn.Layer) -> bool:
 def _quantized_class(kind: type[nn.Layer], base: type[nn.Layer]) -> type[nn.Layer]:
     if kind is base:
         return QUANTIZED[base]
-    # A class of the user's own without a forward of its own: its other methods stay.
+    # A class of the user's own without its own forward: its other methods stay.
     return type(f"Quantized{kind.__name__}", (QUANTIZED[base], kind), {"__module__": kind.__module__})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -9,7 +10,6 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
-from lowbit.nn.qtensor import QTensor, round_operand, with_axes_of
 from lowbit.nn.scale_state import (
     CalibrationStats,
     LearnedScale,
@@ -22,21 +22,24 @@ from lowbit.nn.scale_state import (
 from lowbit.numerics import (
     Granularity,
     Grid,
-    Rounding,
+    asymmetric_grid,
     fake_quantize,
     lsq_fake_quantize,
+    lsq_plus_fake_quantize,
+    lsq_plus_initial,
     pact_clip,
     pact_fake_quantize,
     parse_grid,
+    parse_scaling,
     quantize_to_integers,
     round_to_grid,
     scale_from_range,
+    zero_point_of,
 )
-from lowbit.numerics.exact import as_float32
 from lowbit.numerics.fake_quant import usable_bound
 from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.numerics.scale import at_least_smallest
-from lowbit.recipe.recipe import Pact
+from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
 
 _UNKNOWN = -1  # of the buffer `unsigned`
@@ -68,6 +71,7 @@ class Quantizer(nn.Layer):
         shape: Sequence[int],
         name: str = "",
         pact: Pact | None = None,
+        lsq: Lsq | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.layout, self.role, self.layer_name = spec, layout, role, name
@@ -77,7 +81,10 @@ class Quantizer(nn.Layer):
             )
         self.alpha: LearnedScale | None = None
         self.step: LearnedScale | None = None
+        self.offset: LearnedScale | None = None
         self.kept: RunningRange | None = None
+        self.fixed: RunningRange | None = None
+        self._per_image = False
         self._sightings: CalibrationStats | None = None
         if not spec.grid.is_integer:
             return
@@ -96,7 +103,15 @@ class Quantizer(nn.Layer):
                 weight_decay=pact.weight_decay,
             )
         if spec.scaling.name == "learned":
-            self.step = LearnedScale(kept_shape)
+            lsq = lsq or Lsq()
+            self.step = LearnedScale(
+                kept_shape, learning_rate=lsq.learning_rate, weight_decay=lsq.weight_decay
+            )
+            if spec.sign == "asymmetric":
+                self.offset = LearnedScale(
+                    [1], learning_rate=lsq.learning_rate, weight_decay=lsq.weight_decay
+                )
+            self._per_image = lsq.gradient_scale == "image" and self._is_activation
         elif spec.keeps_scales:
             self.kept = RunningRange(spec.scaling, kept_shape)
 
@@ -120,20 +135,24 @@ class Quantizer(nn.Layer):
 
     def grid(self) -> Grid:
         """The grid in use; with `sign: auto`, the one that calibration has chosen."""
+        grid = self._grid_in_bits()
+        if self.offset is not None:
+            step, offset = (self._known(part).value for part in (self.step, self.offset))
+            return asymmetric_grid(grid.bits, zero_point_of(step, offset, grid.bits))
         if self.spec.sign == "fixed":
-            return self.spec.grid
+            return grid
         unsigned = self._unsigned()
         if unsigned == _UNKNOWN:
             raise LowbitError(
                 f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
                 "has not been done: call lowbit.calibrate(model, batches) first"
             )
-        return parse_grid(f"uint{self.spec.grid.bits}") if unsigned else self.spec.grid
+        return parse_grid(f"uint{grid.bits}") if unsigned else grid
 
     @property
     def knows_sign(self) -> bool:
-        """Whether `sign: auto` has been decided; always, where the sign is fixed."""
-        return self.spec.sign == "fixed" or self._unsigned() != _UNKNOWN
+        """Whether `sign: auto` has been decided; always, where the sign is fixed or learned."""
+        return self.spec.sign != "auto" or self._unsigned() != _UNKNOWN
 
     def set_sign(self, *, unsigned: bool) -> None:
         """Decides `sign: auto`."""
@@ -145,7 +164,40 @@ class Quantizer(nn.Layer):
             return at_least_smallest(self._known(self.step).value)
         if self.kept is not None:
             return scale_from_range(self._known(self.kept).range, self.grid())
+        if self.has_fixed_scale:
+            return scale_from_range(self.fixed.range, self.grid())
         return None
+
+    # What a recipe may change in the course of a run: scales that become fixed, and bits.
+
+    def keep_fixed_range(self) -> None:
+        """Let a dynamic scale become one for the whole tensor that stays, once `fix_range` is called."""
+        self.fixed = RunningRange(parse_scaling("fixed"), [1])
+
+    @property
+    def has_fixed_scale(self) -> bool:
+        """Whether `fix_range` has been called, here or in the run that a checkpoint comes from."""
+        return self.fixed is not None and self.fixed.is_known
+
+    def fix_range(self, range_: Tensor) -> bool:
+        """From now on this is the range; returns whether it is finite."""
+        return self.fixed.restart(range_)
+
+    def vary_bits(self) -> None:
+        """Let `set_bits` change the bits; which are in use is in the state_dict."""
+        self.register_buffer("bits", paddle.full([1], self.spec.grid.bits, "int32"))
+
+    def set_bits(self, bits: int) -> None:
+        """Quantize to so many bits from now on; scales have to be found again, by calibration."""
+        self._buffers["bits"].set_value(paddle.full([1], bits, "int32"))
+        for part in (self.step, self.offset, self.kept):
+            if part is not None:
+                part.forget()
+
+    def _grid_in_bits(self) -> Grid:
+        """The spec's grid with the bits in use."""
+        varied = self._buffers.get("bits")
+        return self.spec.grid if varied is None else self.spec.grid.in_bits(int(varied.item()))
 
     def set_scale(self, scale: Tensor) -> None:
         """Give evaluation another scale, one that was learned elsewhere; the spec must keep scales."""
@@ -193,9 +245,10 @@ class Quantizer(nn.Layer):
             if self.step is not None:
                 scale = at_least_smallest(self.step.value)
             else:
+                kept = self.fixed if self.has_fixed_scale else self.kept
                 range_ = (
-                    self.kept.range
-                    if self.kept is not None
+                    kept.range
+                    if kept is not None
                     else self.spec.observer.range(x, grid, self._axes(x, self.spec.granularity))
                 )
                 scale = scale_from_range(range_, grid)
@@ -205,6 +258,8 @@ class Quantizer(nn.Layer):
         """What `forward` gives for integers in dynamic mode, and the scale that it is whole multiples of."""
         if not self.training:
             self.check_ready()
+        if self.offset is not None:
+            return self._with_offset(x)
         grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
         alpha = None
         if self.alpha is not None:
@@ -212,18 +267,27 @@ class Quantizer(nn.Layer):
         if self.step is not None:
             x = x if alpha is None else pact_clip(x, alpha, signed=grid.signed)
             step = self._started(self.step, lambda: initial_step(self.spec, x, grid, kept_axes))
-            return lsq_fake_quantize(x, step, grid), at_least_smallest(step.detach())
+            elements = self._elements(x)
+            return lsq_fake_quantize(x, step, grid, elements=elements), at_least_smallest(step.detach())
         range_ = self._range(x, grid, self._axes(x, self.spec.granularity), alpha)
         scale = scale_from_range(range_, grid)
         if alpha is None:
             return fake_quantize(x, scale, grid), scale
         return pact_fake_quantize(x, alpha, scale, grid), scale
 
+    def _with_offset(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As values_and_scale, on a grid with a learned offset."""
+        bits = self._grid_in_bits().bits
+        offset = self._started(self.offset, lambda: lsq_plus_initial(x, bits)[1])
+        step = self._started(self.step, lambda: lsq_plus_initial(x, bits)[0])
+        y = lsq_plus_fake_quantize(x, step, offset, bits, elements=self._elements(x))
+        return y, at_least_smallest(step.detach())
+
     def check_ready(self) -> None:
         """A LowbitError when something that evaluation needs has not been seen yet."""
         if self.spec.grid.is_integer:
             self.grid()
-            for part in (self.alpha, self.step, self.kept):
+            for part in (self.alpha, self.step, self.offset, self.kept):
                 if part is not None:
                     self._known(part)
 
@@ -233,6 +297,7 @@ class Quantizer(nn.Layer):
             self._sightings = CalibrationStats(
                 self.spec,
                 lambda x: self._axes(x, self._kept_granularity),
+                grid=self._grid_in_bits(),
                 wants_alpha=self.alpha is not None and not self.alpha.is_known,
                 across_ranks=self._is_activation,
             )
@@ -253,6 +318,8 @@ class Quantizer(nn.Layer):
             self.alpha.start(seen.mean("alpha"))
         if self.step is not None and not self.step.is_known:
             self.step.start(seen.mean("step"))
+        if self.offset is not None and not self.offset.is_known:
+            self.offset.start(seen.mean("offset"))
         if self.kept is not None and not self.kept.is_known:
             range_ = seen.range().reshape(self.kept.range.shape)
             if self.alpha is not None:
@@ -270,6 +337,8 @@ class Quantizer(nn.Layer):
         bound: Tensor | None,
         known: ChannelRanges | None = None,
     ) -> Tensor:
+        if self.has_fixed_scale:
+            return self.fixed.range
         if self.kept is None:
             return self.spec.observer.range(x, grid, axes, bound=bound, known=known)
         if not self.training:
@@ -299,6 +368,12 @@ class Quantizer(nn.Layer):
                 "quantized checkpoint"
             )
         return part
+
+    def _elements(self, x: Tensor) -> int | None:
+        """How many values share a step, for the scale of its gradient; None: as many as `x` has."""
+        if not self._per_image or -1 in x.shape:
+            return None
+        return max(1, math.prod(x.shape[1:]) // math.prod(self.step.value.shape))
 
     @property
     def _is_activation(self) -> bool:
@@ -338,84 +413,3 @@ def _without_leading_ones(shape: Sequence[int]) -> list[int]:
     """The shape that is broadcast alike, also against operands with other numbers of axes in front."""
     first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1)
     return list(shape[first:])
-
-
-# The quantizer of low-precision training: one operand of a product as integers.
-
-
-class TrainingQuantizer(Quantizer):
-    """A Quantizer that also gives integers in training, whose backward pass is quantized, too.
-
-    >>> quantizer = TrainingQuantizer(TensorSpec(grid="int4"), "NC", "input", shape=[1, 2])
-    >>> quantizer.operand(paddle.to_tensor([[3.5, 1.2]])).data.tolist()
-    [[7, 2]]
-    """
-
-    rounds_at_random = True
-
-    def trained(self, x: Tensor) -> Tensor:
-        """`x` behind what learns with it, LSQ's step or PACT's bound, and where nothing does `x` itself."""
-        if (self.step is None and self.alpha is None) or self._sightings is not None:
-            return x
-        grid, axes = self._grid_of(x), self._axes(x, self._kept_granularity)
-        if self.alpha is not None:
-            alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, axes))
-            x = pact_clip(x, alpha, signed=grid.signed)
-        if self.step is not None:
-            step = self._started(self.step, lambda: initial_step(self.spec, x, grid, axes))
-            x = lsq_fake_quantize(x, step, grid)
-        return x
-
-    def operand(
-        self,
-        x: Tensor,
-        roundings: Sequence[Rounding | None] = (None,),
-        known: ChannelRanges | None = None,
-    ) -> QTensor:
-        """`x`, of which `trained` has been taken, as an operand: rounded to nearest, or as said.
-
-        Of several roundings it is the mean: their integers are added up, and the scale is divided. Nothing of
-        it has a gradient. `known` are the ranges of this same `x`.
-        """
-        x = as_float32(x.detach())
-        if not self.spec.grid.is_integer:
-            return QTensor(data=self._round(x))
-        if self._sightings is not None:
-            self._sightings.see(x)
-            return QTensor(data=x)
-        grid, rotation = self._grid_of(x), self.spec.rotation
-        if not rotation:
-            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
-        channels = self._layout_of(len(x.shape)).index("C")
-        x = rotation(x, channels)
-        made = round_operand(x, self._scale_for(x, grid), grid, roundings)
-        return QTensor(data=rotation(made.values(), channels))  # what is turned back is on no grid
-
-    def _grid_of(self, x: Tensor) -> Grid:
-        """The grid for `x`; a sign that is not known yet is that of the first batch."""
-        if self.spec.sign == "auto" and not self.knows_sign:
-            negative = largest_across_ranks((x < 0).any().cast("float32"))
-            self.set_sign(unsigned=not bool(negative))
-        return self.grid()
-
-    def _scale_for(self, x: Tensor, grid: Grid, known: ChannelRanges | None = None) -> Tensor:
-        """The scale of every group of `x`, with as many axes as it has."""
-        if self.step is not None:
-            scale = at_least_smallest(self.step.value.detach())
-        else:
-            axes = self._axes(x, self.spec.granularity)
-            if self.spec.scaling.name == "hindsight":
-                range_ = self._range_in_hindsight(x, grid, axes, known)
-            else:
-                range_ = self._range(x, grid, axes, None, known)
-            scale = scale_from_range(range_, grid)
-        return with_axes_of(x, scale)
-
-    def _range_in_hindsight(
-        self, x: Tensor, grid: Grid, axes: Sequence[int], known_ranges: ChannelRanges | None
-    ) -> Tensor:
-        """The range of earlier batches; the first one has its own."""
-        known, before = self.kept.is_known, self.kept.range.clone()
-        now = self.spec.observer.range(x, grid, axes, known=known_ranges)
-        self.kept.update(now)
-        return before if known else now

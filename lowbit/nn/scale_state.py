@@ -1,4 +1,4 @@
-"""Scales that live longer than a call: what calibration has seen, running ranges, learned scales."""
+"""State of scales: calibration statistics, running ranges, learned scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import paddle.distributed as dist
 from paddle import ParamAttr, Tensor, nn
 from paddle.regularizer import L2Decay
 
-from lowbit.numerics import Calibrated, Grid, Scaling, lsq_initial_step, pact_initial_alpha, parse_grid
+from lowbit.numerics import (
+    Calibrated,
+    Grid,
+    Scaling,
+    lsq_initial_step,
+    lsq_plus_initial,
+    pact_initial_alpha,
+    parse_grid,
+)
 from lowbit.numerics.histogram_observers import Sensitivity
 from lowbit.recipe.spec import TensorSpec
 
@@ -66,6 +74,7 @@ class CalibrationStats:
         spec: TensorSpec,
         axes_of: Callable[[Tensor], Sequence[int]],
         *,
+        grid: Grid,
         wants_alpha: bool,
         across_ranks: bool,
     ) -> None:
@@ -73,6 +82,7 @@ class CalibrationStats:
         self.negative = False
         self.wants_alpha = wants_alpha
         self._spec, self._axes_of, self._across_ranks = spec, axes_of, across_ranks
+        self._signed_grid = grid  # the spec's, with the bits in use
         self._means: dict[str, Calibrated] = {}
         self._sensitivity = Sensitivity() if spec.observer.name == "sensitivity" else None
         self._waiting: list[Tensor] = []  # what was seen of this batch, until its gradients come
@@ -95,7 +105,7 @@ class CalibrationStats:
         return self._means[name].range()
 
     def see(self, x: Tensor) -> Tensor:
-        """Take in a batch, unless a value of it is not finite; returns what the layer shall go on with."""
+        """Add a batch, unless a value of it is not finite; returns the tensor to continue with."""
         with paddle.no_grad():
             is_finite = self._take_in(x.detach())
         if not (is_finite and self.wants_gradients):
@@ -113,7 +123,7 @@ class CalibrationStats:
         return waiting
 
     def weigh(self, x: Tensor, gradient: Tensor | None) -> None:
-        """Take in how much the answers depend on values that were seen; None: not at all."""
+        """Add the gradients of the outputs with respect to the values seen; None means no dependence."""
         if gradient is not None and bool(paddle.isfinite(gradient).all()):
             self._sensitivity.add(x.numpy(), gradient.numpy())
 
@@ -129,7 +139,11 @@ class CalibrationStats:
             self.negative = True
             self._means.clear()
         grid, axes = self._grid(), self._axes_of(x)
-        if self._spec.scaling.name == "learned":
+        if self._spec.sign == "asymmetric":
+            step, offset = lsq_plus_initial(x, grid.bits)
+            self._enter("step", self._mean(step))
+            self._enter("offset", self._mean(offset))
+        elif self._spec.scaling.name == "learned":
             self._enter("step", self._mean(initial_step(self._spec, x, grid, axes)))
         elif self._sensitivity is not None:
             self._sensitivity.widen(float(self._largest(x.abs().max().cast("float32"))))
@@ -141,7 +155,8 @@ class CalibrationStats:
 
     def _grid(self) -> Grid:
         auto = self._spec.sign == "auto"
-        return parse_grid(f"uint{self._spec.grid.bits}") if auto and not self.negative else self._spec.grid
+        grid = self._signed_grid
+        return parse_grid(f"uint{grid.bits}") if auto and not self.negative else grid
 
     def _enter(self, name: str, value: Tensor) -> None:
         self._means.setdefault(name, Calibrated()).update(value)
@@ -154,7 +169,7 @@ class CalibrationStats:
 
 
 def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
-    """Where PACT's bound starts; one for a whole large tensor is found from every n-th value of it."""
+    """The initial value of PACT's bound; for a large tensor, from every n-th value."""
     x = x.detach()
     stride = x.size // _ENOUGH
     if len(axes) == x.ndim and stride > 1:
@@ -167,7 +182,7 @@ def initial_alpha(x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
 
 
 def initial_step(spec: TensorSpec, x: Tensor, grid: Grid, axes: Sequence[int]) -> Tensor:
-    """Where a learned step starts: LSQ's own value, or the scale of an observer other than minmax."""
+    """The initial value of a learned step: LSQ's formula, or the scale of an observer other than minmax."""
     if spec.observer.name == "minmax":
         return lsq_initial_step(x, grid, axes)
     return spec.observer(x.detach(), grid, axes)
@@ -207,12 +222,16 @@ class RunningRange(nn.Layer):
         return bool(self._buffers["entered"].item())
 
     def update(self, range_: Tensor) -> bool:
-        """Take in a batch's ranges; one that is not finite is counted and left out. Returns if it entered."""
+        """Add the ranges of a batch and return whether they are finite; others are counted and skipped."""
         return self._update(range_, self._saved())
 
     def restart(self, range_: Tensor) -> bool:
         """As `update`, but everything from before is forgotten."""
         return self._update(range_, None)
+
+    def forget(self) -> None:
+        """As if no batch had entered."""
+        self._buffers["entered"].set_value(np.zeros_like(self._buffers["entered"].numpy()))
 
     def _update(self, range_: Tensor, saved: dict[str, Any] | None) -> bool:
         state = self._scaling.new_state()
@@ -269,6 +288,7 @@ class LearnedScale(nn.Layer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__()
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.value = self.create_parameter(
             list(shape),
             attr=ParamAttr(
@@ -282,11 +302,15 @@ class LearnedScale(nn.Layer):
 
     @property
     def is_known(self) -> bool:
-        """Whether the value has been started, here or in the run that a checkpoint comes from."""
+        """Whether the value is initialized, here or by a checkpoint."""
         return bool(self._buffers["known"].item())
 
+    def forget(self) -> None:
+        """Let it start anew from data."""
+        self.known.set_value(np.zeros([1], np.int32))
+
     def start(self, value: Tensor) -> bool:
-        """Set the first value, unless it is not finite; returns whether it was set."""
+        """Initialize the value, unless it is not finite; returns whether it was set."""
         first = value.numpy().astype(np.float32)
         if not np.isfinite(first).all():
             return False

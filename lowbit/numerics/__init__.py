@@ -1,4 +1,4 @@
-"""What a low-bit number is, and how a tensor becomes one. Start with `grid` and `fake_quant`.
+"""Grids, scales, rounding and fake quantization. Start with `grid` and `fake_quant`.
 
 | module | has |
 |---|---|
@@ -9,6 +9,7 @@
 | `fake_quant` | quantize, dequantize, and the gradients: straight-through, LSQ, PACT |
 | `hadamard`, `stats` | rotation before quantizing; error, clipping and level histograms after it |
 | `fused`, `fused_groups`, `exact` | the C++ kernels' front; fp32 operators rounded once, their twins |
+| `lsq_plus` | LSQ+: a learned step and offset, grids with a zero point |
 | `spec_parser` | words with a number in brackets |
 """
 
@@ -23,6 +24,12 @@ from lowbit.numerics.fake_quant import (
 from lowbit.numerics.granularity import Granularity, parse_granularity
 from lowbit.numerics.grid import BF16, FP16, FULL, Grid, grid_names, parse_grid, round_to_grid
 from lowbit.numerics.hadamard import Rotation, hadamard_transform, parse_rotation
+from lowbit.numerics.lsq_plus import (
+    asymmetric_grid,
+    lsq_plus_fake_quantize,
+    lsq_plus_initial,
+    zero_point_of,
+)
 from lowbit.numerics.observers import (
     Observer,
     lsq_initial_step,
@@ -59,12 +66,15 @@ __all__ = [
     "Scaling",
     "Stochastic",
     "Window",
+    "asymmetric_grid",
     "dequantize",
     "fake_quantize",
     "grid_names",
     "hadamard_transform",
     "lsq_fake_quantize",
     "lsq_initial_step",
+    "lsq_plus_fake_quantize",
+    "lsq_plus_initial",
     "measure_stats",
     "nearest",
     "observer_names",
@@ -82,4 +92,5 @@ __all__ = [
     "rounding_names",
     "scale_from_range",
     "scaling_names",
+    "zero_point_of",
 ]

@@ -34,7 +34,7 @@ def as_type_of(x: Tensor, y: Tensor) -> Tensor:
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, rounded once."""
-    return _ADD(x, y) if isinstance(x, Tensor) else x + y  # a static program's value is no Tensor
+    return _ADD(x, y) if isinstance(x, Tensor) else x + y  # a static program's value is not a Tensor
 
 
 def subtract(x: Tensor, y: Tensor) -> Tensor:

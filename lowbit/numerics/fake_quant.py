@@ -57,7 +57,7 @@ def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding | None) -> Te
 
 
 def dequantize(q: Tensor, scale: Tensor) -> Tensor:
-    """The values that integers stand for: q * scale.
+    """The values of integers: q * scale.
 
     >>> dequantize(paddle.to_tensor([1.0, -8.0]), paddle.to_tensor([0.5])).tolist()
     [0.5, -4.0]
@@ -148,11 +148,12 @@ def lsq_fake_quantize(x: Tensor, step: Tensor, grid: Grid, *, elements: int | No
 
 
 @paddle.jit.not_to_static  # Paddle's translator makes a tensor of a size of -1
-def _pace(x: Tensor, step: Tensor, grid: Grid, elements: int | None) -> Tensor:
+def gradient_scale(x: Tensor, step: Tensor, highest: int, elements: int | None) -> Tensor:
+    """1 / sqrt(elements * highest), the scale of LSQ's gradients; elements left out are counted."""
     if elements is None and -1 in x.shape:  # a static program, whose batch size is known when it runs
-        return paddle.rsqrt(paddle.numel(x).cast("float32") * (grid.highest / math.prod(step.shape)))
+        return paddle.rsqrt(paddle.numel(x).cast("float32") * (highest / math.prod(step.shape)))
     shared = elements or max(1, math.prod(x.shape) // math.prod(step.shape))
-    return paddle.full([], 1 / math.sqrt(shared * grid.highest), "float32")
+    return paddle.full([], 1 / math.sqrt(shared * highest), "float32")
 
 
 class _LearnedStep(PyLayer):
@@ -169,18 +170,22 @@ class _LearnedStep(PyLayer):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, used = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
-        seen_as = fused.layout_of_gradient(dy, x, used)
-        if seen_as is None:
-            dx, dstep = _lsq_gradients(dy, x, used, ctx.grid, ctx.learning)
-        else:
-            dx, dstep = fused.learned_step(dy, x, used, ctx.grid, seen_as, ctx.learning)
-        return dx, None if dstep is None else multiply(dstep, _pace(x, used, ctx.grid, ctx.elements))
+        dx, dstep = lsq_gradients(dy, x, used, ctx.grid, ctx.learning)
+        if dstep is None:
+            return dx, None
+        return dx, multiply(dstep, gradient_scale(x, used, ctx.grid.highest, ctx.elements))
 
 
-def _lsq_gradients(
+def lsq_gradients(
     dy: Tensor, x: Tensor, step: Tensor, grid: Grid, learning: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of `x` and of the step, with plain operators."""
+    """LSQ's gradients of `x` and of the step, as far as they are learning; the latter not scaled yet.
+
+    One pass of a C++ kernel, or plain operators.
+    """
+    seen_as = fused.layout_of_gradient(dy, x, step)
+    if seen_as is not None:
+        return fused.learned_step(dy, x, step, grid, seen_as, learning)
     v = divide(as_float32(x), step)
     inside = (v > grid.lowest) & (v < grid.highest)
     dx = dstep = None

@@ -1,4 +1,4 @@
-"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators are the twins.
+"""Quantizing and its gradients in one pass over memory, by the C++ kernels; plain operators compute the same.
 
 `layout` says whether a tensor can be taken that way: dynamic mode, contiguous fp32 on the CPU, and scales of
 one number or one per channel. Results are allocated by Paddle, since matrix products depend in their last
@@ -162,7 +162,7 @@ def check_unchanged(x: Tensor, before: int | None) -> None:
     if version(x) != before:
         raise LowbitError(
             "a tensor was changed in place after a layer had used it: its gradient would be wrong. "
-            "Use the operation that gives a new tensor (such as `x + y` in the place of `x.add_(y)`)"
+            "Use the operation that gives a new tensor (such as `x + y` instead of `x.add_(y)`)"
         )
 
 

@@ -18,13 +18,13 @@ _PER_TENSOR = "per-tensor"
 
 @dataclass(frozen=True)
 class Granularity:
-    """The letters of the axes along which scales differ; no letters stand for one scale per tensor.
+    """The letters of the axes along which scales differ; no letters mean one scale per tensor.
 
     Which axis a letter means is said by a layout, one letter per axis:
 
     | tensor | layout |
     |---|---|
-    | activation or its gradient | NCHW; behind a Linear NC, or NHC for [batch, tokens, features] |
+    | activation or its gradient | NCHW; after a Linear NC, or NHC for [batch, tokens, features] |
     | weight of Conv2D [out, in, kh, kw] | NCHW: N is the output channel, C the input channel |
     | weight of Conv2DTranspose [in, out, kh, kw] | CNHW |
     | weight of Linear [in, out] | CN |
@@ -62,7 +62,7 @@ class Granularity:
 
 
 def parse_granularity(word: str) -> Granularity:
-    """The granularity that a word stands for: `per-tensor`, or letters of NCHW in any order.
+    """Parse a granularity: `per-tensor`, or letters of NCHW in any order.
 
     >>> str(parse_granularity("WNH"))
     'NHW'

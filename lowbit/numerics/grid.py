@@ -19,7 +19,7 @@ from lowbit.errors import LowbitError, nearest
 class Grid:
     """A set of representable values.
 
-    `storage` is the Paddle type that holds them; None stands for the tensor's own, so that nothing is
+    `storage` is the Paddle type that holds them; None means the tensor's own, so that nothing is
     rounded. An integer grid has `bits`, and a value of it is an integer times a scale:
 
     >>> grid = parse_grid("int4")
@@ -33,6 +33,7 @@ class Grid:
     signed: bool = True
     narrow: bool = False
     logarithmic: bool = False
+    zero_point: int = 0  # integers below 0, where that is neither none nor half of them
 
     def __str__(self) -> str:
         return self.name
@@ -45,8 +46,8 @@ class Grid:
     @cached_property
     def lowest(self) -> int:
         """The smallest integer: 0, or -2^(b-1), or, narrow or logarithmic, as far from 0 as the highest."""
-        if not self.signed:
-            return 0
+        if not self.signed or self.zero_point:
+            return -self.zero_point
         return -self.highest if self.narrow or self.logarithmic else -(1 << (self._integer_bits() - 1))
 
     @cached_property
@@ -54,11 +55,21 @@ class Grid:
         """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1, or, logarithmic, the last power of two."""
         if self.logarithmic:  # 0 and 2^(b-1)-1 powers of two on either side
             return 1 << ((1 << (self._integer_bits() - 1)) - 2)
+        if self.zero_point:
+            return (1 << self._integer_bits()) - 1 - self.zero_point
         return (1 << (self._integer_bits() - self.signed)) - 1
+
+    def in_bits(self, bits: int) -> Grid:
+        """The same kind of grid with other bits.
+
+        >>> str(parse_grid("int4-narrow").in_bits(8))
+        'int8-narrow'
+        """
+        return _integer_grid(bits, signed=self.signed, narrow=self.narrow)
 
     def _integer_bits(self) -> int:
         if self.bits is None:
-            raise LowbitError(f"{self.name} is no integer grid: use one of {_INTEGER_WORDS}")
+            raise LowbitError(f"{self.name} is not an integer grid: use one of {_INTEGER_WORDS}")
         return self.bits
 
 
@@ -104,7 +115,7 @@ def grid_names() -> list[str]:
 
 
 def parse_grid(word: str) -> Grid:
-    """The grid that a word stands for; an unknown word is an error with the nearest valid one.
+    """Parse a grid; an unknown word is an error with the nearest valid one.
 
     >>> parse_grid("uint4").highest
     15
@@ -130,7 +141,7 @@ def _what_instead(word: str) -> str:
 def round_to_grid(x: Tensor, grid: Grid) -> Tensor:
     """The values of `x` rounded to the nearest on the grid (half to even), held in the type of `x`.
 
-    What lies beyond the largest finite value becomes Inf, and NaN stays NaN, as in hardware. The
+    Values beyond the largest finite value become Inf, and NaN stays NaN, as in hardware. The
     gradient goes straight through, rounded to the same grid: a pair of casts, which rounds the value,
     rounds what comes back along it too, and that is what training in that type does.
 
@@ -150,7 +161,7 @@ class _Float16OnCpu(PyLayer):
     """The pair of casts by NumPy.
 
     Paddle's CPU cast to float16 is wrong far below the grid: between 1.6e-27 and 6.7e-24 it gives up to
-    6e-5 in the place of 0 (3.3.1). NumPy's is right, and no slower.
+    6e-5 instead of 0 (3.3.1). NumPy's is right, and no slower.
     """
 
     @staticmethod

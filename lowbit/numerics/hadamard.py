@@ -1,4 +1,4 @@
-"""Rotation: a Hadamard transform of blocks of channels, which spreads what is large in one over all of them.
+"""Rotation: a Hadamard transform of blocks of channels, which spreads outliers over all of them.
 
 Quantized in between, an outlier no longer makes the step of a whole group large (Xi et al. 2023, Training
 Transformers with 4-bit Integers). The transform is its own inverse.
@@ -48,7 +48,7 @@ class Rotation:
 
 
 def parse_rotation(word: str) -> Rotation:
-    """The rotation that a word stands for: none, hadamard, hadamard(32).
+    """Parse a rotation: none, hadamard, hadamard(32).
 
     >>> bool(parse_rotation("none"))
     False

@@ -57,7 +57,7 @@ def _of_row(magnitudes: np.ndarray, candidates: list[int], cost: Callable[[np.nd
 def percentile_range(x: Tensor, grid: Grid, axes: Sequence[int], percent: float | None) -> Tensor:
     """The observer `percentile`: the k-th smallest of a group's n magnitudes, k = ceil(n * percent / 100).
 
-    Where that is 0 and not all values are, the largest: most values behind a ReLU may be 0. NaN where a
+    Where that is 0 and not all values are, the largest: most values after a ReLU may be 0. NaN where a
     value is not finite. For calibration, on the host.
     """
     rows, shape = groups_as_rows(x, axes, "percentile")
@@ -157,7 +157,7 @@ class Sensitivity:
             self._top *= 2
 
     def add(self, x: np.ndarray, gradient: np.ndarray) -> None:
-        """Take in values, none larger than what `widen` was told, and the answers' gradients there."""
+        """Add values, none larger than the argument of `widen`, and the gradients of the outputs."""
         if not self._top:  # zeros, which are on every grid
             return
         places = np.minimum(np.abs(x).ravel() * (SENSITIVITY_BINS / self._top), SENSITIVITY_BINS - 1).astype(
@@ -177,8 +177,8 @@ class Sensitivity:
 
 
 def sensitivity_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float | None) -> Tensor:
-    """What the observer cannot do: values alone have no gradients."""
+    """Raise an error: this observer needs gradients, which values alone do not have."""
     raise LowbitError(
-        "the observer sensitivity looks at gradients, which calibration alone has: call "
+        "the observer sensitivity needs gradients, which only calibration has: call "
         "lowbit.calibrate(model, batches) first"
     )

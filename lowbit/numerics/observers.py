@@ -1,4 +1,4 @@
-"""Observers: how a range, and from it a scale, is chosen from values; and where learned values start."""
+"""Observers, which choose a range from values; initial values of learned steps and bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 def mse_range(
     x: Tensor, grid: Grid, axes: Sequence[int], iterations: float | None, start: Tensor | None = None
 ) -> Tensor:
-    """The observer `mse`: the range whose scale has the least squared error, found by turns.
+    """The observer `mse`: the range whose scale has the least squared error, found iteratively.
 
     From the scale of minmax, q = clip(round(x / scale)), then scale = <x, q> / <q, q>, which is best for that
     q; and again, `iterations` times, fewer for a group whose range changes by 1e-6 or less. The sums are of
@@ -152,7 +152,7 @@ def observer_names() -> list[str]:
 
 
 def parse_observer(word: str) -> Observer:
-    """The observer that a word stands for: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist,
+    """Parse an observer: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist,
     sensitivity.
 
     >>> str(parse_observer("percentile(99.9)"))

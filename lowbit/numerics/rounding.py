@@ -3,7 +3,7 @@
 Random numbers come from a counter-based generator: each is a function of seed, step, layer and element.
 Nothing is carried from one number to the next, so they do not depend on threads, on how a tensor is split, or
 on a restart. The algorithm uses 32-bit integer operations, modulo 2^32, so that a kernel in another language
-gives the same bits; `>>` is a logical shift. Every 2^32 elements are a block with a key of its own, of
+gives the same bits; `>>` is a logical shift. Every 2^32 elements are a block with its own key, of
 64 bits, from the words seed, step, layer and block:
 
     z = 0
@@ -78,7 +78,7 @@ class Stochastic:
     it reaches the next integer is decided by comparing the fraction of |x| with 1 - u, which are both exact.
     So the mean is off by less than 2^-24, and an integer stays what it is.
 
-    `layer` is a number of its own for every tensor that is rounded in a step; `first` is the place of the
+    `layer` is a different number for every tensor that is rounded in a step; `first` is the place of the
     tensor's first element, when the tensor is a part of a larger one.
 
     >>> rounding = Stochastic(seed=0, step=17, layer=3)

@@ -80,7 +80,7 @@ class RangeState(ABC):
         self._kept: dict[str, np.ndarray] = {}
 
     def update(self, range_: Tensor) -> bool:
-        """Take in a batch's ranges; returns whether they entered."""
+        """Add the ranges of a batch; returns whether they were used."""
         values = range_.numpy().astype(np.float32)
         if not np.isfinite(values).all():
             self.left_out += 1
@@ -267,7 +267,7 @@ def scaling_names() -> list[str]:
 
 
 def parse_scaling(word: str) -> Scaling:
-    """The scaling that a word stands for: dynamic, moving_average, moving_average(0.95), window(10000), ...
+    """Parse a scaling: dynamic, moving_average, moving_average(0.95), window(10000), ...
 
     >>> str(parse_scaling("window(100)"))
     'window(100)'

@@ -31,7 +31,7 @@ def split_word(kind: str, word: str, names: Iterable[str]) -> tuple[str, float |
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise LowbitError(f'{kind} "{word}": "{text}" is no number')
+        raise LowbitError(f'{kind} "{word}": "{text}" is not a number')
     return name, number
 
 

@@ -160,7 +160,7 @@ class LevelHistogram:
         return None if self.levels is None else self.levels.count(0)
 
     def values(self) -> dict[str, Any]:
-        """As plain values for JSON, rounded to what can be seen: `dead` levels in the place of all counts.
+        """As plain values for JSON, rounded to what can be seen: `dead` levels instead of all counts.
 
         >>> list(value_histogram(np.array([0.0, 1.0])).values())
         ['start', 'width', 'counts']

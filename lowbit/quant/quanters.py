@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowbit.errors import LowbitError
 from lowbit.quant.not_here import explain
 from lowbit.quant.observers import Factory, _only_weights
 
@@ -34,16 +33,16 @@ class FakeQuanterChannelWiseAbsMaxObserver(Factory):
 
 @dataclass(frozen=True)
 class ActLSQplusQuanter(Factory):
-    """A learned step (LSQ). Its offset would make the grid asymmetric, which lowbit has not."""
+    """A learned step (LSQ); with `symmetric=False` a learned offset, too, an integer zero point (LSQ+)."""
 
     all_postive: bool = False  # PaddleSlim's spelling
     symmetric: bool = True
 
     def settings(self, role: str) -> dict[str, Any]:
-        if not self.symmetric:
-            raise LowbitError("ActLSQplusQuanter: only symmetric=True; an unsigned grid is all_postive=True")
-        grid = f"uint{self.quant_bits}" if self.all_postive else f"int{self.quant_bits}"
-        return self._spec(grid=grid, scaling="learned")
+        if self.all_postive:
+            return self._spec(grid=f"uint{self.quant_bits}", scaling="learned")
+        sign = {} if self.symmetric else {"sign": "asymmetric"}
+        return self._spec(grid=f"int{self.quant_bits}", scaling="learned", **sign)
 
 
 @dataclass(frozen=True)

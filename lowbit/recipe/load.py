@@ -19,6 +19,8 @@ from lowbit.recipe.recipe import Recipe, Sources
 
 _FOLDERS = ("recipes", "qt_config")  # where the repository has them, and low-precision training's original
 _ABOUT = ("description", "reached")  # keys of a recipe that are for people
+# Left out of what is saved where they are at their defaults.
+_LATER_KEYS = ("outputs", "lsq", "oscillation", "progressive", "fix_scales", "reestimate_bn")
 _PTQ = re.compile(r"ptq_w([2-8])a([2-8])")
 _KINDS = {"ptq": "post-training", "qat": "QAT", "qt": "low-precision training"}
 
@@ -108,7 +110,8 @@ def _entry(name: str) -> RecipeEntry:
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML in lowbit's dialect, complete: it is saved with every run and can be read again."""
     # A recipe from before there was a key stays what it was, and a run that used it can be resumed.
-    absent = {"outputs"} if recipe.outputs == "full" else set()
+    fields = Recipe.model_fields
+    absent = {name for name in _LATER_KEYS if getattr(recipe, name) == fields[name].default}
     values = recipe.model_dump(mode="json", exclude={"rules", *absent})
     rules = [rule.model_dump(mode="json", exclude_unset=True) for rule in recipe.rules]
     return yaml.safe_dump({"rules": rules, **values}, sort_keys=False, width=100)

@@ -75,5 +75,5 @@ def _left_alone(layer: nn.Layer) -> str:
     if getattr(layer, "skip_quant", False):
         return "skip_quant"
     if type(layer).forward is not QUANTIZABLE[_type_of(layer)].forward:
-        return f"{type(layer).__name__} has a forward of its own"
+        return f"{type(layer).__name__} has its own forward"
     return ""

@@ -118,8 +118,10 @@ class Plan:
                 f"scaling {spec.scaling} keeps its scales from batch to batch, so they cannot be per "
                 f"{spec.granularity}; use per-tensor, C, or scaling dynamic"
             )
-        elif operand != "input" and spec.sign == "auto":
-            problem = "sign auto is for inputs only: weights and gradients have both signs"
+        elif operand != "input" and spec.sign != "fixed":
+            problem = f"sign {spec.sign} is for inputs only: weights and gradients have both signs"
+        elif spec.sign == "asymmetric" and not self.is_straight_through:
+            problem = "sign asymmetric is for QAT; in low-precision training use sign auto"
         elif spec.observer.name == "sensitivity" and not self._can_weigh(product, operand, spec):
             problem = (
                 "observer sensitivity is for the inputs of quantization-aware training or of none, with "

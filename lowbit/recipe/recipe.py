@@ -13,6 +13,7 @@ from lowbit.config.base import Count, Number, parse_number
 from lowbit.config.yaml_file import KeyPath
 from lowbit.errors import LowbitError
 from lowbit.numerics import FULL
+from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe.model_layers import ModelLayer, find_layers
 from lowbit.recipe.plan import PRODUCTS, Plan, operands_of
 from lowbit.recipe.rules import Rule
@@ -24,7 +25,7 @@ _Settings = dict[str, dict[str, dict[str, Any]]]
 
 
 class Calibration(FrozenSection):
-    """Batches that are only looked at, before training, to choose the first scales.
+    """Calibration batches, used before training to choose the first scales.
 
     `correct_bias` takes out of the biases what the rounded weights add to the outputs on average.
     """
@@ -40,7 +41,7 @@ class Calibration(FrozenSection):
 
 
 class BatchNorm(FrozenSection):
-    """What becomes of a batch norm behind a quantized layer.
+    """What becomes of a batch norm after a quantized layer.
 
     `fold: training` quantizes the weight with the batch norm folded into it; `export` folds when exporting.
     """
@@ -69,6 +70,37 @@ class Pact(FrozenSection):
     ] = "data"
     learning_rate: Annotated[Number, Field(gt=0)] = 1.0  # times the learning rate of the weights
     weight_decay: Annotated[Number, Field(ge=0)] = 1e-4
+
+
+class Lsq(FrozenSection):
+    """How the steps of `scaling: learned` are trained.
+
+    A step's gradient is multiplied by 1 / sqrt(n * highest), with n values that share the step. Of an input
+    n counts the values of one image (`image`, as in the paper: features of a layer) or of the batch, which
+    makes the gradient smaller by the square root of the batch size.
+    """
+
+    learning_rate: Annotated[Number, Field(gt=0)] = 1.0  # times the learning rate of the weights
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.0
+    gradient_scale: Literal["batch", "image"] = "batch"
+
+
+class Oscillation(FrozenSection):
+    """Weights whose integers go up and down: measured, and with `damp` or `freeze` kept from it.
+
+    `freeze` is how often a step a weight may turn around, as a moving average, before it keeps its integer.
+    """
+
+    momentum: Annotated[Number, Field(gt=0, le=1)] = 0.01  # of the moving averages over steps
+    damp: Annotated[Number, Field(ge=0)] = 0.0  # strength, at the end of the run, of a pull to the grid
+    freeze: Annotated[Number, Field(gt=0, lt=1)] | None = None
+
+
+class Stage(FrozenSection):
+    """Some epochs of `progressive` training with more bits."""
+
+    bits: Annotated[Count, Field(ge=FEWEST_BITS, le=MOST_BITS)]
+    epochs: Annotated[Count, Field(ge=1)]
 
 
 class ActivationMatmul(FrozenSection):
@@ -142,10 +174,10 @@ class LayerPlan:
 
 
 class Recipe(FrozenSection):
-    """Rules in their order, later ones over earlier ones, and settings for the model as a whole.
+    """Ordered rules that give every layer its plan, and settings for the whole model.
 
-    `outputs: quantized` puts every tensor between two quantized layers on a grid, those that sums, pools and
-    activations read included, so that engines compute all of it in integers.
+    Later rules override earlier ones. `outputs: quantized` quantizes every tensor between two quantized
+    layers, also the inputs of sums, pools and activations, so that engines compute all of it in integers.
 
     >>> recipe = Recipe(rules=[{"forward": {"weight": {"grid": "int8"}}}])
     >>> str(recipe.plans(nn.Sequential(nn.Linear(4, 2)))["0"].forward.weight)
@@ -156,9 +188,14 @@ class Recipe(FrozenSection):
     calibration: Calibration = Calibration()
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
+    lsq: Lsq = Lsq()
     outputs: Literal["full", "quantized"] = "full"
     matmul: ActivationMatmul | None = None
     reconstruction: Reconstruction | None = None
+    oscillation: Oscillation | None = None
+    progressive: list[Stage] = []  # of QAT: the first epochs with more bits, then those of the rules
+    fix_scales: Count = 0  # epochs, the last ones: dynamic scales of inputs are fixed as they are deployed
+    reestimate_bn: Count = 0  # training batches, at the end: batch norm's statistics of the final weights
 
     @model_validator(mode="after")
     def _has_batches_for_matmul(self) -> Recipe:
@@ -179,6 +216,29 @@ class Recipe(FrozenSection):
         if self.reconstruction is not None and self.outputs == "quantized":
             # Readers of a shared quantizer would have to learn one step, across blocks.
             raise ValueError("reconstruction goes with outputs: full; leave out one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _moves_the_weights_that_are_quantized(self) -> Recipe:
+        acts = self.oscillation is not None and (self.oscillation.damp or self.oscillation.freeze)
+        if acts and self.batch_norm.fold == "training":
+            raise ValueError(
+                "oscillation.damp and freeze move the weights that are quantized; with batch_norm.fold: "
+                "training these are others than the layer's: leave out one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _falls_in_bits(self) -> Recipe:
+        bits = [stage.bits for stage in self.progressive]
+        if sorted(set(bits), reverse=True) != bits:
+            raise ValueError(f"the bits of progressive must fall from stage to stage, got {bits}")
+        if bits and self.quantizes_gradients:
+            raise ValueError("progressive is for QAT, but gradients are quantized: leave it out")
+        if bits and not self.calibration.steps:
+            raise ValueError("progressive finds scales anew in each stage: add calibration: {steps: 20}")
+        if bits and (self.reconstruction is not None or self.outputs == "quantized"):
+            raise ValueError("progressive goes with outputs: full and without reconstruction")
         return self
 
     @property
@@ -256,7 +316,7 @@ def _plan_of(settings: _Settings) -> Plan:
     for product, operands in settings.items():
         specs = {}
         for operand, keys in operands.items():
-            # What went with another grid rests until a rule gives one again.
+            # Settings for another grid have no effect until a rule sets such a grid again.
             used = {"grid": keys["grid"]} if _is_without_scales(keys) else keys
             specs[operand] = _spec_of(f"{product}.{operand}", used)
         products[product] = PRODUCTS[product](**specs)
@@ -295,6 +355,8 @@ def _check_without_calibration(plan: Plan) -> None:
 
 
 def _check_can_reconstruct(plan: Plan) -> None:
+    if plan.forward.input.sign == "asymmetric":
+        raise LowbitError("forward.input: reconstruction has no offset: give it sign: auto")
     spec = plan.forward.weight
     if spec.grid.is_integer and spec.scaling.name not in ("fixed", "learned"):
         raise LowbitError(

@@ -31,7 +31,7 @@ from lowbit.numerics import (
 PER_TENSOR, MINMAX, DYNAMIC = Granularity(), parse_observer("minmax"), parse_scaling("dynamic")
 NO_ROTATION = Rotation()
 CLIPS = ("none", "pact")
-SIGNS = ("fixed", "auto")
+SIGNS = ("fixed", "auto", "asymmetric")
 SAMPLES = (1, 2)
 _VALUES = (Grid, Granularity, Observer, Scaling, Rotation)
 
@@ -65,7 +65,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def parse_setting(key: str, word: str) -> Any:
-    """The value that a word stands for in a TensorSpec; an unknown word is an error with the nearest one.
+    """Parse one setting of a TensorSpec; an unknown word is an error with the nearest one.
 
     >>> parse_setting("granularity", "WNH")
     Granularity(letters='NHW')
@@ -79,8 +79,8 @@ class TensorSpec:
 
     A learned step starts from LSQ's own initial value, or from the scale of an observer other than minmax.
     `sign="auto"` puts an input that calibration never sees negative (after a ReLU) on the unsigned grid of as
-    many bits. `rotation` quantizes after a Hadamard transform and turns back; `samples=2` is the mean of two
-    stochastic roundings.
+    many bits; `asymmetric` learns an offset beside the step: a zero point (LSQ+). `rotation` quantizes after
+    a Hadamard transform and turns back; `samples=2` is the mean of two stochastic roundings.
 
     >>> str(TensorSpec(grid="int4", granularity="N", observer="mse"))
     'int4 N mse'
@@ -113,6 +113,16 @@ class TensorSpec:
             raise LowbitError("two samples differ with rounding stochastic alone: leave samples out")
         if self.sign == "auto" and not self.grid.signed:
             raise LowbitError(f"sign auto chooses between int and uint; {self.grid} has chosen already")
+        if self.sign == "asymmetric":
+            if not self.grid.signed or self.grid.narrow or self.grid.logarithmic:
+                raise LowbitError(
+                    f"sign asymmetric learns where a grid begins, which {self.grid} says: use "
+                    f"int{self.grid.bits}"
+                )
+            if self.scaling.name != "learned" or self.granularity != PER_TENSOR or self.clip != "none":
+                raise LowbitError(
+                    "sign asymmetric goes with scaling learned, granularity per-tensor and no clip (LSQ+)"
+                )
 
     @property
     def keeps_scales(self) -> bool:
@@ -131,7 +141,8 @@ class TensorSpec:
     def __str__(self) -> str:
         if not self.grid.is_integer:
             return str(self.grid)
-        grid = f"{self.grid}/uint{self.grid.bits}" if self.sign == "auto" else str(self.grid)
+        signs = {"auto": f"{self.grid}/uint{self.grid.bits}", "asymmetric": f"{self.grid}-asymmetric"}
+        grid = signs.get(self.sign, str(self.grid))
         more = [word for key, word in self._beside_the_grid().items() if key not in ("granularity", "sign")]
         return " ".join([grid, str(self.granularity), *more])
 

@@ -17,7 +17,7 @@ from lowbit.training.trained_model import open_checkpoint
 MOST_POINTS = 200  # of a series; of more epochs every second (third, …) is shown, and the last
 _DIGITS = 4
 # What is drawn of an operand's health. Only a gradient's `gain` is worth a curve: it shrinks unnoticed.
-_QUANTITIES = ("sqnr", "scale", "clipped", "underflowed")
+_QUANTITIES = ("sqnr", "scale", "clipped", "underflowed", "oscillating", "frozen")
 _OF_GRADIENTS = (*_QUANTITIES, "gain")
 
 # id, title, what the numbers are, and which records they are from: kind and key
@@ -130,7 +130,7 @@ def weight_histograms(path: Path, *, trust: bool = False) -> tuple[dict[str, Any
 
 
 def shorten(value: float | None, digits: int = _DIGITS) -> float | None:
-    """A number with so many significant digits; None, JSON's null, where it is no number.
+    """A number with so many significant digits; None, JSON's null, where it is not a number.
 
     >>> shorten(0.123456), shorten(1234567.0), shorten(float("nan"))
     (0.1235, 1235000, None)

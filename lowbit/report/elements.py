@@ -20,7 +20,7 @@ class Cell:
 
     text: str
     kind: str = ""  # a class of page.css: `best`, `good`, `bad`, `right`, `wrong`
-    run: int | None = None  # whose number, in its colour, stands before the text
+    run: int | None = None  # whose number, in its colour, is shown before the text
     heat: float | None = None  # from 0 to 1: how strongly the background is coloured
 
 
@@ -109,7 +109,7 @@ def heading(title: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Plain text; `kind` is `note` for what is said by the way, `good` and `bad` for verdicts."""
+    """Plain text; `kind` is `note` for what is secondary, `good` and `bad` for verdicts."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in the report and in the terminal alike."""
+"""Formatting of numbers, in the report and in the terminal."""
 
 from __future__ import annotations
 

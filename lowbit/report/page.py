@@ -23,6 +23,7 @@ _LAYER_CHARTS = (
     ("sqnr", "SQNR", "dB, by epoch"),
     ("scale", "Scale", "mean step of the grid, by epoch"),
     ("lost", "Lost values", "fraction clipped or rounded to 0, by epoch"),
+    ("oscillation", "Oscillating weights", "fraction of the weights, by epoch"),
     ("gain", "Gain of the gradients", "1: nothing is lost on average"),
     ("weights", "Weights", ""),
     ("inputs", "Inputs", _ANALYZED),

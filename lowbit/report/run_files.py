@@ -33,7 +33,7 @@ class Run:
     analysis: dict[str, Any] | None = None
 
     def points(self, kind: str, key: str) -> Points:
-        """A figure of the log by epoch, counted from 1; what is no finite number is left out.
+        """A figure of the log by epoch, counted from 1; values that are not finite are omitted.
 
         run.points("eval", "top1")
         """
@@ -53,7 +53,7 @@ class Run:
         return [one for one in self.metrics if one["kind"] == kind]
 
     def analyses(self) -> list[dict[str, Any]]:
-        """What `lowbit analyze` has found out, as far as it has finished."""
+        """What `lowbit analyze` has measured so far."""
         found = (self.analysis or {}).get("analyses", {}).values()
         return [one for one in found if "ranking" in one]
 

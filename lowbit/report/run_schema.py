@@ -312,7 +312,7 @@ def read_json(path: Path, kind: TypeAdapter[Any]) -> Any:
     """What a JSON file of a run holds, checked; None where there is no such file."""
     if not path.is_file():
         return None
-    advice = "remove it or make it anew"
+    advice = "remove it or create it again"
     return check(parse_json(read_text(path), path, advice), kind, path, advice)
 
 
@@ -321,7 +321,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (ValueError, OSError) as error:
-        raise LowbitError(f"cannot read {path}: {error}; remove it or make it anew") from None
+        raise LowbitError(f"cannot read {path}: {error}; remove it or create it again") from None
 
 
 def parse_json(text: str, where: Path | str, advice: str) -> Any:

@@ -94,7 +94,7 @@ def _spec(product: dict[str, Any] | None, operand: str) -> str:
 
 
 def gradients(runs: list[Run]) -> str:
-    """The last epoch's health of every quantized gradient, the sickest first."""
+    """The last epoch's health of every quantized gradient, the lowest SQNR first."""
     content = []
     for run in runs:
         records = run.of_kind("health")
@@ -134,7 +134,7 @@ def gradients(runs: list[Run]) -> str:
 
 
 def sensitivities(runs: list[Run]) -> str:
-    """What `lowbit analyze` found out, where it has looked at the run."""
+    """What `lowbit analyze` measured, if it was run."""
     content = []
     for run in runs:
         for found in run.analyses():

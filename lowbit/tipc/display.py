@@ -126,7 +126,7 @@ def verdict(result: ChainResult) -> str:
     if result.interrupted:
         return f"Interrupted. {parts}"
     if not result.finished:
-        return f"Not finished: the run was killed, or is still going on. {parts}"
+        return f"Not finished: the run was killed, or is still running. {parts}"
     if result.passed:
         return f"Passed. {parts}"
     if not result.counts["passed"] + result.counts["failed"]:

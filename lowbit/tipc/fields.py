@@ -39,7 +39,7 @@ class Line:
 
     @property
     def value(self) -> str:
-        """Everything behind the first colon: a value may have colons of its own."""
+        """Everything after the first colon: a value may have colons."""
         return self.text.partition(":")[2].strip()
 
     @property
@@ -84,11 +84,11 @@ class ConfigFile:
     raw: tuple[str, ...] = ()  # as the file has them, with blanks at their ends; empty ones left out
 
     def line(self, position: int) -> Line | None:
-        """The line at a position from 1; None behind the end, where missing lines mean absent ones."""
+        """The line at a position from 1; None after the end, where missing lines mean absent ones."""
         return self.lines[position - 1] if position <= len(self.lines) else None
 
     def number_of(self, position: int) -> int:
-        """The line number of a position, also behind the end."""
+        """The line number of a position, also after the end."""
         line = self.line(position)
         if line is not None:
             return line.number

@@ -41,7 +41,7 @@ class Model:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One point of the grid: its arguments behind the device, and the name of its log."""
+    """One point of the grid: its arguments after the device, and the name of its log."""
 
     word: str
     gpu: bool
@@ -256,7 +256,7 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
 
 
 def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
-    """The step that writes `quant_post_static_model` beside the model it quantizes."""
+    """The step that writes `quant_post_static_model` next to the model it quantizes."""
     field = config.released.post_quantize
     words = split_words(field, field.value)
     option_name = "Global.save_inference_dir="

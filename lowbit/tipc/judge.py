@@ -35,7 +35,7 @@ ENOUGH_EPOCHS = 5  # with fewer, the loss of small batches need not fall
 class Request:
     """The exported files, the checkpoint that they are of, and images to compare on."""
 
-    program: str | None  # inference.json or .pdmodel, with its .pdiparams beside it
+    program: str | None  # inference.json or .pdmodel, with its .pdiparams next to it
     onnx: str | None
     weights: str | None
     images: str | None
@@ -72,7 +72,7 @@ def read_report(path: Path) -> ModelReport | None:
     )
 
 
-CheckProgram = Callable[[Step, Sequence[str]], Outcome]  # runs it; what it prints goes beside the step's log
+CheckProgram = Callable[[Step, Sequence[str]], Outcome]  # runs it; what it prints goes next to the step's log
 
 
 def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) -> ModelReport:
@@ -106,7 +106,7 @@ def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) ->
 
 
 def _program(written: Sequence[Path]) -> Path | None:
-    """The program that has its parameters beside it, preferably one called `inference`."""
+    """The program that has its parameters next to it, preferably one called `inference`."""
     names = {path for path in written if path.suffix == ".pdiparams"}
     found = [
         path
@@ -167,7 +167,7 @@ def _compare(found: list[PrintedClass], report: ModelReport) -> Check:
                 f"class {printed.class_id} with {printed.probability:.3f}",
             )
     looked_at = min(len(report.expected), report.image_count)
-    return Check(name, True, f"the same for all {looked_at} images that were looked at")
+    return Check(name, True, f"the same for all {looked_at} compared images")
 
 
 def _agree(printed: PrintedClass, expected: Expected) -> bool:

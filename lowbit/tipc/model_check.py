@@ -1,4 +1,4 @@
-"""Opens an exported model and compares it with the trained one, in a process of its own.
+"""Opens an exported model and compares it with the trained one, in a separate process.
 
 A damaged model can bring down the process that opens it. `python -m lowbit.tipc.model_check IN.json OUT.json`
 """

@@ -108,7 +108,7 @@ class _Runner:
         self._write(lambda: write_result(self._result))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Write a result; on a full disk, warn and go on, so that the verdict is shown."""
+        """Write a result; on a full disk, warn and continue, so that the verdict is shown."""
         try:
             write()
         except LowbitError as error:

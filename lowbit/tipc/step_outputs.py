@@ -160,7 +160,7 @@ def last_accuracy(log: Path) -> float | None:
 def class_count(root: Path, arguments: Sequence[str]) -> int | None:
     """The number of classes of a command's data or config; None if neither says so.
 
-    The data is an option's folder with `train/CLASS/`; the config is the file behind `-c`, whose
+    The data is an option's folder with `train/CLASS/`; the config is the file after `-c`, whose
     `Arch.class_num` an `-o Arch.class_num=…` overrides.
     """
     for word in reversed(arguments):

@@ -225,7 +225,7 @@ def _wrap_opaque(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rounded(value: Any, grid: Grid) -> Any:
-    # A value of a static graph is no Tensor: a model exported inside a `with` comes out unrounded.
+    # A value of a static graph is not a Tensor: a model exported inside a `with` comes out unrounded.
     if isinstance(value, Tensor):
         return round_to_grid(value, grid) if value.dtype == paddle.float32 else value
     if isinstance(value, (list, tuple)):  # einsum and multi_dot take their factors as a list

@@ -1,4 +1,4 @@
-"""A checkpoint: everything a run needs to go on, in one file that is replaced atomically.
+"""A checkpoint: everything a run needs to continue, in one file that is replaced atomically.
 
 The file `latest.lowbit` is in safetensors format: tensors, and JSON in its metadata; nothing in it can run
 code. Its metadata begins with a digest of all other bytes of the file. Beside it are `latest.pdparams` and
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Progress:
-    """Where a run stands. `step` counts over the whole run, `batch` within the epoch."""
+    """The position of a run. `step` counts over the whole run, `batch` within the epoch."""
 
     epoch: int = 0
     batch: int = 0
@@ -68,7 +68,7 @@ class Checkpoint:
     order: dict[str, int]  # what the sampler's position means: samples, batch size, ranks, seed
     recipe: dict[str, Any] | None = None  # of quantization-aware training, in lowbit's own dialect
     teacher: str | None = None  # the digest of a teacher's weights; its path is in the config
-    # With an average of weights, `model` has the averages, and this the weights that training goes on with.
+    # With an average of weights, `model` has the averages, and this the weights that training continues with.
     trained: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -92,7 +92,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def save_for_ecosystem(path: Path, model: paddle.nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
-    """Writes `.pdparams` and `.pdopt` beside the checkpoint, as Paddle's tools expect them."""
+    """Writes `.pdparams` and `.pdopt` next to the checkpoint, as Paddle's tools expect them."""
     for suffix, state in zip(COMPANIONS, (model.state_dict(), optimizer.state_dict()), strict=True):
         content = BytesIO()
         paddle.save(state, content)
@@ -226,7 +226,7 @@ class _Described(_Strict):
 
 
 def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
-    """The .lowbit file that a run folder, a checkpoint folder or a name of the ecosystem's stands for.
+    """The .lowbit file of a run folder, a checkpoint folder, or that a name of Paddle's tools refers to.
 
     >>> find_checkpoint(Path("runs/digits"))  # doctest: +SKIP
     PosixPath('runs/digits/checkpoints/latest.lowbit')
@@ -242,7 +242,7 @@ def find_checkpoint(path: Path, *, name: str = "latest") -> Path | None:
 
 
 def find_fp32(path: Path) -> Path | None:
-    """The unquantized model that was kept beside a quantized run's checkpoint, if there is one.
+    """The unquantized model that was saved next to a quantized run's checkpoint, if there is one.
 
     >>> find_fp32(Path("runs/w4a4/checkpoints/best.lowbit"))  # doctest: +SKIP
     PosixPath('runs/w4a4/checkpoints/fp32.lowbit')

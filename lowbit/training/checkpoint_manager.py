@@ -51,11 +51,11 @@ class CheckpointManager:
         self._keep(["best", "latest"] if metrics else ["latest"])
 
     def last_good(self) -> str:
-        """A sentence that names the checkpoint to go on from."""
+        """A sentence that names the checkpoint to continue from."""
         latest = find_checkpoint(self._run.checkpoints)
         if latest is None:
             return "There is no checkpoint yet."
-        return f"The last good checkpoint is {latest} (go on with --resume {latest})."
+        return f"The last good checkpoint is {latest} (continue with --resume {latest})."
 
     def stop_if_diverged(self, snapshot: Checkpoint | None = None) -> None:
         """An error on all ranks if a weight, a statistic or the optimizer's state holds NaN or Inf."""

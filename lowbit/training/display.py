@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a progress bar in a terminal, plain log lines elsewhere."""
+"""Output of a training run: a progress bar in a terminal, plain log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StepReport:
         )
 
     def progress_line(self) -> str:
-        """Where the whole run stands, in a line of its own: tools parse the log line as it is.
+        """The progress of the whole run, in its own line: tools parse the log line as it is.
 
         >>> StepReport(1, 40, {"loss": 1.0}, 0.1, 0.0, 0.5, 64.0, 90, 100, 75).progress_line()
         'epoch 2 of 90, step 40 of 100, 1 min 15 s left'
@@ -67,7 +67,7 @@ class StepReport:
 
 
 def accuracy_line(metrics: dict[str, float], of: str = "") -> str:
-    """The evaluation line that Paddle's tools parse; `of` another model, one that they read over.
+    """The evaluation line that Paddle's tools parse; `of` another model, one that they ignore.
 
     >>> accuracy_line({"loss": 1.2, "top1": 0.564, "top5": 0.79})
     ' * Acc@1 0.564 Acc@5 0.790'
@@ -101,12 +101,12 @@ class PlainDisplay:
             print(text, flush=True)
 
     def result(self, text: str) -> None:
-        """One line of what came out in the end."""
+        """One line of the result."""
         if not self._silent:
             print(text, flush=True)
 
     def begin(self, title: str, total: int, done: int = 0) -> None:
-        """A stretch of work of `total` steps starts (or goes on at step `done`)."""
+        """A stretch of work of `total` steps starts (or continues at step `done`)."""
         self._title, self._total, self._done, self._first = title, total, done, done
         self._began = self._shown = self._now()
 
@@ -121,7 +121,7 @@ class PlainDisplay:
         self._tell_progress(f"{self._title}: {self._done} of {self._total}, {duration(left)} left")
 
     def report(self, step: StepReport) -> None:
-        """The figures of the last steps; at an epoch's end and every half minute, where the run stands."""
+        """The figures of the last steps; at an epoch's end and every half minute, the progress of the run."""
         self.message(step.log_line())
         now = self._now()
         self._shown = now
@@ -135,7 +135,7 @@ class PlainDisplay:
             print(line, file=sys.stderr, flush=True)
 
     def finish(self, metrics: dict[str, float]) -> None:
-        """The stretch is done; in a log its last report has said so already."""
+        """The stretch is done; a log has its last report already."""
 
 
 class TerminalDisplay(PlainDisplay):

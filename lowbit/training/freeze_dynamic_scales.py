@@ -35,8 +35,8 @@ def deployable(
 ) -> TrainedModel:
     """The model in the form that engines can compute; itself, where its scales are known already.
 
-    Inputs whose scales are chosen anew in every call get fixed ones, from training images: those of the
-    model's config, or of `data_path`. The result is kept as a checkpoint beside the model's own, and used as
+    Inputs whose scales are chosen in every call get fixed ones, from training images: those of the
+    model's config, or of `data_path`. The result is kept as a checkpoint next to the model's own, and used as
     long as that does not change; `tell` hears what was done, and what it costs in accuracy.
 
     export_model(deployable(open_checkpoint(Path("runs/w4a4g4"))).model, …)
@@ -55,7 +55,7 @@ def deployable(
     with fast_convolutions(wanted=settings.Global.fast_convolutions):
         batches = fix_inputs(trained.model, model, islice(images, _BATCHES))
         tell(
-            f"{len(layers)} layers choose the scales of their inputs anew in every call, which engines "
+            f"{len(layers)} layers choose the scales of their inputs in every call, which engines "
             f"cannot do: fixed for deployment, from {batches} batches of training images"
         )
         found = replace(trained, model=model, source=kept)
@@ -78,7 +78,7 @@ def _images(
         dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
     except LowbitError as error:
         raise LowbitError(
-            f"{trained.source}: {layers} layers choose the scales of their inputs anew in every call, which "
+            f"{trained.source}: {layers} layers choose the scales of their inputs in every call, which "
             f"engines cannot do. To fix them, training images are needed ({error}): give some with "
             "lowbit export --data-path IMAGES"
         ) from None

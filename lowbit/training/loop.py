@@ -23,6 +23,7 @@ from lowbit.training.display import PlainDisplay, StepReport, accuracy_line, ope
 from lowbit.training.metrics import HealthLog, Meter, MetricsLog
 from lowbit.training.optimizers import learning_rate, warmup_note
 from lowbit.training.process import Interruption
+from lowbit.training.recipe_schedule import begin_epoch, bits_of_epoch, reestimate_batch_norm
 from lowbit.training.run_directory import RunClock, RunDirectory, Summary
 from lowbit.training.session import Session, open_session
 from lowbit.training.step import TrainingStep
@@ -104,7 +105,7 @@ def begin_run(
 ) -> MetricsLog | None:
     """Shows the notes, moves an earlier run aside and records this one; the log is the first rank's.
 
-    `resumed` is the checkpoint that the session goes on from.
+    `resumed` is the checkpoint that the session continues from.
     """
     for line in session.notes:
         display.message(line)
@@ -160,11 +161,12 @@ def _train_epochs(
     if progress.epoch >= config.Global.epochs:
         display.message(
             f"nothing to train: {progress.epoch} of {config.Global.epochs} epochs are done "
-            "(raise Global.epochs to go on)"
+            "(raise Global.epochs to continue)"
         )
     while progress.epoch < config.Global.epochs and not _stops_early(session):
         epoch = progress.epoch
         _set_gradients(session, display)
+        begin_epoch(session, display)
         health = HealthLog(session)
         trained = train_epoch(session, keeper, display, interruption, health)
         _check_end(session, keeper)
@@ -180,8 +182,11 @@ def _train_epochs(
         for line in health.warnings():
             display.message(line)
 
-        due = (epoch + 1) % config.Global.eval_interval == 0 or epoch + 1 == config.Global.epochs
+        is_last = epoch + 1 == config.Global.epochs
+        due = (epoch + 1) % config.Global.eval_interval == 0 or is_last
         metrics = None
+        if is_last:
+            reestimate_batch_norm(session, keeper, log, display)
         if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
             keeper.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
             metrics = session.evaluate(display)
@@ -189,6 +194,8 @@ def _train_epochs(
             if log:
                 log.write("eval", progress.step, epoch=epoch, **metrics)
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
+        if session.recipe and bits_of_epoch(session.recipe, epoch):
+            metrics = None  # with more bits it is better than what the run is for: not the best
         keeper.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
             _stop_for_interruption(keeper, display)
@@ -256,7 +263,7 @@ def train_epoch(
     every, steps, topk = config.Global.print_batch_step, len(loader), config.train_topk
     take_step = TrainingStep(session)
     session.network.train()
-    # A checkpoint within an epoch holds the sums of all ranks; the first one goes on with them.
+    # A checkpoint within an epoch holds the sums of all ranks; the first one continues with them.
     sums = np.array(progress.meter) if progress.meter and ranks.is_first else None
     meter = Meter(topk, sums, session.loss_parts)
     window, window_start = Meter(topk, parts=session.loss_parts), time.perf_counter()

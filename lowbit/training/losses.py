@@ -41,7 +41,7 @@ def split_outputs(outputs: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
     """A network's logits, and those of auxiliary classifiers, which some networks return in training.
 
     Several tensors are a tuple or list whose first is the logits and whose others are of the same shape;
-    None stands for a classifier that is switched off.
+    None means a classifier that is switched off.
 
     >>> logits, auxiliary = split_outputs([paddle.ones([2, 10]), paddle.ones([2, 10])])
     >>> len(auxiliary)

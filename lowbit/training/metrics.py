@@ -18,6 +18,7 @@ from lowbit.errors import LowbitError
 from lowbit.extras import install_command
 from lowbit.files import write_atomically
 from lowbit.nn.inspect import Sight, kept_scales, layers_by_name, watching, weight_health
+from lowbit.nn.oscillation import oscillation_of
 from lowbit.training.process import Ranks
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _scalars(tag: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _is_broken(value: Any) -> bool:
-    """NaN and Inf are no JSON; null is, and says as much."""
+    """NaN and Inf are not valid JSON; they become null."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -139,7 +140,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _curves(folder: Path, *, required: bool) -> Any:
-    """VisualDL's writer; None when it is not installed and nobody insisted on it."""
+    """VisualDL's writer; None when it is not installed and it was not required."""
     try:
         from visualdl import LogWriter
     except ImportError:
@@ -165,12 +166,12 @@ class HealthLog:
         self._sums: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def watching(self) -> AbstractContextManager[Sight]:
-        """To be open around a step: it looks at one in `Global.health_interval`, and the first."""
+        """Context around a step: measures the first and every `Global.health_interval`-th one."""
         wanted = bool(self._interval) and self._session.progress.batch % self._interval == 0
         return watching(self._session.model, wanted=wanted)
 
     def add(self, seen: Sight) -> None:
-        """Takes in what was seen in a step."""
+        """Add the statistics of a step."""
         for layer, operands in seen.items():
             for operand, health in operands.items():
                 for name, value in asdict(health).items():
@@ -180,7 +181,7 @@ class HealthLog:
 
     def record(self) -> dict[str, Any]:
         """`{layer: {operand: {sqnr: …, scale: …}}}`, rounded to what is worth keeping; empty where there is
-        nothing quantized, or nobody wants to know."""
+        nothing quantized, or nobody asks."""
         layers: dict[str, Any] = {}
         for (layer, operand), values in self._sums.items():
             means = {name: round(sum(seen) / len(seen), 5) for name, seen in values.items()}
@@ -195,12 +196,15 @@ class HealthLog:
             found = {key: value for key, value in asdict(health).items() if value is not None}
             rounded = {key: round(value, 5) for key, value in found.items() if math.isfinite(value)}
             layers.setdefault(name, {})[_WEIGHT] = rounded
+        if (state := oscillation_of(layer)) is not None:
+            shares = {key: round(share, 5) for key, share in state.shares().items()}
+            layers.setdefault(name, {}).setdefault(_WEIGHT, {}).update(shares)
         for operand, scale in kept_scales(layer).items():
             if math.isfinite(scale):
                 layers.setdefault(name, {}).setdefault(operand, {})["scale"] = float(f"{scale:.5g}")
 
     def warnings(self) -> list[str]:
-        """A line for every layer whose gradient is drowned by its own quantization."""
+        """A line for every layer whose gradient has an SQNR of 0 dB or less."""
         found = []
         for (layer, operand), values in self._sums.items():
             sqnr = values.get("sqnr", ())

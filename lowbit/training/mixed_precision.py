@@ -106,7 +106,7 @@ class LossScaler:
                 self._bad_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to continue as if undisturbed."""
+        """Everything that a resumed run needs."""
         return {
             "scale": self.value,
             **{word: getattr(self, word) for word in _SETTINGS},
@@ -323,7 +323,7 @@ class MixedPrecision:
         return not bool(self._scaler._found_inf)
 
     def update(self, finite: bool) -> None:
-        """After the step was made (`finite`) or left out: adapt the loss scale."""
+        """After the step was made (`finite`) or skipped: adapt the loss scale."""
         if self._scaler is None:
             return
         if not self.on_gpu:

@@ -14,6 +14,7 @@ from paddle import optimizer as rules
 
 from lowbit.config.optimizer import OptimizerSection, Schedule
 from lowbit.errors import LowbitError
+from lowbit.nn.scale_state import LearnedScale
 
 
 def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs: int) -> float:
@@ -153,17 +154,25 @@ def _state_tensors(optimizer: rules.Optimizer, model: paddle.nn.Layer) -> dict[s
 
 
 def _groups(section: OptimizerSection, model: paddle.nn.Layer) -> list[dict]:
-    """Parameters with weight decay, and apart from them those that are spared it."""
-    decayed: list[paddle.Tensor] = []
-    spared: list[paddle.Tensor] = []
+    """Parameters by their weight decay and their factor of the learning rate.
+
+    Both of a learned step or bound are its recipe's. Paddle gives a group's to all of its parameters, in the
+    place of their own.
+    """
+    groups: dict[tuple[float, float], list[paddle.Tensor]] = {}
+    scales = {id(layer.value): layer for layer in model.sublayers() if isinstance(layer, LearnedScale)}
     for name, parameter in model.named_parameters():
-        if not parameter.stop_gradient:
-            (spared if _is_spared(section, name, parameter) else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": section.decay},
-        {"params": spared, "weight_decay": 0.0},
+        if parameter.stop_gradient:
+            continue
+        decay, rate = 0.0 if _is_spared(section, name, parameter) else section.decay, 1.0
+        if (scale := scales.get(id(parameter))) is not None:
+            decay = decay if scale.weight_decay is None else scale.weight_decay
+            rate = scale.learning_rate
+        groups.setdefault((decay, rate), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "learning_rate": rate}
+        for (decay, rate), parameters in groups.items()
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _is_spared(section: OptimizerSection, name: str, parameter: paddle.Tensor) -> bool:
@@ -229,6 +238,11 @@ class WeightAverage:
             for name, weight in self._weights.items():
                 self._averages[name].scale_(decay)
                 self._averages[name].add_(weight.astype("float32") * (1 - decay))
+
+    def absorb(self) -> None:
+        """Within `applied`: what the model has become there are the averages from now on."""
+        for name, weight in self._weights.items():
+            self._averages[name].set_value(weight.astype("float32"))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The averages by the names of the model's state."""

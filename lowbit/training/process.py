@@ -66,7 +66,7 @@ def join_ranks() -> Ranks:
 def seed_everything(*key: int) -> None:
     """Seeds Paddle's, NumPy's and Python's generators from a key such as (seed, step, rank).
 
-    Paddle's CPU generator cannot be saved and restored; seeding it anew at each step makes its state a
+    Paddle's CPU generator cannot be saved and restored; seeding it again at each step makes its state a
     function of the step, which the checkpoint holds. Dropout is what draws from it.
     """
     first, second = np.random.SeedSequence(key).generate_state(2, np.uint64)

@@ -83,7 +83,7 @@ _PLACES = (
 
 
 def differences(checkpoint: Checkpoint, session: Session, path: Path) -> list[str]:
-    """What makes the rest of the run another one than it was; what cannot go on at all is an error."""
+    """Differences that change the rest of the run; those that prevent resuming are an error."""
     if checkpoint.model_name != session.config.Arch.name:
         raise LowbitError(
             f"{path} is a checkpoint of {checkpoint.model_name}, the config trains "
@@ -104,7 +104,7 @@ def differences(checkpoint: Checkpoint, session: Session, path: Path) -> list[st
     ]
     if different and checkpoint.progress.batch:
         raise LowbitError(
-            f"{path} stands in the middle of an epoch, and the batches would not be the same: "
+            f"{path} is in the middle of an epoch, and the batches would not be the same: "
             f"{'; '.join(different)}. Resume with the same settings, or from an epoch's end (model_N)"
         )
     different += environment_differences(checkpoint.environment, session.environment)

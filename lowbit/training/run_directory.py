@@ -103,8 +103,8 @@ class RunDirectory:
             if newest is None or read.progress.step > newest[1].progress.step:
                 newest = path, read
         if newest is None:
-            raise LowbitError(f"{reason}. No other checkpoint there is whole: start anew without --resume")
-        tell(f"going on from {newest[0]}, the newest checkpoint that is whole, because: {reason}")
+            raise LowbitError(f"{reason}. No other checkpoint there is whole: start without --resume")
+        tell(f"continuing from {newest[0]}, the newest intact checkpoint, because: {reason}")
         return newest
 
     def move_aside_earlier_run(self) -> Path | None:
@@ -192,7 +192,7 @@ class Summary:
     quantized: bool
 
     def lines(self) -> list[str]:
-        """For people, with the command to go on with.
+        """For people, with the command to continue with.
 
         >>> print(*Summary("runs/a", 3, 0.98, 2, 0.975, 75.2, False, True).lines(), sep="\\n")
         Best top-1 98.00 % (epoch 2 of 3), last 97.50 %; took 1 min 15 s

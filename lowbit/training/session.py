@@ -36,6 +36,7 @@ from lowbit.nn.calibration import calibrate, correct_biases
 from lowbit.nn.convert import preparation_of, prepare, set_executor
 from lowbit.nn.fidelity import Fidelity, measure_fidelity
 from lowbit.nn.fused_blocks import fuse
+from lowbit.nn.oscillation import OscillationControl
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.ptq import equalize, reconstruct
 from lowbit.recipe import Recipe, describe_layers
@@ -78,6 +79,7 @@ class Session:
     recipe: Recipe | None = None  # of quantization-aware training
     fp32: paddle.nn.Layer | None = None  # the pretrained model that is quantized, as it was
     teacher: Teacher | None = None
+    oscillation: OscillationControl | None = None
     average: WeightAverage | None = None  # of the weights, where the config asks for it
     clock: RunClock | None = None  # of the whole run, once it trains
     notes: list[str] = field(default_factory=list)  # lines the user must see
@@ -123,7 +125,7 @@ class Session:
         return describe_layers(preparation_of(self.model).layers) if self.recipe else None
 
     def evaluate(self, display: PlainDisplay, model: paddle.nn.Layer | None = None) -> dict[str, float]:
-        """Loss and accuracies on the validation images, of the model as it stands or of another one."""
+        """Loss and accuracies on the validation images, of the model as it is or of another one."""
         with self.deployed_weights() if model is None else nullcontext():
             return evaluate(
                 self.model if model is None else model,
@@ -146,7 +148,7 @@ class Session:
         return self.average.applied() if self.average else nullcontext()
 
     def snapshot(self) -> Checkpoint:
-        """The run as it stands, to be saved."""
+        """The run as it is, to be saved."""
         model = {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
         averages = self.average.arrays() if self.average else {}
         return Checkpoint(
@@ -165,7 +167,7 @@ class Session:
         )
 
     def not_finite(self, snapshot: Checkpoint | None = None) -> list[str]:
-        """What holds NaN or Inf of the weights and the optimizer's state: no step can mend these."""
+        """What holds NaN or Inf of the weights and the optimizer's state: no step can repair these."""
         snapshot = snapshot or self.snapshot()
         return not_finite(snapshot.model | snapshot.trained | snapshot.optimizer, self.model)
 
@@ -186,13 +188,13 @@ class Session:
             return 0
         settings = self.recipe.reconstruction
         if settings is not None and settings.equalize:
-            equalize(self.model, next(self._first_batches(1)))
-        count = calibrate(self.model, self._first_batches(steps))
+            equalize(self.model, next(self.first_batches(1)))
+        count = calibrate(self.model, self.first_batches(steps))
         if self.recipe.calibration.correct_bias:
-            correct_biases(self.model, self._first_batches(steps))
+            correct_biases(self.model, self.first_batches(steps))
         if settings is not None:
             seed = self.config.Global.seed
-            images = self._first_batches(steps)
+            images = self.first_batches(steps)
             made = reconstruct(self.model, images, settings, seed=seed, folder=folder, progress=display)
             display.message(str(made))
             shutil.rmtree(folder)
@@ -200,14 +202,15 @@ class Session:
 
     def fidelity(self) -> Fidelity:
         """How much of the fp32 model its calibrated form still computes, on the first calibration images."""
-        return measure_fidelity(self.model, self._first_batches(self.recipe.calibration.steps))
+        return measure_fidelity(self.model, self.first_batches(self.recipe.calibration.steps))
 
-    def _first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
+    def first_batches(self, steps: int) -> Iterator[paddle.Tensor]:
+        """The images of the first training batches, as they are trained on."""
         for batch in itertools.islice(self.train_loader.epoch(0), steps):
             yield paddle.to_tensor(batch.images)
 
     def restore(self, checkpoint: Checkpoint, path: Path) -> None:
-        """Goes on where a checkpoint stands; what would not be the same run is an error or a note."""
+        """Resumes from a checkpoint; what would not be the same run is an error or a note."""
         different = differences(checkpoint, self, path)
         sums = len(Meter(self.config.train_topk, parts=self.loss_parts).sums)
         if len(checkpoint.progress.meter) not in (0, sums):
@@ -233,7 +236,7 @@ class Session:
 def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
     """Builds the parts in an order that makes the same seed give the same run.
 
-    `insist_on_device`: the device was asked for in so many words, not just by a config file that came so.
+    `insist_on_device`: the device was requested explicitly, not only by a config file.
     """
     if config.DataLoader.Train is None:
         raise LowbitError("the config has no DataLoader.Train section: there is nothing to train on")
@@ -279,9 +282,9 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         )
         if left:
             what = "weights of a quantized model, taken without what its quantizers had learned"
-            notes.append(f"{source}: {what} (to go on with all of it: --resume)")
+            notes.append(f"{source}: {what} (to continue with all of it: --resume)")
         if renewed:
-            notes.append(f"{source}: taken, but for a new classifier ({', '.join(renewed)})")
+            notes.append(f"{source}: loaded, except for a new classifier ({', '.join(renewed)})")
     elif config.Arch.pretrained:
         notes.append(
             "Arch.pretrained: True, but lowbit downloads nothing: training starts from random weights. For "
@@ -330,6 +333,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         recipe=recipe,
         fp32=fp32,
         teacher=teacher,
+        oscillation=OscillationControl(model, recipe.oscillation) if recipe and recipe.oscillation else None,
         average=WeightAverage(model, config.ema_decay) if config.ema_decay is not None else None,
         notes=notes,
     )

@@ -53,10 +53,15 @@ class TrainingStep:
         finite = precision.unscale_(self._parameters) and math.isfinite(value)
         finite = not session.ranks.any(not finite)
         if finite:
+            if session.oscillation:
+                total = session.config.Global.epochs * len(session.train_loader)
+                session.oscillation.damp(min(session.progress.step / total, 1.0))
             if norm := session.config.Optimizer.largest_norm:
                 paddle.nn.utils.clip_grad_norm_(self._parameters, norm)
             session.optimizer.set_lr(learning_rate)
             session.optimizer.step()
+            if session.oscillation:
+                session.oscillation.update()
         else:
             for buffer, old in zip(self._statistics, before, strict=True):
                 buffer.set_value(old)

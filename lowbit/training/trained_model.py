@@ -97,7 +97,7 @@ def config_of(checkpoint: Checkpoint, path: Path, *, trust: bool | str = False) 
 def open_weights(config: Config, path: Path) -> TrainedModel:
     """A config's model with the weights of a .pdparams or .safetensors file, which says how many classes.
 
-    Where training left a checkpoint beside the weights, it says what the classes are called, what is
+    Where training left a checkpoint next to the weights, it says what the classes are called, what is
     quantized, and how images are prepared if the config does not.
     """
     apply_amd_fix()

@@ -312,5 +312,5 @@ def test_a_product_of_4_bits_changed_in_place_is_normalized_as_it_is(change, mon
 def test_there_are_no_gradients_of_gradients_of_what_is_kept_in_two_bytes():
     model, x = _low_precision(4), tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
     learned = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
-    with fast_norm_ops(), pytest.raises((OSError, LowbitError), match="no gradients of gradients"):
+    with fast_norm_ops(), pytest.raises((OSError, LowbitError), match="second-order gradients"):
         paddle.grad(model(x).sum(), [x, *learned], create_graph=True)

@@ -229,7 +229,7 @@ def test_a_truncated_checkpoint(train, tmp_path):
     message = train(f"--resume={latest}").error
     assert "latest.lowbit is damaged" in message
     resumed = train("--resume=auto")  # from the newest that is whole
-    assert resumed.code == 0 and "going on from " in resumed.out and "is damaged" in resumed.out
+    assert resumed.code == 0 and "continuing from " in resumed.out and "is damaged" in resumed.out
     assert train("--epochs=2", f"--resume={tmp_path / 'out' / 'model_0.lowbit'}").code == 0
 
 

@@ -118,7 +118,9 @@ def test_two_runs_into_one_folder_and_an_interruption(start, run, lite, tmp_path
     out, err = first.communicate(timeout=600)
     assert first.returncode == 130, out + err
     assert "Traceback" not in err
-    assert re.search(r"interrupted\. The last good checkpoint is .*latest\.lowbit \(go on with --resume", out)
+    assert re.search(
+        r"interrupted\. The last good checkpoint is .*latest\.lowbit \(continue with --resume", out
+    )
 
     resumed = run("train.py", *options, "--epochs=1", "--resume=auto")
     assert resumed.code == 0, resumed

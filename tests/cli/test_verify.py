@@ -54,7 +54,7 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     for name in ("Paddle Inference 3", "ONNX Runtime 1", "OpenVINO 20"):
         assert f"passed: {name}" in result.out
     assert "integers of all quantized layers are exactly the trained model's" in result.out
-    assert "There is no fp32 model beside the run" in result.out
+    assert "There is no fp32 model of the run" in result.out
     assert "exported to" in result.out and "it was not there" in result.out
     assert "Layers in ONNX Runtime" in result.out and "departs" not in result.out
     kept = json.loads((folder / "verify.json").read_text("utf-8"))

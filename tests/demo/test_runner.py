@@ -76,7 +76,7 @@ def test_ctrl_c_ends_the_step_and_no_other_begins(tmp_path, programs, monkeypatc
     stages = [[step(tmp_path, "asking", "asking"), step(tmp_path, "next", "next")]]
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, at_once=1)
-    assert "goes on from here" in capfd.readouterr().out
+    assert "continues from here" in capfd.readouterr().out
 
 
 def test_what_must_be_seen_is_shown_and_progress_is_read(tmp_path, programs, monkeypatch, capfd):

@@ -60,7 +60,7 @@ def test_an_empty_folder_and_one_with_another_model(tmp_path):
 
 
 def test_a_program_without_parameters(tmp_path):
-    with pytest.raises(LowbitError, match=r"no inference\.pdiparams beside it"):
+    with pytest.raises(LowbitError, match=r"no inference\.pdiparams next to it"):
         find_model_files(make(tmp_path, "inference.json"))
 
 

@@ -29,6 +29,9 @@ def test_rows_name_recipes_and_recorded_figures(row):
     for key in ("step_amx", "step_avx2"):
         if key in row:
             assert f"{row[key]:.2f} (" in NUMBERS, f"docs/numbers.md does not record {row[key]}"
+    if "latency" in row:
+        recorded = f"lowbit, `{row['recipe']}` | {row['latency']:.2f} |"
+        assert recorded in NUMBERS, f"docs/numbers.md does not record {recorded}"
 
 
 def test_a_figure_that_was_not_measured_stays_empty():

@@ -100,7 +100,9 @@ def test_the_names_follow_from_vendor_and_instructions():
 
 def test_a_misspelt_processor(monkeypatch):
     monkeypatch.setenv("LOWBIT_CPU", "amd-avx")
-    with pytest.raises(LowbitError, match='LOWBIT_CPU="amd-avx" is no processor; did you mean "amd-avx2"'):
+    with pytest.raises(
+        LowbitError, match='LOWBIT_CPU="amd-avx" is not a known processor; did you mean "amd-avx2"'
+    ):
         cpu_info()
 
 

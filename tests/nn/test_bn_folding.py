@@ -81,7 +81,7 @@ def test_reasons():
     hooked.register_forward_post_hook(lambda layer, given, out: out * 2)
     cases = {
         "hooks": nn.Sequential(hooked, nn.BatchNorm2D(4)),
-        "forward of its own": nn.Sequential(nn.Conv2D(4, 4, 1), Doubled(4)),
+        "its own forward": nn.Sequential(nn.Conv2D(4, 4, 1), Doubled(4)),
         "statistics of the batch": nn.Sequential(
             nn.Conv2D(4, 4, 1), nn.BatchNorm2D(4, use_global_stats=False)
         ),

@@ -80,7 +80,7 @@ def test_before_a_batch_was_seen_there_is_nothing_to_deploy() -> None:
 
 
 def test_a_scale_of_every_call_cannot_be_deployed() -> None:
-    with pytest.raises(LowbitError, match=r"chosen anew in every call.*use scaling moving_average"):
+    with pytest.raises(LowbitError, match=r"chosen in every call.*use scaling moving_average"):
         deployed_input(_layer(scaling="dynamic"))
 
 

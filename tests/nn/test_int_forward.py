@@ -26,6 +26,8 @@ PLANS = {
     "W8A8 PACT": {"grid": "uint8", "clip": "pact", "scaling": "moving_average"},
     "W4A4 LSQ": {"grid": "int4", "scaling": "learned"},
     "W2A2 LSQ": {"grid": "int2", "scaling": "learned"},
+    "W4A4 LSQ+": {"grid": "int4", "scaling": "learned", "sign": "asymmetric"},
+    "W7A7 LSQ+": {"grid": "int7", "scaling": "learned", "sign": "asymmetric"},
 }
 
 
@@ -91,6 +93,21 @@ def test_transposed_conv(options, monkeypatch):
 @pytest.mark.parametrize("shape", [[3, 4], [2, 3, 4]])
 def test_linear(shape, monkeypatch):
     _same(quantize_layer(nn.Linear(4, 5), _plan("W8A8")), _input(shape, "W8A8"), monkeypatch)
+
+
+def test_a_zero_point_of_8_bits_is_for_floats(monkeypatch):
+    """Its integers, such as -40 to 215, do not fit a byte."""
+    spec = TensorSpec(grid="int8", scaling="learned", sign="asymmetric")
+    plan = Plan(forward=Forward(input=spec, weight=TensorSpec(grid="int8", granularity="N")))
+    layer = quantize_layer(nn.Conv2D(4, 4, 3), plan)
+    x = paddle.randn([2, 4, 6, 6])
+    layer(x)
+    layer.input_quantizer.offset.value.set_value(paddle.to_tensor([-0.5]))
+    integers, calls = _run(layer, "auto", x, monkeypatch)
+    floats, _ = _run(layer, "simulate", x, monkeypatch)
+    assert calls == [False] and layer.input_quantizer.grid().zero_point > 0
+    for key, value in floats.items():
+        np.testing.assert_allclose(integers[key], value, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
 def test_sums_are_exact():

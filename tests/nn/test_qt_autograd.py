@@ -257,7 +257,7 @@ def test_no_gradients_of_gradients():
     layer = quantize_layer(nn.Linear(4, 3), Plan(forward=Forward(input=spec, weight=spec), **backward))
     x = paddle.ones([2, 4])
     x.stop_gradient = False
-    with pytest.raises(Exception, match="no gradients of gradients"):  # Paddle may wrap the error
+    with pytest.raises(Exception, match="second-order gradients"):  # Paddle may wrap the error
         paddle.grad(layer(x).square().sum(), x, create_graph=True)
 
 

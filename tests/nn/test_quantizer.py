@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.errors import LowbitError
-from lowbit.nn.quantizer import Quantizer, TrainingQuantizer
+from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
-from lowbit.recipe.recipe import Pact
+from lowbit.recipe.recipe import Lsq, Pact
 from tests.support import quantizer_ranks as ranks
 from tests.support.two_ranks import run_on_two_ranks
 
@@ -30,10 +31,9 @@ STATEFUL = [
 ]
 
 
-def _quantizer(shape=(1, 3, 1, 1), layout="NCHW", role="input", pact=None, **words) -> Quantizer:
-    return Quantizer(
-        TensorSpec(**{"grid": "int4"} | words), layout, role, shape=list(shape), name="conv1", pact=pact
-    )
+def _quantizer(shape=(1, 3, 1, 1), layout="NCHW", role="input", pact=None, lsq=None, **words) -> Quantizer:
+    spec = TensorSpec(**{"grid": "int4"} | words)
+    return Quantizer(spec, layout, role, shape=list(shape), name="conv1", pact=pact, lsq=lsq)
 
 
 def _batch(seed=0, shape=(2, 3, 4, 4)) -> paddle.Tensor:
@@ -131,6 +131,37 @@ def test_learned_values_get_gradients_and_their_own_pace():
     assert x.grad is not None
     assert quantizer.alpha.value.optimize_attr["learning_rate"] == 7.0
     assert quantizer.alpha.value.regularizer._coeff == 0.5
+
+
+def test_a_step_has_its_own_pace_and_no_decay_unless_said():
+    step = _quantizer(scaling="learned").step
+    assert (step.learning_rate, step.weight_decay) == (1.0, 0.0)
+    assert step.value.regularizer._coeff == 0.0
+    step = _quantizer(scaling="learned", lsq=Lsq(learning_rate=0.5, weight_decay=0.1)).step
+    assert step.value.optimize_attr["learning_rate"] == 0.5
+    assert step.value.regularizer._coeff == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kind", [Quantizer, TrainingQuantizer])
+@pytest.mark.parametrize(("counted", "elements"), [("batch", 2 * 3 * 4 * 4), ("image", 3 * 4 * 4)])
+def test_the_gradient_of_a_step_is_scaled_as_in_the_paper(kind, counted, elements):
+    """1 / sqrt(n * highest), exactly: n values of a batch, or of an image (the paper's features)."""
+    spec = TensorSpec(grid="int4", scaling="learned")
+    lsq = Lsq(gradient_scale=counted)
+    quantizer = kind(spec, "NCHW", "input", shape=[1, 3, 1, 1], name="conv1", lsq=lsq)
+    quantizer.step.start(paddle.to_tensor([0.3]))
+    (quantizer.trained(_batch()) if kind is TrainingQuantizer else quantizer(_batch())).sum().backward()
+    v = _batch().numpy().astype(np.float64) / np.float32(0.3)
+    q = np.clip(np.round(v), -8, 7)
+    plain = np.where((v > -8) & (v < 7), q - v, q).sum()
+    expected = plain / np.sqrt(elements * 7)
+    np.testing.assert_allclose(float(quantizer.step.value.grad), expected, rtol=1e-4)
+
+
+def test_of_a_weight_all_values_of_a_step_count():
+    lsq = Lsq(gradient_scale="image")
+    quantizer = _quantizer((4, 3, 2, 2), role="weight", scaling="learned", granularity="N", lsq=lsq)
+    assert quantizer._elements(_batch(shape=(4, 3, 2, 2))) is None
 
 
 def test_pact_can_start_where_paddleslim_starts():
@@ -259,3 +290,99 @@ def test_nothing_of_an_operand_has_a_gradient(settings):
     operand = quantizer.operand(quantizer.trained(x))
     assert operand.data.stop_gradient
     assert operand.scale is None or operand.scale.stop_gradient
+
+
+# LSQ+: a learned offset.
+
+ASYMMETRIC = {"sign": "asymmetric", "scaling": "learned"}
+
+
+def _hard_swish(seed=0, shape=(2, 3, 4, 4)) -> paddle.Tensor:
+    return nn.functional.hardswish(_batch(seed, shape) * 2)
+
+
+def _calibrated(**words) -> Quantizer:
+    quantizer = _quantizer(**ASYMMETRIC | words)
+    quantizer.start_calibration()
+    for seed in range(3):
+        quantizer(_hard_swish(seed))
+    quantizer.end_calibration()
+    return quantizer
+
+
+@pytest.mark.parametrize("grid", ["int2", "int4", "int8"])
+def test_an_offset_is_found_by_calibration_and_learned(grid):
+    quantizer = _calibrated(grid=grid)
+    assert quantizer.grid().zero_point > 0 or grid == "int2"
+    quantizer(_hard_swish() * 3).sum().backward()
+    assert float(quantizer.offset.value.grad.abs()) > 0
+    quantizer.eval()
+    x = _hard_swish(5)
+    integers, scale = quantizer.integers(x)
+    found = quantizer.grid()
+    assert int(integers.min()) >= found.lowest and int(integers.max()) <= found.highest
+    np.testing.assert_array_equal(quantizer(x).numpy(), (integers * scale).numpy())
+
+
+def test_the_state_of_an_offset_is_saved_and_restored():
+    quantizer = _calibrated()
+    again = _quantizer(**ASYMMETRIC)
+    again.set_state_dict(quantizer.state_dict())
+    x = _hard_swish(4)
+    np.testing.assert_array_equal(again.eval()(x).numpy(), quantizer.eval()(x).numpy())
+
+
+def test_without_calibration_an_offset_starts_at_the_first_batch():
+    quantizer = _quantizer(**ASYMMETRIC)
+    quantizer(_hard_swish())
+    assert quantizer.offset.is_known and quantizer.step.is_known
+    with pytest.raises(LowbitError, match="no finite batch"):
+        _quantizer(**ASYMMETRIC).eval()(_hard_swish())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"grid": "uint4"}, "use int4"),
+        ({"scaling": "fixed"}, "LSQ"),
+        ({"granularity": "C"}, "per-tensor"),
+        ({"clip": "pact"}, "no clip"),
+    ],
+)
+def test_what_does_not_go_with_an_offset(words, message):
+    with pytest.raises(LowbitError, match=message):
+        TensorSpec(**{"grid": "int4"} | ASYMMETRIC | words)
+
+
+# Bits and scales that change in the course of a run.
+
+
+def test_bits_can_change_and_are_saved():
+    quantizer = _quantizer(scaling="learned")
+    quantizer.vary_bits()
+    quantizer.set_bits(8)
+    assert str(quantizer.grid()) == "int8" and not quantizer.step.is_known
+    quantizer(_batch())
+    again = _quantizer(scaling="learned")
+    again.vary_bits()
+    again.set_state_dict(quantizer.state_dict())
+    assert str(again.grid()) == "int8" and again.step.is_known
+    again.set_bits(4)
+    assert str(again.grid()) == "int4" and not again.step.is_known
+
+
+@pytest.mark.parametrize("granularity", ["N", "per-tensor"])
+def test_a_dynamic_scale_can_be_fixed(granularity):
+    quantizer = TrainingQuantizer(
+        TensorSpec(grid="int4", granularity=granularity), "NCHW", "input", shape=[1, 3, 1, 1]
+    )
+    quantizer.keep_fixed_range()
+    x = _batch()
+    before = quantizer.operand(x).values().numpy()
+    assert quantizer.scale() is None and not quantizer.has_fixed_scale
+    quantizer.fix_range(paddle.to_tensor([1.4]))
+    assert quantizer.scale().item() == pytest.approx(0.2)
+    expected = np.clip(np.round(x.numpy() / np.float32(0.2)), -8, 7) * np.float32(0.2)
+    np.testing.assert_allclose(quantizer.operand(x).values().numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(quantizer.eval()(x).numpy(), expected, rtol=1e-6)
+    assert not np.array_equal(before, expected)

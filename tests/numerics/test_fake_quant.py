@@ -188,7 +188,7 @@ def test_types_and_shapes():
 
 
 def test_a_float_grid_needs_no_scale():
-    with pytest.raises(LowbitError, match="bf16 is no integer grid"):
+    with pytest.raises(LowbitError, match="bf16 is not an integer grid"):
         fake_quantize(paddle.to_tensor([1.0]), paddle.to_tensor([1.0]), BF16)
 
 

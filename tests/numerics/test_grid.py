@@ -164,7 +164,7 @@ def test_what_a_grid_is_not_for():
         round_to_grid(paddle.to_tensor([1.0]), parse_grid("int4"))
     for grid in (FULL, BF16):
         assert not grid.is_integer
-        with pytest.raises(LowbitError, match=f"{grid} is no integer grid: use one of int2 to int8"):
+        with pytest.raises(LowbitError, match=f"{grid} is not an integer grid: use one of int2 to int8"):
             _ = grid.highest
         with pytest.raises(LowbitError, match="no integer grid"):
             _ = grid.lowest

@@ -67,7 +67,7 @@ def test_a_learned_scale_as_it_is_used():
 
 
 def test_a_float_grid_has_no_scale():
-    with pytest.raises(LowbitError, match="bf16 is no integer grid"):
+    with pytest.raises(LowbitError, match="bf16 is not an integer grid"):
         scale_from_range(paddle.to_tensor([1.0]), BF16)
 
 

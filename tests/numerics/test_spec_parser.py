@@ -28,9 +28,9 @@ def test_writes_what_it_reads(number):
     ("word", "message"),
     [
         ("mze", 'unknown observer "mze": did you mean "mse"'),
-        ("mse(fifty)", '"fifty" is no number'),
-        ("mse()", '"" is no number'),
-        ("mse(nan)", '"nan" is no number'),
+        ("mse(fifty)", '"fifty" is not a number'),
+        ("mse()", '"" is not a number'),
+        ("mse(nan)", '"nan" is not a number'),
         ("mse(1", r'unknown observer "mse\(1"'),
         (8, r"observer must be a word \(kl, mse, percentile\), not 8"),
         (None, "not None"),

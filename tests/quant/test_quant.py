@@ -74,6 +74,7 @@ def test_converting_before_any_batch_says_so():
     [
         FakeQuanterWithAbsMaxObserver(moving_rate=0.8),
         ActLSQplusQuanter(),
+        ActLSQplusQuanter(symmetric=False),
         PACTQuanter(FakeQuanterWithAbsMaxObserver()),
         PACTQuanter(),
     ],
@@ -142,8 +143,6 @@ def test_mistakes():
         QAT({"weight_bits": 8})
     with pytest.raises(LowbitError, match="is not quantized"):
         QAT(QuantConfig(None, None)).convert(TinyNet())
-    with pytest.raises(LowbitError, match="only symmetric"):
-        QuantConfig(ActLSQplusQuanter(symmetric=False), None)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class _Odd(nn.Linear):
 def test_a_class_of_its_own_is_left_alone_where_it_computes_something_else():
     renamed, odd = find_layers(nn.Sequential(_Renamed(4, 4), _Odd(4, 4)))
     assert (renamed.type, renamed.left_alone) == ("Linear", "")
-    assert odd.left_alone == "_Odd has a forward of its own"
+    assert odd.left_alone == "_Odd has its own forward"
 
 
 def test_names_are_the_users_inside_data_parallel(tiny, monkeypatch):

@@ -32,10 +32,11 @@ def _rows(title: str) -> dict[str, list[str]]:
 def test_its_recipes_are_valid():
     others = [(ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("low_precision", "find_the_layer")]
     blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + "".join(others), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for values in map(yaml.safe_load, blocks):
-        if "matmul" in values:  # a part of a recipe
-            values = {"rules": [{"forward": {"weight": {"grid": "int8"}}}], **values}
+        if values.keys() & {"matmul", "progressive"}:  # a part of a recipe
+            rules = [{"forward": {"weight": {"grid": "int2"}}}]
+            values = {"rules": rules, "calibration": {"steps": 2}, **values}
         assert make_recipe(values).plans(build_model("resnet20", 10))
 
 

@@ -157,5 +157,5 @@ def test_the_message_says_where(tmp_path, name, content, message):
 def test_a_wrong_analysis_is_an_error_when_it_is_continued(tmp_path, text):
     (tmp_path / "analysis.json").write_text(text)
     store = Store(tmp_path / "analysis.json", checkpoint="best.lowbit", digest="0", settings={})
-    with pytest.raises(LowbitError, match=r"cannot read .* remove it to analyze anew"):
+    with pytest.raises(LowbitError, match=r"cannot read .* remove it to analyze again"):
         store.save(title="x")

@@ -151,7 +151,7 @@ def test_the_same_as_trained(check_log):
     text = "image_name: ./images/a.jpg, class_id: 1, prob: 0.700\nimage_name: b.jpg, class_id: 0, prob: 0.6"
     checks = check_log(text, [0.3, 0.7], [0.6, 0.4])
     assert [check.passed for check in checks] == [True, True]
-    assert checks[1].detail == "the same for all 2 images that were looked at"
+    assert checks[1].detail == "the same for all 2 compared images"
 
 
 @pytest.mark.parametrize(

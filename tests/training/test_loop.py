@@ -144,7 +144,7 @@ def test_a_nan_step_is_skipped_counted_and_leaves_no_trace(tmp_path, monkeypatch
 def test_too_many_nan_steps_stop_the_run_and_name_the_last_good_checkpoint(tmp_path, monkeypatch):
     _Poison(monkeypatch, range(14, 100))
     with pytest.raises(
-        LowbitError, match=r"3 steps in a row .*checkpoints/latest\.lowbit \(go on with --resume"
+        LowbitError, match=r"3 steps in a row .*checkpoints/latest\.lowbit \(continue with --resume"
     ):
         train(tiny_config(tmp_path / "run", max_bad_steps=2))
     kept = read_checkpoint(tmp_path / "run/checkpoints/latest.lowbit")

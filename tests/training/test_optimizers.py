@@ -8,16 +8,20 @@ import numpy as np
 import paddle
 import pytest
 
+from lowbit.accel.optimizer_step import fast_updates
 from lowbit.config import validate
 from lowbit.config.optimizer import OptimizerSection, Schedule
 from lowbit.errors import LowbitError
 from lowbit.models import read_weights
+from lowbit.nn.convert import prepare
+from lowbit.recipe import make_recipe
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, open_section
 from lowbit.training.loop import train
 from lowbit.training.optimizers import (
     WeightAverage,
+    _groups,
     build_optimizer,
     create_state,
     learning_rate,
@@ -84,6 +88,68 @@ def test_decay_spares_one_dimensional_parameters_when_asked():
     for name, parameter in model.named_parameters():
         factor = 1 - 0.05 * 0.01 if parameter.ndim > 1 else 1
         np.testing.assert_allclose(parameter.numpy(), before[name] * factor, rtol=1e-6)
+
+
+LEARNED = {
+    "rules": [
+        {
+            "forward": {
+                "input": {"grid": "int4", "scaling": "learned", "clip": "pact"},
+                "weight": {"grid": "int4", "granularity": "N", "scaling": "learned"},
+            }
+        }
+    ],
+    "lsq": {"learning_rate": 0.5},
+    "pact": {"learning_rate": 3.0, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("fast", [False, True])
+def test_learned_steps_and_bounds_have_their_own_rate_and_decay(name, fast):
+    model = prepare(build_tiny(), make_recipe(LEARNED))
+    model(paddle.randn([4, 3, 8, 8]))  # steps and bounds start
+    chosen = section(name, momentum=0.0)
+    optimizer = optimizer_of(chosen, model)
+    groups = {
+        id(p): (group["weight_decay"], group["learning_rate"])
+        for group in _groups(chosen, model)
+        for p in group["params"]
+    }
+    for key, parameter in model.named_parameters():
+        if not parameter.stop_gradient:
+            kind = "step" if ".step." in key else "alpha" if ".alpha." in key else "weight"
+            expected = {"step": (0.0, 0.5), "alpha": (0.1, 3.0), "weight": (0.01, 1.0)}[kind]
+            assert groups[id(parameter)] == pytest.approx(expected), key
+    before = {key: p.numpy() for key, p in model.named_parameters()}
+    (sum(p.sum() for p in model.parameters() if not p.stop_gradient) * 0).backward()
+    with fast_updates(wanted=fast):
+        optimizer.step()
+    steps = [key for key in before if ".step." in key]
+    bounds = [key for key in before if ".alpha." in key]
+    now = dict(model.named_parameters())
+    assert steps and all((now[key].numpy() == before[key]).all() for key in steps)
+    assert bounds and all((now[key].numpy() < before[key]).all() for key in bounds)
+
+
+@pytest.mark.parametrize("name", ["Momentum", "AdamW"])
+def test_learned_steps_are_restored_bit_for_bit(name):
+    def new(seed: int):
+        model = prepare(build_tiny(seed=seed), make_recipe(LEARNED))
+        return model, optimizer_of(section(name), model)
+
+    model, optimizer = new(0)
+    with fast_updates():
+        take_steps(model, optimizer, 3)
+        weights = {key: value.numpy() for key, value in model.state_dict().items()}
+        state = optimizer_state(optimizer, model)
+        take_steps(model, optimizer, 2)
+        again, restored = new(9)
+        again.set_state_dict(weights)
+        load_optimizer_state(restored, again, state)
+        take_steps(again, restored, 2)
+    for key, value in model.state_dict().items():
+        assert value.numpy().tobytes() == again.state_dict()[key].numpy().tobytes(), key
 
 
 def test_state_of_another_rule_is_refused():

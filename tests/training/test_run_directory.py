@@ -209,6 +209,6 @@ def test_the_clean_up_does_not_hide_why_a_file_cannot_be_written(tmp_path, monke
 
 
 def test_text_that_is_no_unicode_is_an_error(tmp_path):
-    with pytest.raises(LowbitError, match=r"cannot write .*: '\\+ud800' is no character that UTF-8 has"):
+    with pytest.raises(LowbitError, match=r"cannot write .*: '\\+ud800' cannot be encoded in UTF-8"):
         write_atomically(tmp_path / "file", lambda file: file.write_text("a\ud800", "utf-8"))
     assert list(tmp_path.iterdir()) == []

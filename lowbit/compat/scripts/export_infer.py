@@ -35,12 +35,12 @@ def export_model(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model's name, or package.module:Class; left out: as trained, else mobilenet_v3_small."
+            help="A model's name, or package.module:Class; default: as trained, else mobilenet_v3_small."
         ),
     ] = None,
     img_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Side of the images that the model sees; left out: as trained, else 224."),
+        typer.Option(min=1, help="Side of the images that the model sees; default: as trained, else 224."),
     ] = None,
     save_inference_dir: Annotated[
         Path, typer.Option(help="Where to write inference.json and its like.")
@@ -69,7 +69,7 @@ def export_model(
         raise LowbitError(
             "give the weights with --pretrained: a model with random weights is of no use to anybody"
         )
-    checkpoint = find_checkpoint(pretrained)  # what training left beside the weights
+    checkpoint = find_checkpoint(pretrained)  # what training left next to the weights
     if model is None:
         model = "mobilenet_v3_small"
         if checkpoint is not None:
@@ -114,13 +114,13 @@ def infer(
             "--resize-size",
             "--resize_size",
             min=1,
-            help="Short side before the crop; left out: as exported, else 256.",
+            help="Short side before the crop; default: as exported, else 256.",
         ),
     ] = None,
     crop_size: Annotated[
         int | None,
         typer.Option(
-            "--crop-size", "--crop_size", min=1, help="Side of the crop; left out: as exported, else 224."
+            "--crop-size", "--crop_size", min=1, help="Side of the crop; default: as exported, else 224."
         ),
     ] = None,
     benchmark: Annotated[str, yes_no_option(help="Also print the AutoLog report.")] = "False",
@@ -160,7 +160,7 @@ def onnx_infer(
         typer.Option(
             "--crop_size",
             min=1,
-            help="Short side before the crop, as the original means it; left out: as exported, else 256.",
+            help="Short side before the crop, as the original means it; default: as exported, else 256.",
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Images at a time.")] = 1,

@@ -42,7 +42,7 @@ def post_quant(
         Path, typer.Option("--data", "--data_dir", help="A folder or archive whose layout lowbit recognises.")
     ] = Path("/dataset/ILSVRC2012"),
     use_gpu: Annotated[
-        str | None, yes_no_option("--use_gpu", help="Run on a GPU; left out: if there is one.")
+        str | None, yes_no_option("--use_gpu", help="Run on a GPU; default: if there is one.")
     ] = None,
     batch_num: Annotated[int, typer.Option("--batch_num", min=1, help="Batches to calibrate on.")] = 10,
     batch_size: Annotated[int, typer.Option("--batch_size", min=1, help="Images a batch.")] = 10,
@@ -55,11 +55,11 @@ def post_quant(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A model's name, or package.module:Class; left out: as trained, else mobilenet_v3_small."
+            help="A model's name, or package.module:Class; default: as trained, else mobilenet_v3_small."
         ),
     ] = None,
     img_size: Annotated[
-        int, typer.Option(min=1, help="Side of the images, where no checkpoint lies beside the weights.")
+        int, typer.Option(min=1, help="Side of the images, if there is no checkpoint next to the weights.")
     ] = 224,
     trust_code: TrustCode = False,
 ) -> None:
@@ -125,7 +125,7 @@ def _has_program(folder: Path) -> bool:
 
 
 def _values(weights: Path, data: Path, model: str | None, side: int, *, trust_code: bool) -> dict[str, Any]:
-    """The config of the run: the checkpoint's beside the weights, else ImageNet's way with images."""
+    """The config of the run: the checkpoint's next to the weights, else ImageNet's preprocessing."""
     from lowbit.training.checkpoint import find_checkpoint, read_checkpoint
     from lowbit.training.trained_model import config_of
 
@@ -168,7 +168,7 @@ def evaluate(
     ),
     model_filename: Annotated[
         str | None,
-        typer.Option("--model_filename", help="The program's file name in it; left out: inference.json."),
+        typer.Option("--model_filename", help="The program's file name in it; default: inference.json."),
     ] = None,
     params_filename: Annotated[
         str | None,

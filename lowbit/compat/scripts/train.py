@@ -51,7 +51,7 @@ def train(
     lr_gamma: Annotated[float, typer.Option(help="The factor of such a cut.")] = 0.1,
     print_freq: Annotated[int, typer.Option(min=1, help="Steps between two log lines.")] = 10,
     output_dir: Annotated[Path, typer.Option(help="Where checkpoints and logs go.")] = Path("."),
-    resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or `auto`.")] = None,
+    resume: Annotated[str | None, typer.Option(help="A checkpoint to continue from, or `auto`.")] = None,
     start_epoch: Annotated[int, typer.Option(min=0, help="The number of the first epoch.")] = 0,
     sync_bn: Annotated[bool, typer.Option("--sync-bn", help="Batch norm over all processes.")] = False,
     test_only: Annotated[
@@ -75,7 +75,7 @@ def train(
     resize_size: Annotated[int, typer.Option(min=1, help="Short side before the validation crop.")] = 256,
     crop_size: Annotated[int, typer.Option(min=1, help="Side of the images that the model sees.")] = 224,
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal runs.")] = 0,
-    save_steps: Annotated[int, typer.Option(min=0, help="Also checkpoint every so many steps.")] = 0,
+    save_steps: Annotated[int, typer.Option(min=0, help="Also save a checkpoint every N steps.")] = 0,
 ) -> None:
     """Train a model, or evaluate one with --test-only.
 

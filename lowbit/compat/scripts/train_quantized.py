@@ -46,7 +46,7 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         recipe: Annotated[
             str | None,
             recipe_option(
-                "What is quantized how; left out: `Recipe` of the config.", "--recipe", "--quant-config"
+                "What is quantized how; default: `Recipe` of the config.", "--recipe", "--quant-config"
             ),
         ] = None,
         model: Annotated[
@@ -62,7 +62,7 @@ def _script(check: Callable[[Recipe, str], None], example: str, help_: str) -> C
         lr: Annotated[float | None, typer.Option(help="Learning rate at the start.")] = None,
         output_dir: RunFolder = None,
         pretrained: Annotated[str | None, typer.Option(metavar="FILE", help="Weights to start from.")] = None,
-        resume: Annotated[str | None, typer.Option(help="A checkpoint to go on from, or `auto`.")] = None,
+        resume: Annotated[str | None, typer.Option(help="A checkpoint to continue from, or `auto`.")] = None,
         teacher: TeacherName = None,
         finetune_epochs: Annotated[
             int | None,
@@ -161,7 +161,7 @@ def eval_qt(
     override: Overrides = None,
     pretrained: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The trained weights; left out: Global.pretrained_model."),
+        typer.Option(metavar="FILE", help="The trained weights; default: Global.pretrained_model."),
     ] = None,
     data_path: Annotated[
         Path | None, typer.Option(help="A folder or archive of images, instead of the config's.")
@@ -184,7 +184,7 @@ def eval_qt(
         named = load_config(config, override or ()).pretrained
         pretrained = Path(named) if named else None
     if checkpoint is None and config is None:
-        checkpoint, pretrained = pretrained, None  # training left all that is needed beside the weights
+        checkpoint, pretrained = pretrained, None  # training left all that is needed next to the weights
     if checkpoint is None and pretrained is None:
         raise LowbitError("give a checkpoint (or run folder), or -c CONFIG with --pretrained WEIGHTS")
     from lowbit.api.evaluation import evaluate

@@ -159,6 +159,8 @@ def activation_type(
     that only activations read (`bent`) has no zero point, since OpenVINO merges the activation into the
     product then.
     """
+    if operand.zero_point and target != "gpu":  # LSQ+: what is clipped there is clipped by the type
+        return "uint8", operand.zero_point
     if bent and operand.signed and not positive:
         return "int8", 0
     if target != "gpu" and (positive or not operand.signed):
@@ -167,10 +169,11 @@ def activation_type(
         return "uint8", 128
     if target != "gpu":
         return "int8", 0
-    if not operand.signed and operand.highest > np.iinfo(np.int8).max:
+    if operand.highest > np.iinfo(np.int8).max:
         raise LowbitError(
-            f'the input of layer "{layer}" is on the grid uint8, and GPU engines know signed inputs only: '
-            "train with `sign: fixed` for inputs, with 7 bits, or export for another target"
+            f'the input of layer "{layer}" is on the grid uint8, and GPU engines know signed inputs without '
+            "a zero point only: train with `sign: fixed` for inputs, with 7 bits, or export for another "
+            "target"
         )
     return "int8", 0
 

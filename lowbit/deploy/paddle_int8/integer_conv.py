@@ -103,6 +103,10 @@ def integer_parts(layer: nn.Layer) -> dict[str, Any]:
         raise LowbitError(f'layer "{name}": Paddle has convolutions of integers for NCHW only')
     integers, weight = deployed_weight(layer)
     operand = deployed_input(layer)
+    if operand.lowest < 0 and operand.highest > 127:
+        raise LowbitError(
+            f'layer "{name}": its input has a zero point of 8 bits (sign asymmetric), which Paddle has not'
+        )
     if integers.min() < -128 or integers.max() > 127:
         raise LowbitError(f'layer "{name}": its weight is unsigned, and Paddle multiplies with int8')
     outputs = integers.shape[1] if isinstance(layer, nn.Linear) else integers.shape[0]

@@ -151,7 +151,7 @@ def measure_agreement(
             answers.logits.append(logits)
         on_batch()
     if not count:
-        raise LowbitError("there are no images to verify on")
+        raise LowbitError("no images to verify on")
     expected = np.concatenate(collected[None].logits)
     known = np.concatenate(labels) if labelled else None
     results = {name: _agreement(answers, expected, known) for name, answers in collected.items()}

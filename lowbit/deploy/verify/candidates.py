@@ -75,11 +75,11 @@ def installed_engines(keys: Iterable[str] = USUAL_ENGINES) -> tuple[list[str], l
     found, notes = [], []
     for key in keys:
         if key == "lowbit" and (reason := why_missing()):
-            notes.append(f"lowbit's runtime was left out: {reason}")
+            notes.append(f"lowbit's runtime is skipped: {reason}")
         elif key.startswith("paddle") or key == "lowbit" or is_installed(key):
             found.append(key)
         else:
-            notes.append(f"{key} is not installed and was left out: {install_command(key)}")
+            notes.append(f"{key} is not installed and is skipped: {install_command(key)}")
     return found, notes
 
 

@@ -1,11 +1,11 @@
-"""What agreement proves: how many images it takes, and what decides where there are too few.
+"""Whether agreement is conclusive: how many images it takes, and the criterion if there are too few.
 
 An engine that gives the trained model's class on every image has proven little if there were few images, or
 if the model gives them all the same class: an engine that always gave that class would agree as well. Then
 the distance of the outputs decides, too.
 
 The other way round, an image with another class need not be an error. Where the trained model itself hardly
-prefers its class, differences of rounding decide, and they fall to either side. Such near-ties are told apart
+prefers its class, rounding decides, in either direction. Such near-ties are recognised
 by the model's own margin between the two classes.
 """
 
@@ -50,7 +50,7 @@ class Evidence:
 
 
 def weigh(images: int, largest_class: float, limit: float) -> Evidence:
-    """What so many images prove about an agreement of `limit`, a fraction.
+    """What a number of images proves about an agreement of `limit`, a fraction.
 
     >>> weigh(1000, 0.2, 0.99).conclusive
     True
@@ -81,7 +81,7 @@ def images_needed(limit: float) -> int | None:
 
 
 def lower_bound(images: int, same: int) -> float:
-    """The agreement that `same` of so many images show at least (Clopper and Pearson's one-sided bound).
+    """A lower bound of the agreement if `same` of `images` agree (Clopper and Pearson's one-sided bound).
 
     >>> round(lower_bound(299, 299), 3), round(lower_bound(1000, 995), 3), lower_bound(10, 0)
     (0.99, 0.99, 0.0)
@@ -107,9 +107,9 @@ def lower_bound(images: int, same: int) -> float:
     return low
 
 
-NEAR_TIE = 3.0  # standard deviations of what rounding moves a margin by: a larger margin is no near-tie
+NEAR_TIE = 3.0  # standard deviations of what rounding moves a margin by: a larger margin is not a near-tie
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute value
-_SMALL_NOISE = 0.5  # of the model's usual margin: more is no rounding
+_SMALL_NOISE = 0.5  # of the model's usual margin: more cannot be rounding
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Ties:
 
     @property
     def errors(self) -> int:
-        """Images with another class that are no near-ties."""
+        """Images with another class that are not near-ties."""
         return self.differing - self.near_ties
 
     @property

@@ -15,7 +15,7 @@ _ROUNDS = 15
 _FEWEST_ROUNDS = 5
 _SECONDS = 8.0  # for all rounds of a batch size
 _ROUND_SECONDS = 0.03  # shorter ones would measure the clock and the scheduler
-_SAME = 0.03  # a ratio this close to 1 is no difference
+_SAME = 0.03  # a ratio this close to 1 counts as equal
 
 
 @dataclass(frozen=True)

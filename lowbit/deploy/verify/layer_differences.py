@@ -77,7 +77,7 @@ class Steps:
 def layers_in_order(model: nn.Layer, images: np.ndarray) -> dict[str, nn.Layer]:
     """The layers whose inputs are integers, in the order in which a forward pass calls them.
 
-    One that is called several times is left out: its integers have no name of their own.
+    One that is called several times is skipped: its integers have no name.
     """
     names = {
         id(layer): name

@@ -43,7 +43,7 @@ class ToExport:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is written beside the model: the arguments of `export_model` and of `describe_inference`."""
+        """What is written next to the model: the arguments of `export_model` and of `describe_inference`."""
         return {
             "model_name": self.model_name,
             "image_shape": self.image_shape,

@@ -1,4 +1,4 @@
-"""The tables of a verification: one per question, and the verdict of every engine."""
+"""The tables of a verification, and the verdict of every engine."""
 
 from __future__ import annotations
 

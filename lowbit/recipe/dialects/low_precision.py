@@ -21,7 +21,7 @@ from lowbit.recipe.spec import FrozenSection, SpecSettings, TensorSpec
 # When it calibrates, the observer mse takes 50 iterations; every call has time for one.
 _MSE, _MSE_CALIBRATED = parse_observer("mse"), parse_observer("mse(50)")
 _CALIBRATED = ("fixed", "learned")
-# The keys of a TensorSpec that this dialect has words of its own for; the others keep their names.
+# The keys of a TensorSpec that this dialect has its own words for; the others keep their names.
 _OWN_WORDS = ("grid", "rounding")
 _SHARED = {key: field for key, field in SpecSettings.model_fields.items() if key not in _OWN_WORDS}
 
@@ -146,7 +146,7 @@ _FULL = "`qtype: full` is full precision"
 
 
 class CalibrationConfig(FrozenSection):
-    """How many batches are looked at before training."""
+    """The number of calibration batches."""
 
     steps: Positive
 
@@ -245,7 +245,9 @@ class _Reading:
                 raise self._mistake(f"missing (or {both}); {_FULL}", short)
             if len(given) == 1:
                 (missing,) = set(long_forms) - set(given)
-                raise self._mistake(f"missing beside {given[0]}; {_FULL}, and {short} is for both", missing)
+                raise self._mistake(
+                    f"missing, while {given[0]} is given; {_FULL}, and {short} is for both", missing
+                )
 
     def _check_block(self, key: str, block: Block) -> None:
         if not block.qtype.is_integer:

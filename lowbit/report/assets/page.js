@@ -283,6 +283,7 @@
     sqnr: () => overEpochs({ sqnr: "" }),
     scale: () => overEpochs({ scale: "" }),
     lost: () => overEpochs({ underflowed: "became 0", clipped: "clipped" }),
+    oscillation: () => overEpochs({ oscillating: "oscillating", frozen: "frozen" }),
     gain: () => overEpochs({ gain: "" }, (operand) => operand.endsWith("grad_output")),
     weights: () => histogram("weights"),
     inputs: () => histogram("inputs"),

@@ -261,7 +261,7 @@ def test_pretrained_weights_of_other_classes(run, lite, tmp_path):
     assert "head.weight (file [128, 9], model [128, 4])" in message
     result = run("train.py", *four, "--reset-classifier")
     assert result.code == 0, result
-    assert "but for a new classifier (head.weight, head.bias)" in result.out
+    assert "except for a new classifier (head.weight, head.bias)" in result.out
 
 
 def test_pact_quant_keeps_the_pretrained_model_to_be_compared_with(run, lite, tmp_path):

@@ -162,7 +162,7 @@ def test_before_any_batch_was_seen():
 
 def test_scales_chosen_in_every_call():
     model = quantized(build_tiny(), SHAPE, activation_quantize_type="abs_max")
-    with pytest.raises(LowbitError, match='layer "conv" is chosen anew in every call'):
+    with pytest.raises(LowbitError, match='layer "conv" is chosen in every call'):
         deployed_layers(model)
 
 
@@ -172,6 +172,6 @@ def test_a_quantizer_of_the_users_own():
             return paddle.round(x)
 
     model = QAT(config={}, act_quantize=Own).quantize(build_tiny())
-    with pytest.raises(LowbitError, match="a class of your own"):
+    with pytest.raises(LowbitError, match="your own class"):
         deployed_layers(model)
     assert isinstance(deployed_layers(model, quantized=False)["conv"].weight, np.ndarray)

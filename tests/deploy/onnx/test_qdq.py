@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
+from lowbit.deploy.engines.lowbit_engine import LowbitEngine
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
 from lowbit.deploy.onnx.qdq import activation_type, describe_form, never_negative, resolve_target, weight_type
 from lowbit.errors import LowbitError
@@ -107,6 +108,52 @@ def test_pact_bounds_inside_of_the_grid(write, target):
     model.layers[0].input_quantizer.alpha.value.set_value(paddle.full([1], 0.5))
     written = check(model, write, target)
     assert [node.op_type for node in written.graph.node].count("Clip") == 1
+
+
+ASYMMETRIC = {"grid": "int8", "sign": "asymmetric", "scaling": "learned"}
+
+
+def asymmetric(bits: int, *offsets: float) -> nn.Layer:
+    """Convolutions behind hard-swish, with learned offsets (LSQ+) as training may have left them."""
+    paddle.seed(3)
+    layers = nn.Conv2D(4, 8, 3, padding=1), nn.Conv2D(8, 8, 3, padding=1, groups=8), nn.Conv2D(8, 4, 1)
+
+    def forward(x, first, second, third):
+        return third(F.hardswish(second(F.hardswish(first(x)))))
+
+    weight = {"grid": f"int{min(bits, 7)}", "granularity": "N"}
+    recipe = {"rules": [{"forward": {"input": ASYMMETRIC | {"grid": f"int{bits}"}, "weight": weight}}]}
+    model = quantized(Net(forward, *layers), SHAPE, **recipe)
+    for layer, offset in zip(layers, offsets, strict=False):
+        layer.input_quantizer.offset.value.set_value(paddle.full([1], offset))
+    return model
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("offsets", [(), (-1.234, -0.3, 0.0), (-99.0, 5.0, -0.4)])
+def test_learned_offsets_are_zero_points(bits, offsets, write, target):
+    model = asymmetric(bits, *offsets)
+    written = check(model, write, target)
+    constants = {one.name: onnx.numpy_helper.to_array(one) for one in written.graph.initializer}
+    stored = [
+        int(constants[node.input[2]]) for node in written.graph.node if node.op_type == "QuantizeLinear"
+    ]
+    expected = [layer.input_quantizer.grid().zero_point for layer in model.layers]
+    # Without a zero point it is the unsigned grid.
+    assert stored == expected
+    assert any(expected)
+    images = normal(3, *SHAPE, seed=5)
+    found, wanted = LowbitEngine(write(model, SHAPE, target=target).path).run(images), answers(model, images)
+    assert np.quantile(np.abs(found - wanted), 0.98) <= 1e-4 * np.abs(wanted).max()
+
+
+def test_gpus_have_no_zero_points(write):
+    made = write(asymmetric(4, -1.0, -0.3, -0.3), SHAPE, target="gpu")
+    graph = onnx.load(made.path).graph
+    zeros = [onnx.numpy_helper.to_array(one) for one in graph.initializer if one.name.endswith(".zero")]
+    assert zeros and not any(zero.any() for zero in zeros)
+    with pytest.raises(LowbitError, match="zero point"):
+        write(asymmetric(8, -0.1, -0.3, -0.3), SHAPE, target="gpu")
 
 
 def test_weights_alone(write, target):

@@ -358,11 +358,11 @@ def _refusal(blocks: dict[str, object]) -> str:
         ),
         (
             {"input_config": None, "input_forward_config": FULL},
-            "input_backward_config: missing beside input_f",
+            "input_backward_config: missing, while input_f",
         ),
         (
             {"grad_config": None, "grad_weight_config": FULL},
-            "grad_input_config: missing beside grad_weight_c",
+            "grad_input_config: missing, while grad_weight_c",
         ),
         (
             {"activation_config": FULL},
