@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from lowbit.accel.matrix_library import AVX2_PATH, SETTING, SWITCH, decide_amd_fix
+from lowbit.accel.process_settings import AVX2_PATH, SETTING, SWITCH, decide_amd_fix
 from lowbit.machine.cpu import cpu_info
 
 

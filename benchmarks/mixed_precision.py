@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.process_settings import apply_amd_fix
 from lowbit.bench.run import ratio, take_turns
 from lowbit.config import validate
 from lowbit.training.session import open_session

@@ -128,7 +128,7 @@ def run_case(case: Case) -> dict[str, Any]:
     """Train, export and verify a model; what failed is in the result as a line of text."""
     import paddle
 
-    from lowbit.accel.matrix_library import apply_amd_fix
+    from lowbit.accel.process_settings import apply_amd_fix
     from lowbit.errors import LowbitError
     from lowbit.models import assign_weights, build_model
 

@@ -21,7 +21,7 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.accel.convolutions import convolution_library, fast_convolutions
-from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.process_settings import apply_amd_fix
 from lowbit.bench.run import ratio, take_turns
 from lowbit.kernels import kernels, why_missing
 from lowbit.models import build_model

@@ -54,10 +54,9 @@ def train(case: Case, side: Side) -> dict[str, float]:
     from paddle.base import core
     from paddle.nn import functional as F
 
-    from lowbit.accel.allocator import keep_freed_memory
     from lowbit.accel.convolutions import fast_convolutions
-    from lowbit.accel.matrix_library import apply_amd_fix
     from lowbit.accel.norm_ops import fast_norm_ops
+    from lowbit.accel.process_settings import apply_amd_fix, keep_freed_memory
     from lowbit.config.optimizer import OptimizerSection
     from lowbit.models import build_model
     from lowbit.nn import prepare

@@ -22,7 +22,7 @@ import numpy as np
 import paddle
 
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.process_settings import apply_amd_fix
 from lowbit.bench.run import ratio, take_turns
 from lowbit.config import validate
 from lowbit.training.checkpoint_manager import CheckpointManager

@@ -13,7 +13,7 @@ import pickletools
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, Literal, cast
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        for opcode, argument, _ in pickletools.genops(self._file):
+        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], self._file)):
             if opcode.name == "STOP":
                 return self._stack.pop()
             try:
@@ -216,7 +216,11 @@ def _key(value: Any) -> Any:
     return value
 
 
-def _steps() -> dict[str, Callable[[_Machine, Any], None]]:
+def _pushing(make: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.push(make())
+
+
+def _steps() -> dict[str, Callable[[_Machine, Any], object]]:
     """What each opcode does; one that is not here is refused."""
     as_they_are = (
         "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE SHORT_BINUNICODE BINUNICODE "
@@ -226,10 +230,10 @@ def _steps() -> dict[str, Callable[[_Machine, Any], None]]:
         **{"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False},
         **{"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set},
     }
-    steps: dict[str, Callable[[_Machine, Any], None]] = {
+    steps: dict[str, Callable[[_Machine, Any], object]] = {
         **{name: _Machine.push for name in as_they_are.split()},
         **{name: _Machine.push_text for name in ("STRING", "BINSTRING", "SHORT_BINSTRING")},
-        **{name: lambda machine, _, make=make: machine.push(make()) for name, make in constants.items()},
+        **{name: _pushing(make) for name, make in constants.items()},
         **{name: _Machine.put for name in ("PUT", "BINPUT", "LONG_BINPUT")},
         **{name: _Machine.get for name in ("GET", "BINGET", "LONG_BINGET")},
         **{name: lambda machine, _: None for name in ("PROTO", "FRAME")},
@@ -312,7 +316,7 @@ class _Array:
         self.value = _array(data, dtype, shape, "F" if fortran else "C")
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
+def _array(data: Any, dtype: Any, shape: Any, order: Literal["C", "F"]) -> np.ndarray:
     if not isinstance(dtype, _DType):
         raise _Refused("it holds an array without a dtype")
     if not isinstance(data, (bytes, bytearray, str)):
@@ -355,7 +359,7 @@ def _dict(value: Any = ()) -> dict[Any, Any]:
     return {_key(key): one for key, one in pairs}
 
 
-_NDARRAY = _StandIn(lambda *args: _Array(_NDARRAY, *args))
+_NDARRAY: _StandIn = _StandIn(lambda *args: _Array(_NDARRAY, *args))
 _CONTAINERS: dict[str, Callable[..., Any]] = {
     "tuple": lambda items=(): tuple(_items(items)),
     "list": lambda items=(): list(_items(items)),

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from lowbit.accel.matrix_library import SETTING
+from lowbit.accel.process_settings import SETTING
 from lowbit.kernels import library
 from tests.support.tiny_net import TinyNet, build_tiny
 

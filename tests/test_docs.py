@@ -310,3 +310,41 @@ def _exporters(init: Path, names: set[str]) -> set[str]:
     nodes = ast.walk(ast.parse(init.read_text("utf-8")))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return {node.module for node in imports if node.module and names & {a.name for a in node.names}}
+
+
+PACKAGES = sorted(
+    path.parent for path in (ROOT / "lowbit").rglob("__init__.py") if path.parent.name != "lowbit"
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_package_names_its_modules(package):
+    """A package's docstring is its guide: it names every module and folder, and none that is gone."""
+    guide = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    named = {word.split(".")[0].rstrip("/") for word in re.findall(r"`([a-z_0-9./]+)`", guide)}
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    if package.name == "cli":  # its modules are the commands of their names
+        modules &= {"app", "options"}
+    missing = modules - named
+    assert not missing, f"{package.name}/__init__.py does not name {sorted(missing)}"
+    rows = [line.split("|")[1] for line in guide.splitlines() if line.startswith("| `")]
+    listed = {word.rstrip("/") for row in rows for word in re.findall(r"`([^`]+)`", row)}
+    gone = listed - modules - {path.name for path in package.iterdir() if path.is_dir()}
+    assert not gone, f"{package.name}/__init__.py lists {sorted(gone)}, which it does not have"
+
+
+def test_private_operators_of_paddle_are_for_accel_alone() -> None:
+    """`paddle._C_ops` is called or replaced in one package, and by the function that allocates tensors."""
+    sources = (ROOT / "lowbit").rglob("*.py")
+    users = {
+        path.relative_to(ROOT / "lowbit").as_posix() for path in sources if _uses_private_operators(path)
+    }
+    assert {name for name in users if not name.startswith("accel/")} == {"numerics/fused.py"}
+
+
+def _uses_private_operators(path: Path) -> bool:
+    return any(
+        isinstance(node, ast.Name | ast.Attribute)
+        and getattr(node, "id", getattr(node, "attr", "")) == "_C_ops"
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    )

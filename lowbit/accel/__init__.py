@@ -1,8 +1,14 @@
 """The only package that replaces Paddle's operators or changes settings of the process.
 
-`op_overrides` replaces operators of `paddle._C_ops` inside a `with` and in its thread. The replacements are
-`convolutions` (by `onednn`, as are `bf16_products`) and `norm_ops` (by lowbit's kernels); `fused_norm` is
-batch norm with a residual sum and a ReLU as one autograd node, `optimizer_step` an optimizer's step in one
-call. `allocator` and `matrix_library` are settings of the process. All of it is undone on exit. Users reach
-it by `lowbit.accelerate()`.
+| module | has |
+|---|---|
+| `op_overrides` | replaces operators and methods inside a `with`, in its thread only |
+| `amp_autocast` | mixed precision: operators that are rounded to bf16 or fp16 |
+| `convolutions`, `bf16_products` | convolutions in fp32, and products in bf16, by oneDNN |
+| `onednn`, `onednn_objects` | oneDNN in Paddle's wheel: products; its C interface |
+| `norm_ops`, `fused_norm` | batch norm, ReLU, max-pool by lowbit's kernels; batch norm with sum and ReLU |
+| `optimizer_step` | Momentum, Adam and AdamW for all parameters in one call |
+| `process_settings` | the AMD fix, the allocator |
+
+All of it is undone on exit. Users reach it by `lowbit.accelerate()`.
 """

@@ -2,7 +2,7 @@
 
 Operands, results and gradients are fp32 tensors. Of each of the three products, the operands are rounded to
 bf16, the products added in fp32 and the result rounded to bf16. That is what the emulation of mixed precision
-computes (`training/amp_autocast.py`), except for the order of the sums and denormal numbers, which the
+computes (`accel/amp_autocast.py`), except for the order of the sums and denormal numbers, which the
 instructions take as 0.
 """
 
@@ -15,7 +15,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.convolutions import Convolution, check_first_order, conv2d_geometry
+from lowbit.accel.convolutions import ConvolutionNode, check_first_order, conv2d_geometry
 from lowbit.accel.onednn import Factors
 from lowbit.machine.cpu import cpu_info
 from lowbit.numerics import fused
@@ -61,7 +61,7 @@ def _convolution(arguments: tuple[Any, ...], *, dilation: int, groups: int) -> T
         return None
     x, weight = arguments[:2]
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return Convolution.apply(x, weight, geometry, learning, True)
+    return ConvolutionNode.apply(x, weight, geometry, learning, True)
 
 
 def _matmul(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Tensor | None:

@@ -57,7 +57,7 @@ def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor
         return None
     x, weight = arguments[:2]
     learning = (not x.stop_gradient, not weight.stop_gradient)
-    return Convolution.apply(x, weight, geometry, learning, False)
+    return ConvolutionNode.apply(x, weight, geometry, learning, False)
 
 
 def conv2d_geometry(arguments: Sequence[Any], *, dilation: int, groups: int) -> Geometry | None:
@@ -112,10 +112,10 @@ def _geometry(
     return geometry if min(geometry.input + geometry.output) > 0 else None
 
 
-class Convolution(PyLayer):
+class ConvolutionNode(PyLayer):
     """A convolution of fp32 tensors by oneDNN; with `bf16` its three products have operands of bf16.
 
-    Convolution.apply(x, weight, geometry, (True, True), False)
+    ConvolutionNode.apply(x, weight, geometry, (True, True), False)
     """
 
     @staticmethod

@@ -45,7 +45,7 @@ def takes(
     bias: Tensor | None,
     other: Tensor | None = None,
 ) -> bool:
-    """Whether `BatchNorm` can be applied: fp32 in NCHW on the CPU, more than one value per channel.
+    """Whether `BatchNormNode` can be applied: fp32 in NCHW on the CPU, more than one value per channel.
 
     What it does not take is for Paddle's own operators.
 
@@ -67,7 +67,7 @@ def _is_plain(x: Tensor) -> bool:
     return x.dtype == paddle.float32 and x.place.is_cpu_place()
 
 
-class BatchNorm(PyLayer):
+class BatchNormNode(PyLayer):
     """y = (x - mean) * inverse * weight + bias with the batch's own statistics, + other, after an activation.
 
     Of tensors that it `takes`; with `other`, the activation is a ReLU or none.
@@ -129,7 +129,7 @@ class BatchNorm(PyLayer):
                 dy = dy * _flags(ctx.bits, dy.shape)
             elif ctx.activation:
                 dy = dy * _slope(normalized(x, weight, bias, epsilon), ctx.activation)
-            gradients = (*_gradients(x, weight, dy, epsilon), dy.clone())
+            gradients: tuple[Tensor | None, ...] = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)

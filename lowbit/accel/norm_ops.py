@@ -13,7 +13,7 @@ import paddle
 from paddle import Tensor, _C_ops, nn
 from paddle.autograd import PyLayer
 
-from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
+from lowbit.accel.fused_norm import BatchNormNode, Statistics, takes
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
@@ -162,7 +162,7 @@ def _batch_norm(
     mean, inverse = new_tensor([channels]), new_tensor([channels])
     scale = attached_scale(x) if paddle.is_grad_enabled() else None
     statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, scale)
-    y = BatchNorm.apply(x, weight, bias, None, statistics, Activation.NONE)
+    y = BatchNormNode.apply(x, weight, bias, None, statistics, Activation.NONE)
     return y, running_mean, running_variance, mean, inverse, new_tensor([0], "uint8")
 
 
@@ -242,7 +242,7 @@ def fused_batch_norm(
     channels = x.shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
     statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum, attached_scale(x))
-    return BatchNorm.apply(x, norm.weight, norm.bias, residual, statistics, activation)
+    return BatchNormNode.apply(x, norm.weight, norm.bias, residual, statistics, activation)
 
 
 def attached_scale(y: Tensor) -> Tensor | None:
@@ -263,3 +263,8 @@ def attached_scale(y: Tensor) -> Tensor | None:
 
 _OPERATORS = {Activation.RELU6: "relu6", Activation.HARDSWISH: "hardswish"}  # that are Paddle's own
 _OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})
+
+
+def batch_norm_operator(*arguments: Any) -> tuple[Tensor, ...]:
+    """Paddle's operator behind every batch norm, or what stands in its place, with its own arguments."""
+    return _C_ops.batch_norm(*arguments)

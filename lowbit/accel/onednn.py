@@ -15,7 +15,7 @@ import ctypes
 import threading
 from ctypes import byref, c_void_p
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowbit.accel import onednn_objects as dnnl
 from lowbit.kernels.gemm import Geometry
@@ -29,7 +29,7 @@ _HELD = 16 << 20  # bytes of scratch memory per operand
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
-class Convolution:
+class PreparedConvolution:
     """The three products of one geometry, in fp32 or bf16; arguments are addresses of contiguous fp32.
 
     convolution = prepared(geometry)
@@ -93,9 +93,9 @@ class Convolution:
 
 
 @lru_cache(maxsize=_KEPT)
-def prepared(geometry: Geometry, *, bf16: bool = False) -> Convolution:
+def prepared(geometry: Geometry, *, bf16: bool = False) -> PreparedConvolution:
     """The convolution for a geometry; preparing takes milliseconds, so the last ones are kept."""
-    return Convolution(geometry, bf16=bf16)
+    return PreparedConvolution(geometry, bf16=bf16)
 
 
 class Factors(NamedTuple):
@@ -164,7 +164,10 @@ def _matrix_product(a: _Matrices, b: _Matrices, c: _Matrices, *, has_bias: bool 
         "matmul_primitive_desc_create", byref(made), dnnl.engine(),
         a.free, b.free, bias if has_bias else None, c.free, None,
     )  # fmt: skip
-    operands = {dnnl.SRC: (_SRC_MD, a.plain), _WEIGHTS: (_WEIGHTS_MD, b.plain)}
+    operands: dict[int, tuple[int | None, Any]] = {
+        dnnl.SRC: (_SRC_MD, a.plain),
+        _WEIGHTS: (_WEIGHTS_MD, b.plain),
+    }
     if has_bias:
         operands[_BIAS] = (None, bias)
     return _Product(made, operands, (dnnl.DST, _DST_MD, c.plain))

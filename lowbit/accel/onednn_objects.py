@@ -48,8 +48,9 @@ class PrimitiveDescription(_Owned):
 
 
 class _Version(Structure):
-    _fields_ = [("major", c_int), ("minor", c_int), ("patch", c_int), ("hash", c_char_p)] + [
-        (name, c_uint) for name in ("cpu_runtime", "gpu_runtime")
+    _fields_ = [
+        *(("major", c_int), ("minor", c_int), ("patch", c_int), ("hash", c_char_p)),
+        *(("cpu_runtime", c_uint), ("gpu_runtime", c_uint)),
     ]
 
 

@@ -143,7 +143,9 @@ def _momentum(*arguments: Any, **named: Any) -> tuple[Any, ...] | None:
 def _adam(*arguments: Any, **named: Any) -> tuple[Any, ...] | None:
     if len(arguments) != 18 or _is_small(arguments[0]):
         return None
-    return _adam_update("Adam", *arguments[:13], 0.0, *arguments[13:], has_decay=False, **named)
+    if named:
+        return None
+    return _adam_update("Adam", False, *arguments[:13], 0.0, *arguments[13:])
 
 
 def _adamw(*arguments: Any, **named: Any) -> tuple[Any, ...] | None:
@@ -151,11 +153,14 @@ def _adamw(*arguments: Any, **named: Any) -> tuple[Any, ...] | None:
     if len(arguments) != 21 or _is_small(arguments[0]) or arguments[13] != 1:
         return None
     state, decay, has_decay, settings = arguments[:13], arguments[14], arguments[15], arguments[16:]
-    return _adam_update("AdamW", *state, decay, *settings, has_decay=has_decay, **named)
+    if named:
+        return None
+    return _adam_update("AdamW", has_decay, *state, decay, *settings)
 
 
 def _adam_update(
     name: str,
+    has_decay: bool,
     parameter: Any,
     gradient: Any,
     rate: Any,
@@ -175,13 +180,10 @@ def _adam_update(
     multi_precision: bool,
     global_powers: bool,
     amsgrad: bool,
-    *,
-    has_decay: bool,
-    **named: Any,
 ) -> tuple[Any, ...] | None:
     """As Paddle's operators; lazy mode is for sparse gradients, `rows` for their threads."""
     updates = _local.updates
-    if updates is None or named:
+    if updates is None:
         return None
     tensors = [parameter, moment1, moment2, beta1_power, beta2_power, gradient, rate]
     reason = _why_not(tensors, gradient, master)

@@ -12,7 +12,7 @@ from lowbit.nn.convert import Preparation
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe import Recipe
 from lowbit.recipe.plan import Plan, operands_of
-from lowbit.recipe.rules import Rule
+from lowbit.recipe.rules import Match, Rule
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "kib": 2**10, "mib": 2**20}
 
@@ -48,11 +48,11 @@ def parse_budget(text: str) -> Budget:
     (Budget(bits=4.5, size=None), Budget(bits=None, size=200000))
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().casefold())
-    unit = found[2] if found else ""
+    count, unit = (float(found[1]), found[2]) if found else (0.0, "")
     if unit in ("bit", "bits"):
-        return Budget(bits=float(found[1]))
+        return Budget(bits=count)
     if unit in _UNITS:
-        return Budget(size=int(float(found[1]) * _UNITS[unit]))
+        return Budget(size=int(count * _UNITS[unit]))
     raise LowbitError(f'a budget is like "4.5bits" (per weight, on average) or "200KB"; got "{text}"')
 
 
@@ -67,7 +67,7 @@ def propose_bits(layers: Sequence[LayerCost], budget: Budget, *, fixed_bits: int
     {'a': 6, 'b': 2}
     """
     weights = sum(layer.count for layer in layers)
-    total = int(budget.bits * weights) if budget.bits is not None else 8 * budget.size - fixed_bits
+    total = int(budget.bits * weights) if budget.bits is not None else 8 * (budget.size or 0) - fixed_bits
     left = total - FEWEST_BITS * weights
     if left < 0:
         least = -(-(FEWEST_BITS * weights + fixed_bits) // 8)
@@ -115,7 +115,7 @@ def proposed_recipe(preparation: Preparation, bits: Mapping[str, int]) -> Recipe
         if settings:
             _, names = groups.setdefault(str(settings), (settings, []))
             names.append(assigned.layer.name)
-    rules = [Rule(match={"name": names}, **settings) for settings, names in groups.values()]
+    rules = [Rule(match=Match(name=names), **settings) for settings, names in groups.values()]
     return preparation.recipe.model_copy(update={"rules": [*preparation.recipe.rules, *rules]})
 
 

@@ -53,7 +53,7 @@ def view_inputs(model: nn.Layer, batch: Batch) -> dict[str, OperandView]:
     """By layer, the input that the model in full precision gives it, as the layer would quantize it."""
     found: dict[str, OperandView] = {}
 
-    def look(name: str) -> Callable[[nn.Layer, Sequence[Tensor]], None]:
+    def look(name: str) -> Callable[..., Any]:
         def hook(layer: nn.Layer, inputs: Sequence[Tensor]) -> None:
             # Its own attribute is hidden while the layer runs in full precision.
             quantizer = layer._sub_layers["input_quantizer"]
@@ -107,7 +107,7 @@ def view_operand(x: Tensor, made: QTensor) -> OperandView:
     """
     bounds = {"lowest": made.lowest, "highest": made.highest}
     health = measure_stats(x, made.data, made.scale, **bounds, most=_ENOUGH)
-    if not made.is_integer:
+    if made.scale is None or not made.is_integer:
         return OperandView(health)
     steps = (x.detach() / made.scale).numpy().ravel()
     stride = max(1, steps.size // _ENOUGH)

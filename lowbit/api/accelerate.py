@@ -12,11 +12,16 @@ from types import TracebackType
 import paddle
 
 from lowbit.accel import onednn_objects
-from lowbit.accel.allocator import keep_freed_memory, return_freed_memory
 from lowbit.accel.convolutions import convolution_library, fast_convolutions
-from lowbit.accel.matrix_library import SETTING, FixStatus, apply_amd_fix
 from lowbit.accel.norm_ops import fast_norm_ops, norm_library
 from lowbit.accel.optimizer_step import fast_updates, update_library
+from lowbit.accel.process_settings import (
+    SETTING,
+    FixStatus,
+    apply_amd_fix,
+    keep_freed_memory,
+    return_freed_memory,
+)
 from lowbit.api.result import Result
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section

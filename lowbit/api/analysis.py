@@ -14,12 +14,10 @@ import paddle
 import yaml
 from paddle import nn
 
-from lowbit.analysis import Analysis as Measured
-from lowbit.analysis import Budget, LayerCost, parse_budget, propose_bits, proposed_recipe
+from lowbit.analysis import Budget, LayerCost, Measurement, parse_budget, propose_bits, proposed_recipe
 from lowbit.analysis import analyze as analyze_batches
-from lowbit.analysis.partial_quantization import quantize_as
+from lowbit.analysis.analyze import FILE, Store, folder_of
 from lowbit.analysis.sensitivity import logits_of
-from lowbit.analysis.store import FILE, Store, folder_of
 from lowbit.api.data import Batches, Data, StrPath
 from lowbit.api.result import Result
 from lowbit.api.runs import open_model, open_progress, validation_images
@@ -31,11 +29,12 @@ from lowbit.errors import LowbitError
 from lowbit.files import write_atomically
 from lowbit.formatting import Section, decibels, number, percent
 from lowbit.machine import resolve_device
-from lowbit.nn import has_quantized_layers, preparation_of
+from lowbit.nn import calibrate, has_quantized_layers, preparation_of, prepare
+from lowbit.nn.calibration import correct_biases
 from lowbit.nn.convert import Preparation, quantizing_only
-from lowbit.recipe import Recipe, dump_recipe
+from lowbit.recipe import Recipe, dump_recipe, load_recipe
 from lowbit.training.inputs import build_loader, check_class_count, open_section
-from lowbit.training.quantization import recipe_values
+from lowbit.training.quantization import example_images, recipe_values
 from lowbit.training.trained_model import TrainedModel
 
 _BATCH = 50  # images of a run at a time: the outputs of all layers are held in memory
@@ -203,7 +202,7 @@ def _measure_run(
     images: int,
     *,
     quiet: bool,
-) -> tuple[Measured, Path]:
+) -> tuple[Measurement, Path]:
     """What each layer costs, taken from the run's analysis.json where it is known; and the run's folder."""
     split = split.model_copy(update={"sampler": split.sampler.model_copy(update={"batch_size": _BATCH})})
     dataset = open_section(split.dataset, len(trained.classes), classes=trained.classes)
@@ -226,7 +225,7 @@ def _measure_run(
 
 
 def analysis_of(
-    found: Measured, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
+    found: Measurement, net: nn.Layer, budget: Budget | None = None, *, title: str = "", labels: str = "data"
 ) -> Analysis:
     """What was measured about the layers of a network, with bits for them under the budget."""
     preparation = preparation_of(net)
@@ -303,3 +302,36 @@ def _layer(row: dict[str, Any], bits: dict[str, int] | None) -> LayerAnalysis:
         dead={role: row[f"{role}_dead"] for role in _ROLES},
         proposed_bits=None if bits is None else bits.get(row["name"]),
     )
+
+
+_STEPS = 4  # of calibration, where the recipe has none: signs and ranges must be known to evaluate
+
+
+def quantize_as(
+    trained: TrainedModel, recipe: str | os.PathLike[str] | Recipe, evaluation: DataSplit
+) -> None:
+    """The model, in place, quantized without training: calibrated on training images if the config names
+    any, else on the validation images, prepared as in evaluation."""
+    if trained.quantized:
+        raise LowbitError(f"{trained.source} is quantized already, by its own recipe: leave out --recipe")
+    recipe = load_recipe(recipe)
+    prepare(trained.model, recipe, example_images(trained.config.Global.image_shape))
+    steps = recipe.calibration.steps or _STEPS
+
+    def batches() -> Iterator[paddle.Tensor]:
+        return _batches(trained, evaluation, steps)
+
+    calibrate(trained.model, batches())
+    if recipe.calibration.correct_bias:
+        correct_biases(trained.model, batches())
+    trained.model.eval()
+
+
+def _batches(trained: TrainedModel, evaluation: DataSplit, steps: int) -> Iterator[paddle.Tensor]:
+    split = trained.config.DataLoader.Train or evaluation
+    shown = split.dataset.model_copy(update={"transform_ops": evaluation.dataset.transform_ops})
+    split = split.model_copy(update={"dataset": shown})
+    dataset = open_section(shown, len(trained.classes), classes=trained.classes)
+    some = SpreadDataset(dataset, steps * split.sampler.batch_size)
+    for batch in build_loader(split, some, training=False).epoch(0):
+        yield paddle.to_tensor(batch.images)

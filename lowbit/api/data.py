@@ -37,7 +37,7 @@ _LABELS = ("label", "labels", "target", "targets", "y")
 
 
 @dataclass(frozen=True)
-class Batch:
+class TensorBatch:
     """The inputs of one call of a network, in the order of its `forward`, and the labels if there are any."""
 
     inputs: tuple[Tensor, ...]
@@ -78,7 +78,7 @@ class Batches:
         if self.first is None:
             raise LowbitError("the data have no batches: give at least one")
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TensorBatch]:
         for item in islice(iter(self._items), self._limit):
             yield self._forward.batch(item)
 
@@ -122,13 +122,13 @@ class _Forward:
         required = [one for one in parameters if one.default is inspect.Parameter.empty]
         self._required = max(1, len(required))
 
-    def batch(self, item: Any) -> Batch:
+    def batch(self, item: Any) -> TensorBatch:
         if isinstance(item, ImageBatch):
-            return Batch((_tensor(item.images),), item.labels)
+            return TensorBatch((_tensor(item.images),), item.labels)
         if isinstance(item, Mapping):
             return self._by_name(item)
         if not isinstance(item, list | tuple):
-            return Batch(self._checked((item,)))
+            return TensorBatch(self._checked((item,)))
         if item and isinstance(item[0], list | tuple | Mapping):
             inputs, rest = self._nested(item[0]), item[1:]
         else:
@@ -138,15 +138,15 @@ class _Forward:
                 f"a batch has {len(item)} parts, but {self._kind}.forward requires {self._required} inputs, "
                 "and there is one set of labels: write ((x1, x2), y) to say which are inputs"
             )
-        return Batch(self._checked(inputs), _labels(rest[0]) if rest else None)
+        return TensorBatch(self._checked(inputs), _labels(rest[0]) if rest else None)
 
     def _nested(self, inputs: Any) -> tuple[Any, ...]:
         return self._ordered(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
 
-    def _by_name(self, item: Mapping[str, Any]) -> Batch:
+    def _by_name(self, item: Mapping[str, Any]) -> TensorBatch:
         found = [key for key in item if key in _LABELS and key not in self.names]
         inputs = {key: value for key, value in item.items() if key not in found}
-        return Batch(self._checked(self._ordered(inputs)), _labels(item[found[0]]) if found else None)
+        return TensorBatch(self._checked(self._ordered(inputs)), _labels(item[found[0]]) if found else None)
 
     def _ordered(self, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Inputs by name in the order of the parameters; a single one may have any name."""

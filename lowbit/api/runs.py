@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lowbit.api.data import StrPath
 from lowbit.config import load_config, override_config, with_data_path
-from lowbit.config.data import AutoDataset, DataSplit, Loading, Sampler
+from lowbit.config.data import AutoDataset, DataSplit, Loading, SamplerSection
 from lowbit.config.load import OPTIONS, given_options, parse_override
 from lowbit.config.transform_ops import TransformOp
 from lowbit.deploy.verify.record import ToExport
@@ -225,7 +225,7 @@ def images_at(
 ) -> DataSplit:
     """Images of any layout as a config section describes them."""
     dataset = AutoDataset(name="AutoDataset", path=str(path), split=part, transform_ops=ops)
-    sampler = Sampler(batch_size=batch_size or 64, shuffle=part == "train")
+    sampler = SamplerSection(batch_size=batch_size or 64, shuffle=part == "train")
     return DataSplit(dataset=dataset, sampler=sampler, loader=Loading(num_workers=2))
 
 

@@ -109,7 +109,7 @@ def _plan(name: str) -> Plan:
     return load_recipe(RECIPES[name]).plans(three)["1"]
 
 
-def _step(layer: nn.Conv2D, x: Tensor, dy: Tensor) -> Callable[[], None]:
+def _step(layer: nn.Layer, x: Tensor, dy: Tensor) -> Callable[[], None]:
     def step() -> None:
         with fast_convolutions():
             paddle.autograd.backward([layer(x)], [dy])

@@ -16,8 +16,8 @@ from typing import Any
 import paddle
 from rich.console import Console
 
-from lowbit.accel.allocator import keep_freed_memory
 from lowbit.accel.convolutions import convolution_library
+from lowbit.accel.process_settings import keep_freed_memory
 from lowbit.bench import deployed
 from lowbit.bench.layer_bench import FP32, LAYERS, ceilings, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides

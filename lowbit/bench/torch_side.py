@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lowbit.bench.sides import Case
 
 
-class Block(nn.Module):
+class _Block(nn.Module):
     """Two 3×3 convolutions with a shortcut: a 1×1 convolution, or (ResNet20) one without parameters."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, *, projected: bool) -> None:
@@ -55,7 +55,7 @@ def _network(
     for width in widths:
         for number in range(blocks):
             stride = 2 if number == 0 and width != before else 1
-            layers.append(Block(before, width, stride, projected=projected))
+            layers.append(_Block(before, width, stride, projected=projected))
             before = width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 

@@ -63,7 +63,7 @@ def bench(
     if instructions:
         hold_back(instructions)
 
-    from lowbit.accel.matrix_library import apply_amd_fix
+    from lowbit.accel.process_settings import apply_amd_fix
     from lowbit.bench.run import CASES, LAYERS_WORD, RUNTIME_WORD, run_bench
 
     known = [*CASES] if own_loop else [LAYERS_WORD, *CASES, RUNTIME_WORD]

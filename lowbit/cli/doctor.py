@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.accel.matrix_library import FixStatus, decide_amd_fix
+from lowbit.accel.process_settings import FixStatus, decide_amd_fix
 from lowbit.cli.options import AsJson
 from lowbit.errors import LowbitError
 from lowbit.extras import install_command, is_installed

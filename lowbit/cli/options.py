@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.config.lookup import CONFIGS, RECIPES, bundled_names
+from lowbit.config.load import CONFIGS, RECIPES, bundled_names
 from lowbit.config.schema import AmpDtype, AmpLevel
 from lowbit.formatting import Section, as_text
 

@@ -59,7 +59,7 @@ def compare(
     **Example**: `lowbit compare runs/fp32 runs/w8a8 runs/w4a4`
     """
     from lowbit.report import config_differences, figures, open_runs
-    from lowbit.report.formatting import NOTHING
+    from lowbit.report.elements import NOTHING
 
     if len(runs) < 2:
         raise LowbitError("give two runs or more to compare; one alone is shown by `lowbit report`")

@@ -151,7 +151,7 @@ def run(
     - `lowbit tipc run test_tipc/configs/resnet18/train_infer_python.txt lite_train_lite_infer --device cpu`
     - `lowbit tipc run train_infer_python.txt whole_infer --python python3 --timeout 600`
     """
-    from lowbit.tipc import Limits, open_display, print_result, results_folder, run_plan
+    from lowbit.tipc import ChainLimits, open_display, print_result, results_folder, run_plan
 
     planned = plan_for_this_machine(config, mode, device, python, dialect)
     if not planned.steps:
@@ -159,7 +159,7 @@ def run(
     if device == "auto" and any(step.note for step in planned.steps):
         print("Paddle sees no card here: everything runs on the CPU (--device auto)")
     each = _HOUR if step_timeout is None and mode != "whole_train_whole_infer" else step_timeout
-    result = run_plan(planned, limits=Limits(step=each, total=timeout), display=open_display())
+    result = run_plan(planned, limits=ChainLimits(step=each, total=timeout), display=open_display())
     print_result(result)
     print(f"Results: {results_folder(planned.root, planned.output, planned.config)}")
     if not result.passed:

@@ -1,1 +1,4 @@
-"""The interfaces of other libraries, so that code written for them needs another import line only."""
+"""The interfaces of other libraries: code written for them needs another import line only.
+
+`paddleslim` is PaddleSlim's `QAT`. `scripts/` has the scripts of Paddle's model repositories.
+"""

@@ -54,7 +54,7 @@ class Digits(DatasetSection):
 Dataset = Annotated[ImageNetDataset | AutoDataset | Digits, Field(discriminator="name")]
 
 
-class Sampler(Section):
+class SamplerSection(Section):
     """Batches. `batch_size` is per process, as in PaddleClas. Which keys count depends on `name`."""
 
     name: Literal["DistributedBatchSampler", "BatchSampler", "RASampler", "MultiScaleSampler"] = (
@@ -80,7 +80,7 @@ class Sampler(Section):
         return values
 
     @model_validator(mode="after")
-    def _scales_fit(self) -> Sampler:
+    def _scales_fit(self) -> SamplerSection:
         is_multi_scale = self.name == "MultiScaleSampler"
         if is_multi_scale and not (self.scales and self.first_bs):
             raise ValueError("MultiScaleSampler needs scales and first_bs")
@@ -103,7 +103,7 @@ class DataSplit(Section):
     """The images of training or of evaluation."""
 
     dataset: Dataset
-    sampler: Sampler = Sampler()
+    sampler: SamplerSection = SamplerSection()
     loader: Loading = Loading()
 
 

@@ -1,4 +1,16 @@
-"""Image data sets of every known layout, transforms, and a loader whose batches depend on the seed alone."""
+"""Image datasets, transforms, and a loader whose batches depend on the seed alone.
+
+| module | has |
+|---|---|
+| `dataset` | the interface of a dataset, and accuracy |
+| `image_folder`, `formats`, `lite` | folders and list files; CIFAR-10, MNIST, digits; drawn images |
+| `decode` | image files to RGB pixels |
+| `transforms` | the image operations of a config |
+| `auto_augment`, `rand_augment`, `image_ops` | augmentation policies, and what they are made of |
+| `erasing` | random erasing, cutout, grid mask |
+| `mixing` | Mixup, CutMix and FMix |
+| `sampler`, `loader` | which images make up a batch; batches prepared ahead by threads |
+"""
 
 from lowbit.data.dataset import ArrayDataset, BadImageError, Dataset, topk_hits, topk_right
 from lowbit.data.decode import EXTENSIONS, decode, read_image

@@ -1,1 +1,1 @@
-"""`lowbit demo`: its trainings as commands, run side by side, and the table they end with."""
+"""`lowbit demo`: `command` is the command and its table, `steps` the commands that it runs side by side."""

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from lowbit.demo.steps import Training
+    from lowbit.demo.steps import DemoTraining
 
 _ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO", "lowbit": "lowbit"}
 # The table and these lines fit a terminal of 80 columns.
@@ -39,8 +39,7 @@ def demo(
 
     **Example**: `lowbit demo --output-dir runs/demo`; a second run takes up what the first one left there.
     """
-    from lowbit.demo.runner import run_stages
-    from lowbit.demo.steps import make_folder, make_stages, report_file
+    from lowbit.demo.steps import make_folder, make_stages, report_file, run_stages
     from lowbit.machine import cpu_info
 
     start = time.monotonic()
@@ -88,7 +87,7 @@ def _write_digits(folder: Path) -> Path:
     return folder
 
 
-def make_table(folder: Path, trainings: Sequence[Training]) -> Table:
+def make_table(folder: Path, trainings: Sequence[DemoTraining]) -> Table:
     """What the steps have left in the folder, side by side.
 
     Console().print(make_table(Path("runs/demo"), TRAININGS))

@@ -1,4 +1,16 @@
-"""From a trained model to a served one: export, engines, inference, and the comparisons between them."""
+"""From a trained model to a deployed one: export, engines, inference, comparison.
+
+| module | has |
+|---|---|
+| `export`, `save_program` | export to Paddle Inference, compared with the model before it is used |
+| `onnx/` | export to ONNX with the trained integers |
+| `paddle_int8/` | int8 programs for Paddle Inference |
+| `engines/` | Paddle Inference, ONNX Runtime, OpenVINO and lowbit's runtime behind one interface |
+| `model_files` | the files of an exported model, and whether they are whole |
+| `infer`, `autolog` | inference on images; the benchmark report of Paddle's chain test |
+| `compare`, `gains` | difference from the trained model; speed and size against fp32 |
+| `verify/` | whether the deployed model computes what was trained |
+"""
 
 from lowbit.deploy.autolog import StageTimer, benchmark_report
 from lowbit.deploy.compare import Comparison, compare_logits, compare_outputs

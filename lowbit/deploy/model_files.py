@@ -25,7 +25,7 @@ Positive = Annotated[int, Field(ge=1)]
 ClassName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 
-class GlobalSection(Section):
+class InferenceGlobals(Section):
     model_name: str
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
@@ -50,7 +50,7 @@ class PostProcessSection(Section):
 class InferenceYml(Section):
     """The file as it is. `Hpi` is PaddleX's hint to its own engines: ignored."""
 
-    Global: GlobalSection
+    Global: InferenceGlobals
     PreProcess: PreProcessSection
     PostProcess: PostProcessSection = PostProcessSection()
     Hpi: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ def describe_inference(
 ) -> InferenceYml:
     """The description that `export_model` writes."""
     return InferenceYml(
-        Global=GlobalSection(
+        Global=InferenceGlobals(
             model_name=model_name,
             image_shape=image_shape,
             sha256=sha256,

@@ -1,1 +1,1 @@
-"""PaddleSlim's older paths: `from lowbit.dygraph.quant import QAT` for `paddleslim.dygraph.quant`."""
+"""PaddleSlim's older path: `quant` is `paddleslim.dygraph.quant`, with its class `QAT`."""

@@ -65,7 +65,7 @@ class Geometry:
                 (width, left, right, self.dilation[1], self.kernel[1], self.stride[1]),
             )
         ]
-        return (batch, self.outputs, *sides)
+        return (batch, self.outputs, sides[0], sides[1])
 
     @property
     def weight(self) -> tuple[int, ...]:
@@ -183,7 +183,9 @@ _SIGNATURES = {
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = kernels().library
+    found = kernels()
+    assert found is not None  # callers have asked
+    library = found.library
     declare(library, _SIGNATURES)
     return library
 

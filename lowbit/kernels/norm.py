@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lowbit.kernels.library import ADDRESS, declare, kernels
+from lowbit.kernels.library import ADDRESS, Signatures, declare, kernels
 from lowbit.kernels.quantization import CLayout, Layout
 
 
@@ -69,7 +69,7 @@ class _Pool(ctypes.Structure):
 
 
 _NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
-_SIGNATURES = {
+_SIGNATURES: Signatures = {
     "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 8),
     "lowbit_batch_norm_backward": (_STATUS, [_NORM] + [ADDRESS] * 10),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
@@ -151,8 +151,9 @@ class NormKernels:
         self._library.lowbit_max_pool_backward(dy, places, dx, ctypes.byref(_Pool(*pool)))
 
 
-def _norm(norm: Norm) -> ctypes.Structure:
-    return ctypes.byref(_Norm(*norm._replace(layout=CLayout(*norm.layout))))
+def _norm(norm: Norm) -> Any:
+    values = norm._asdict() | {"layout": CLayout(*norm.layout)}
+    return ctypes.byref(_Norm(*values.values()))
 
 
 @cache

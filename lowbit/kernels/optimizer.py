@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lowbit.kernels.library import ADDRESS, declare, kernels
 
@@ -17,7 +17,7 @@ class MomentumUpdate(NamedTuple):
     gradient: int
     velocity: int
     rate: int
-    count: int
+    elements: int
     momentum: float
     decay: float
     has_decay: bool
@@ -34,7 +34,7 @@ class AdamUpdate(NamedTuple):
     beta1_power: int
     beta2_power: int
     rate: int
-    count: int
+    elements: int
     beta1: float
     beta2: float
     epsilon: float
@@ -75,11 +75,11 @@ class OptimizerKernels:
 
     def momentum_step(self, updates: Sequence[MomentumUpdate]) -> None:
         """Parameters and velocities."""
-        self._library.lowbit_momentum_step((_Momentum * len(updates))(*updates), len(updates))
+        self._library.lowbit_momentum_step(_array(_Momentum, updates), len(updates))
 
     def adam_step(self, updates: Sequence[AdamUpdate]) -> None:
         """Parameters, moments and powers."""
-        self._library.lowbit_adam_step((_Adam * len(updates))(*updates), len(updates))
+        self._library.lowbit_adam_step(_array(_Adam, updates), len(updates))
 
 
 @cache
@@ -91,3 +91,8 @@ def optimizer_kernels() -> OptimizerKernels | None:
     """The functions; None where there are no kernels (lowbit.kernels.why_missing says why)."""
     found = kernels()
     return None if found is None else _bound(found.library)
+
+
+def _array(kind: Any, updates: Sequence[tuple]) -> Any:
+    """The updates as an array of C structures; ctypes fills each from its tuple."""
+    return (kind * len(updates))(*updates)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from lowbit.kernels.library import ADDRESS, Kernels, declare, kernels
+from lowbit.kernels.library import ADDRESS, Kernels, Signatures, declare, kernels
 
 _MOST_AXES = 4
 _CACHED = 4096  # shapes: a training step meets the same ones as the step before
@@ -55,7 +55,9 @@ def _axes(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> Axes:
     if missing < 0 or not fits:
         raise ValueError(f"scales of shape {list(scale_shape)} do not fit a tensor of shape {list(shape)}")
     # Along an axis of size 1 it does not matter.
-    return Axes((1,) * missing + shape, (False,) * missing + tuple(s != 1 for s in scale_shape))
+    n, c, h, w = (1,) * missing + shape
+    owns_n, owns_c, owns_h, owns_w = (False,) * missing + tuple(s != 1 for s in scale_shape)
+    return Axes((n, c, h, w), (owns_n, owns_c, owns_h, owns_w))
 
 
 class Integers(NamedTuple):
@@ -97,7 +99,7 @@ class _Draw(ctypes.Structure):
 
 
 _AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(_Axes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
-_SIGNATURES = {
+_SIGNATURES: Signatures = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
     "lowbit_quantize_grad": (_STATUS, [ADDRESS] * 6 + [CLayout, _Grid]),
     "lowbit_lsq_grad": (_STATUS, [ADDRESS] * 5 + [CLayout, _Grid]),
@@ -238,7 +240,8 @@ class QuantizeKernels:
         lowest, highest = grid.lowest * count, grid.highest * count
         if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
             raise ValueError(f"{count} draws of {grid} do not fit into a byte")
-        drawn = (_Draw * count)(*draws)
+        kind: Any = _Draw * count
+        drawn = kind(*draws)
         return self._library.lowbit_to_integers(
             x, q, scales, _c_axes(axes), _levels(grid), drawn, count, first
         )
@@ -265,12 +268,12 @@ class QuantizeKernels:
 
 
 @lru_cache(maxsize=_CACHED)
-def _c_axes(axes: Axes) -> ctypes.Structure:
+def _c_axes(axes: Axes) -> Any:
     return ctypes.byref(_Axes(axes.sizes, axes.owns))
 
 
 @cache
-def _levels(grid: Integers) -> ctypes.Structure:
+def _levels(grid: Integers) -> Any:
     return ctypes.byref(_Levels(*grid))
 
 

@@ -1,4 +1,4 @@
-"""What this machine is and can do: processor, memory, device, and the settings that change last bits."""
+"""What this machine is and can do: `cpu` (processor, instructions, memory), `device` (CPU or GPU)."""
 
 from lowbit.machine.cpu import CpuInfo, cpu_info, hardware_info
 from lowbit.machine.device import Device, PaddleBuild, paddle_build, resolve_device

@@ -1,4 +1,12 @@
-"""Models by name: the registry, building one, and loading its weights."""
+"""Models by name: building one, and loading its weights. Start with `build.build_model`.
+
+| module | has |
+|---|---|
+| `build` | a model by name: registered, PaddleClas's, or the user's own by import path |
+| `registry` | `register_model`; the names |
+| `resnet_cifar`, `vision`, `ppcls` | the models: small ResNets, paddle.vision's, PaddleClas's |
+| `weights` | weights from a file; every key must match |
+"""
 
 from lowbit.models import resnet_cifar, vision  # noqa: F401  (they register their models)
 from lowbit.models.build import build_model, check_name, check_trusted

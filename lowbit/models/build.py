@@ -17,9 +17,9 @@ from paddle.nn import Layer
 from paddle.utils import unique_name
 
 from lowbit.errors import LowbitError, did_you_mean
-from lowbit.models.auxiliary import logits_in_evaluation
 from lowbit.models.ppcls import PREFIX, find_ppcls, missing_ppcls, ppcls_is_installed, ppcls_names
 from lowbit.models.registry import find_builder, model_aliases, model_names
+from lowbit.models.vision import logits_in_evaluation
 
 # What a constructor may call the number of classes: paddle.vision's word, then PaddleClas's.
 _CLASS_COUNT_WORDS = ("num_classes", "class_num")

@@ -8,8 +8,30 @@ from typing import Any
 import paddle.vision.models as vision
 from paddle.nn import Layer
 
-from lowbit.models.auxiliary import logits_in_evaluation
 from lowbit.models.registry import register_model
+
+
+def logits_in_evaluation(model: Layer) -> Layer:
+    """The model itself, whose forward returns the first of its tensors in evaluation and all in training.
+
+    For models like GoogLeNet, which return a list `[logits, auxiliary, auxiliary]` in both. Parameters keep
+    their names.
+
+    >>> net = logits_in_evaluation(paddle.vision.models.googlenet(num_classes=10))
+    >>> net.eval()
+    >>> list(net(paddle.rand([2, 3, 224, 224])).shape)
+    [2, 10]
+    """
+    kind = type(model)
+
+    def forward(self: Layer, x: Any) -> Any:
+        outputs = kind.forward(self, x)
+        if self.training:
+            return outputs
+        return outputs[0]
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return model
 
 
 @register_model("mobilenet_v3_small", "MobileNetV3_small_x1_0")

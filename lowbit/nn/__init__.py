@@ -1,8 +1,20 @@
 """Quantized layers, their conversion and calibration. Start with `convert.prepare`, then `quant_layers`.
 
-One convolution of W4A4G4: `quant_layers` → `qt_autograd` → `quantizer` → `qtensor` → `int_matmul` →
-`lowbit.kernels.gemm`. Fused blocks are in `fused_blocks`, batch norm in `batch_norm` and `bn_folding`,
-calibration in `calibration`, what is deployed in `deployed_form`.
+| module | has |
+|---|---|
+| `convert` | a recipe's plans, put into the layers of a model |
+| `quant_layers` | Conv2D, Conv2DTranspose and Linear that carry out a plan |
+| `quantizer`, `training_quantizer` | one operand onto its grid; as integers, in low precision |
+| `scale_state`, `scale_schedule`, `oscillation` | scales that live longer than a call; fixed late; damped |
+| `qt_autograd` | quantized forward, grad_input and grad_weight as one autograd node |
+| `qtensor`, `linear_ops`, `int_matmul` | integers with a scale; what a layer multiplies; by which kernel |
+| `int_forward` | forward in integers, in QAT and in evaluation |
+| `activation_matmul` | products of two activations, as in attention |
+| `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
+| `batch_norm`, `bn_folding`, `fused_blocks` | batch norm; folded into a layer; fused with sum and ReLU |
+| `edges`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
+| `deployed_form` | integers and scales of a layer as it is deployed |
+| `eval_mode` | evaluation mode for a while |
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddle import Tensor, _C_ops, nn
+from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
+from lowbit.accel.norm_ops import batch_norm_operator
 from lowbit.errors import LowbitError
 from lowbit.nn.bn_folding import BATCH_NORM, Pair, has_paddles_forward
 from lowbit.nn.eval_mode import eval_mode
@@ -55,10 +56,26 @@ def follow(norm: nn.Layer, pair: Pair) -> None:
     norm.fold = pair
 
 
-class _Prepared:
+class _OfBatchNorm:
+    """What Paddle's batch norm has, for the classes that are mixed into it."""
+
+    training: bool
+    weight: Tensor | None
+    bias: Any
+    _mean: Tensor
+    _variance: Tensor
+    _momentum: float
+    _epsilon: float
+    _data_format: Any
+    _use_global_stats: bool | None
+    _check_input_dim: Callable[[Tensor], None]
+
+
+class _Prepared(_OfBatchNorm):
     """Mixed into a batch norm, whose class is `_plain`."""
 
     _plain: type[nn.Layer]
+    steps: Tensor  # that were trained
     freeze_after: int | None = None
     fold: Pair | None = None
 
@@ -134,7 +151,7 @@ def convert_sync_batch_norm(model: nn.Layer) -> nn.Layer:
     return model
 
 
-class _Synced:
+class _Synced(_OfBatchNorm):
     """Replaces the forward pass of Paddle's batch norm while several processes train."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -183,7 +200,7 @@ def _global_statistics(x: Tensor, layout: str) -> tuple[Tensor, Tensor, float]:
     zeros = paddle.zeros([channels])
     # The kernel's statistics (momentum 0: this batch's own) rather than operators of Python, which mixed
     # precision would round.
-    _, mean, variance, *_ = _C_ops.batch_norm(
+    _, mean, variance, *_ = batch_norm_operator(
         x, zeros, paddle.ones([channels]), None, None, False, 0.0, 1e-5, layout, False, False
     )
     mean, variance = mean.cast("float64"), variance.cast("float64")
@@ -213,7 +230,7 @@ class _Normalize(PyLayer):
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.count, ctx.epsilon, ctx.layout = count, epsilon, layout
         ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
-        y, *_ = _C_ops.batch_norm(x, mean, variance, weight, bias, True, 0.0, epsilon, layout, True, False)
+        y, *_ = batch_norm_operator(x, mean, variance, weight, bias, True, 0.0, epsilon, layout, True, False)
         return y
 
     @staticmethod

@@ -285,6 +285,12 @@ class _Folded:
 
     _plain: type[nn.Layer]
     fold: Pair
+    input_quantizer: Any
+    weight_quantizer: Any
+    product: Any
+    weight: Tensor
+    bias: Any
+    training: bool
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         geometry = () if output_size is None else (output_size,)

@@ -39,7 +39,8 @@ def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> 
             quantizer.start_calibration()
         with eval_mode(model):
             for batch in batches:
-                _show(model, batch if isinstance(batch, list | tuple) else [batch], quantizers, seed=count)
+                inputs = [batch] if isinstance(batch, Tensor) else batch
+                _show(model, inputs, quantizers, seed=count)
                 count += 1
     finally:
         for quantizer in quantizers:

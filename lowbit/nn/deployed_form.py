@@ -24,7 +24,7 @@ from lowbit.numerics.exact import as_float32, multiply, negate
 from lowbit.numerics.fake_quant import usable_bound
 from lowbit.numerics.grid import FEWEST_BITS, MOST_BITS
 from lowbit.recipe import Forward, Plan, Recipe, TensorSpec, operands_of
-from lowbit.recipe.recipe import Calibration
+from lowbit.recipe.recipe import CalibrationSettings
 from lowbit.recipe.rules import Rule
 
 
@@ -150,7 +150,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
         return None
     old = quantizer.grid()
-    if not old.signed or old.logarithmic or old.bits <= bits:
+    if not old.signed or old.logarithmic or old.bits is None or old.bits <= bits:
         return None
     new = parse_grid(f"int{bits}-narrow" if old.narrow else f"int{bits}")
     fewer = copy.deepcopy(quantizer)
@@ -208,7 +208,7 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
         if drawn:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
     rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
-    calibration = Calibration(**prepared.recipe.calibration.model_dump() | {"steps": steps})
+    calibration = CalibrationSettings(**prepared.recipe.calibration.model_dump() | {"steps": steps})
     # What concerns training alone has no state in the copy.
     done = {"fix_scales": 0, "progressive": [], "oscillation": None}
     return prepared.recipe.model_copy(update={"rules": rules, "calibration": calibration, **done})

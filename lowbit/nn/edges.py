@@ -209,7 +209,7 @@ class _Graph:
                 names = tuple(dict.fromkeys(one.name for one in readers if one.kind == "layer"))
                 spec_of = names[0] if names else self.next_layer[value]
                 found.append(Edge(owner.name, owner.kind, names, spec_of))
-                grids[value] = (owner.name, owner.kind)
+                grids[value] = (owner.name, owner.kind)  # type: ignore[assignment]
         norms = dict(self._batch_norms())
         roundings = tuple(self._roundings(grids, norms))
         return Edges(tuple(found), tuple(without), tuple(norms.items()), roundings)

@@ -85,7 +85,8 @@ def unfuse(net: nn.Layer) -> None:
     """Undo `fuse`: every layer has its own class again."""
     for layer in net.sublayers(include_self=True):
         if isinstance(layer, _Fused):
-            layer.__class__ = layer._plain
+            plain: Any = layer._plain
+            layer.__class__ = plain
 
 
 def norm_act(
@@ -114,6 +115,7 @@ class _Fused:
 
     _plain: type[nn.Layer]
     _fused_forward: _FusedForward
+    training: bool
 
     def _run(self, x: Tensor) -> Tensor:
         if self.training and paddle.in_dynamic_mode():
@@ -132,7 +134,10 @@ def _forward_of_input(self: _Fused, input: Tensor) -> Tensor:
     return self._run(input)
 
 
-_FORWARDS = {("self", "x"): _forward_of_x, ("self", "input"): _forward_of_input}
+_FORWARDS: dict[tuple[str, ...], Callable[[_Fused, Tensor], Tensor]] = {
+    ("self", "x"): _forward_of_x,
+    ("self", "input"): _forward_of_input,
+}
 
 
 @cache
@@ -152,8 +157,11 @@ def _convert(layer: nn.Layer) -> str | None:
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
         layer.__class__ = _fused_class(kind, known.forward)
         return known.what
-    if kind.forward is nn.Sequential.forward and (pairs := _pairs(list(layer))):
-        kinds = ", ".join(dict.fromkeys(type(layer[at + 1]).__name__ for at in sorted(pairs)))
+    if kind.forward is not nn.Sequential.forward:
+        return None
+    members = list(layer._sub_layers.values())
+    if pairs := _pairs(members):
+        kinds = ", ".join(dict.fromkeys(type(members[at + 1]).__name__ for at in sorted(pairs)))
         layer.__class__ = _fused_class(kind, _sequential)
         return f"batch norm + {kinds}: {len(pairs)}"
     return None
@@ -262,9 +270,9 @@ def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
 def _with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:
     """`layers(x) + residual`; the sum is fused with a batch norm at the end of a Sequential."""
     own = getattr(type(layers), "_plain", type(layers)).forward is nn.Sequential.forward
-    if not own or _has_hooks(layers) or "forward" in vars(layers) or not _is_plain_norm(layers[-1]):
+    *first, norm = list(layers._sub_layers.values()) if own else [layers]
+    if not own or _has_hooks(layers) or "forward" in vars(layers) or not _is_plain_norm(norm):
         return layers(x) + residual
-    *first, norm = layers
     return norm_act(norm, _run_layers(first, x), None, residual)
 
 
@@ -318,13 +326,13 @@ def _pair_of(group: Sequence[str], layers: dict[str, nn.Layer]) -> tuple[nn.Laye
     for name in group:
         if name not in layers:
             raise LowbitError(f'fuse: the network has no layer "{name}": {did_you_mean(name, layers)}')
-    *before, norm, relu = (layers[name] for name in group) if len(group) > 1 else (None, None)
-    if len(before) > 1 or not _is_norm(norm) or type(relu) is not nn.ReLU:
+    named = [layers[name] for name in group]
+    if len(named) not in (2, 3) or not _is_norm(named[-2]) or type(named[-1]) is not nn.ReLU:
         raise LowbitError(
             f"fuse: the layers {list(group)} are not a convolution (optional), an nn.BatchNorm2D and an "
             "nn.ReLU: name them in this order"
         )
-    return norm, relu
+    return named[-2], named[-1]
 
 
 def _norm_with_relu(self: Any, x: Tensor) -> Tensor:

@@ -87,7 +87,10 @@ def operand_health(x: Tensor, made: QTensor) -> QuantStats:
 
 @contextmanager
 def watching(
-    model: nn.Layer, look: Callable[[Tensor, QTensor], Seen] = operand_health, *, wanted: bool = True
+    model: nn.Layer,
+    look: Callable[[Tensor, QTensor], Seen] = operand_health,  # type: ignore[assignment]
+    *,
+    wanted: bool = True,
 ) -> Iterator[dict[str, dict[str, Seen]]]:
     """Within it, statistics of every low-precision layer's operands are recorded; the last call counts.
 

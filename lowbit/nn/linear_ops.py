@@ -97,23 +97,24 @@ def _by_word(
 ) -> tuple[tuple[int, int, int, int], Sequence[int]]:
     if word == "VALID":
         return (0, 0, 0, 0), dilation
-    sides: list[int] = []
+    sides = []
     for length, taps, step in zip(size, kernel, stride, strict=True):
         total = max((-(-length // step) - 1) * step + taps - length, 0)
-        sides += [total // 2, total - total // 2]
-    return tuple(sides), (1, 1)  # with SAME, Paddle takes dilation for 1
+        sides.append((total // 2, total - total // 2))
+    (top, bottom), (left, right) = sides
+    return (top, bottom, left, right), (1, 1)  # with SAME, Paddle takes dilation for 1
 
 
 def _sides(layer: nn.Conv2D | nn.Conv2DTranspose) -> tuple[int, int, int, int]:
     """Top, bottom, left, right, out of any way in which Paddle lets one write them."""
-    padding = layer._padding
+    padding: Any = layer._padding
     if isinstance(padding, int):
         return (padding,) * 4
     if isinstance(padding[0], list | tuple):  # a pair for every axis, those of batch and channels being 0
         height = layer._data_format.index("H")
         return (*padding[height], *padding[height + 1])
     if len(padding) == 4:
-        return tuple(padding)
+        return (padding[0], padding[1], padding[2], padding[3])
     return (padding[0], padding[0], padding[1], padding[1])
 
 

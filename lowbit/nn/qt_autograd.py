@@ -1,7 +1,8 @@
 """Low-precision training of one layer: forward, grad_input and grad_weight, each with quantized operands.
 
-Read `_QTLinear` first: its forward and backward are the whole of W4A4G4. `Operands` quantizes what each
-product takes; the input is saved as integers.
+From top to bottom: `_QTLinear` is the autograd node, whose forward and backward are the whole of W4A4G4;
+`Operands` quantizes what each product takes, by the quantizers of `BackwardQuantizers` and, for stochastic
+rounding, the random numbers of `RoundingRNG`.
 """
 
 from __future__ import annotations
@@ -26,83 +27,79 @@ from lowbit.numerics.fused_groups import ChannelRanges
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.spec import TensorSpec
 
+# Operands are named by their product. What the backward products take from forward, unless they quantize it
+# in their own way, is in FORWARD_OF.
 _OPERANDS = ("forward.input", "forward.weight", "grad_input.grad_output", "grad_input.weight",
              "grad_weight.grad_output", "grad_weight.input")  # fmt: skip
-_SAMPLES = 2
-
-
-class RoundingRNG(nn.Layer):
-    """Counts the steps of one layer; the count is a buffer, so that a resumed run draws what it would have.
-
-    >>> draws = RoundingRNG(layer=3)
-    >>> draws.next_step()
-    >>> draws.rounding("forward.input", 0, size=10).step
-    1
-    """
-
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self.layer, self.seed = layer, 0
-        self.register_buffer("step", paddle.zeros([1], "int64"))
-
-    def next_step(self) -> None:
-        """To be called once in every forward pass of training."""
-        paddle.increment(self._buffers["step"])
-
-    def rounding(self, operand: str, sample: int, *, size: int) -> Stochastic:
-        """The rounding of an operand of `size` values in this step; `sample` tells several of it apart."""
-        return Stochastic(
-            seed=self.seed,
-            step=int(self._buffers["step"].item()),
-            layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
-            # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
-            first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),
-        )
-
-
-def seed_rounding(model: nn.Layer, seed: int) -> None:
-    """Let all layers of a model draw by the seed of a run."""
-    for layer in model.sublayers(include_self=True):
-        if isinstance(layer, RoundingRNG):
-            layer.seed = seed
-
-
-# The quantizers of a layer's three products.
-
-
+_SAMPLES = 2  # roundings of one operand, at most
 GRADIENTS = ("grad_input.grad_output", "grad_weight.grad_output")
-# What the backward products take from forward, unless they quantize it in their own way.
 FORWARD_OF = {"grad_input.weight": "forward.weight", "grad_weight.input": "forward.input"}
 
 
-class BackwardQuantizers(nn.Layer):
-    """What the backward products of a layer have of their own: quantizers, and random numbers.
+def qt_linear(x: Tensor, weight: Tensor, linear_op: LinearOp, operands: Operands) -> Tensor:
+    """Y, whose backward computes dX and dW; without the bias, whose gradient is not quantized.
 
-    `layouts` gives layout and shape of `input`, `weight` and `grad_output`; `number` tells layers apart.
+    What clips or learns a step (PACT, LSQ) comes before it.
+    """
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    return _QTLinear.apply(x, weight, linear_op, operands, learning)
+
+
+class _QTLinear(PyLayer):
+    """A product and its two gradients, each of quantized operands; gradients pass straight through `q`.
+
+    forward      Y  = q(X)  · q(W)
+    grad_input   dX = q(dY) · q(W)
+    grad_weight  dW = q(dY) · q(X)
+
+    `·` is a convolution or a matrix product and its derivatives (`linear_op`). Each `q` is that of its own
+    operand in the plan, so the dY of dX and the dY of dW may lie on two grids. A backward product without
+    a plan takes X or W as forward has quantized them. X is saved for backward as integers of half a byte or
+    a byte (as it is, where `grad_weight` takes it in full precision), never as a float copy.
     """
 
-    def __init__(
-        self, plan: Plan, layouts: dict[str, tuple[str, list[int]]], *, number: int, name: str
-    ) -> None:
-        super().__init__()
-        self.gradients_in_full = False  # for a last phase of training
-        self.executor: Executor = "auto"
-        # Sees every operand as it is made: its name, the values and what they became (lowbit.nn.inspect).
-        self.look: Callable[[str, Tensor, QTensor], None] | None = None
-        for operand in (*GRADIENTS, *FORWARD_OF):
-            spec, role = spec_of(plan, operand), operand.split(".")[1]
-            if spec is None or is_shared(plan, operand):
-                continue
-            layout, shape = layouts[role]
-            role = "gradient" if role == "grad_output" else role
-            quantizer = TrainingQuantizer(spec, layout, role, shape=shape, name=name)
-            self.add_sublayer(_key(operand), quantizer)
-        self.draws = RoundingRNG(number) if plan.is_stochastic else None
-        self.shared = frozenset(operand for operand in FORWARD_OF if is_shared(plan, operand))
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        linear_op: LinearOp,
+        operands: Operands,
+        learning: tuple[bool, bool],
+    ) -> Tensor:
+        ctx.linear_op, ctx.operands, ctx.learning = linear_op, operands, learning
+        x_operand = operands.make("forward.input", x)
+        w_operand = operands.make("forward.weight", weight)
+        y = multiply_operands(linear_op, "forward", x_operand, w_operand, operands.executor)
+        attach_scale(y, linear_op, x_operand, w_operand)
+        if learning[1]:
+            shared = operands.is_shared("grad_weight.input")
+            ctx.x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
+        if learning[0]:
+            ctx.w_is_ready = operands.is_shared("grad_input.weight")
+            # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
+            ctx.w = SavedQTensor(w_operand if ctx.w_is_ready else QTensor(data=weight))
+        return y
 
-    def quantizer(self, operand: str) -> TrainingQuantizer | None:
-        """The operand's own; None where it has none."""
-        return self._sub_layers.get(_key(operand))
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if paddle.is_grad_enabled():
+            raise LowbitError("second-order gradients are not supported for layers in low precision")
+        dy, dx, dweight = dy.contiguous(), None, None
+        operands = ctx.operands
+        # Where both products need it, dY is read once for the scales of both.
+        known = ChannelRanges(dy) if all(ctx.learning) else None
+        if ctx.learning[0]:
+            w = ctx.w.operand()
+            if not ctx.w_is_ready:
+                w = operands.make("grad_input.weight", w.data)
+            dy_operand = operands.make("grad_input.grad_output", dy, known)
+            dx = multiply_operands(ctx.linear_op, "grad_input", dy_operand, w, operands.executor)
+        if ctx.learning[1]:
+            dy_operand = operands.make("grad_weight.grad_output", dy, known)
+            x = ctx.x.operand()
+            dweight = multiply_operands(ctx.linear_op, "grad_weight", dy_operand, x, operands.executor)
+        return dx, dweight
 
 
 class Operands:
@@ -148,6 +145,36 @@ class Operands:
         return self._backward.quantizer(operand)
 
 
+class BackwardQuantizers(nn.Layer):
+    """What the backward products of a layer have of their own: quantizers, and random numbers.
+
+    `layouts` gives layout and shape of `input`, `weight` and `grad_output`; `number` tells layers apart.
+    """
+
+    def __init__(
+        self, plan: Plan, layouts: dict[str, tuple[str, list[int]]], *, number: int, name: str
+    ) -> None:
+        super().__init__()
+        self.gradients_in_full = False  # for a last phase of training
+        self.executor: Executor = "auto"
+        # Sees every operand as it is made: its name, the values and what they became (lowbit.nn.inspect).
+        self.look: Callable[[str, Tensor, QTensor], None] | None = None
+        for operand in (*GRADIENTS, *FORWARD_OF):
+            spec, role = spec_of(plan, operand), operand.split(".")[1]
+            if spec is None or is_shared(plan, operand):
+                continue
+            layout, shape = layouts[role]
+            role = "gradient" if role == "grad_output" else role
+            quantizer = TrainingQuantizer(spec, layout, role, shape=shape, name=name)
+            self.add_sublayer(_key(operand), quantizer)
+        self.draws = RoundingRNG(number) if plan.is_stochastic else None
+        self.shared = frozenset(operand for operand in FORWARD_OF if is_shared(plan, operand))
+
+    def quantizer(self, operand: str) -> TrainingQuantizer | None:
+        """The operand's own; None where it has none."""
+        return self._sub_layers.get(_key(operand))
+
+
 def is_shared(plan: Plan, operand: str) -> bool:
     """Whether a backward product takes an operand as forward has quantized it: no second quantizing.
 
@@ -179,6 +206,42 @@ def _key(operand: str) -> str:
     return operand.replace(".", "_")
 
 
+class RoundingRNG(nn.Layer):
+    """Counts the steps of one layer; the count is a buffer, so that a resumed run draws what it would have.
+
+    >>> draws = RoundingRNG(layer=3)
+    >>> draws.next_step()
+    >>> draws.rounding("forward.input", 0, size=10).step
+    1
+    """
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self.layer, self.seed = layer, 0
+        self.register_buffer("step", paddle.zeros([1], "int64"))
+
+    def next_step(self) -> None:
+        """To be called once in every forward pass of training."""
+        paddle.increment(self._buffers["step"])
+
+    def rounding(self, operand: str, sample: int, *, size: int) -> Stochastic:
+        """The rounding of an operand of `size` values in this step; `sample` tells several of it apart."""
+        return Stochastic(
+            seed=self.seed,
+            step=int(self._buffers["step"].item()),
+            layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
+            # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
+            first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),
+        )
+
+
+def seed_rounding(model: nn.Layer, seed: int) -> None:
+    """Let all layers of a model draw by the seed of a run."""
+    for layer in model.sublayers(include_self=True):
+        if isinstance(layer, RoundingRNG):
+            layer.seed = seed
+
+
 # The common factor of an integer product's values, which lets a batch norm save them in two bytes each.
 #
 # The scale is an attribute of the product, which user code may change in place. So it is only a proposal:
@@ -200,62 +263,3 @@ def attach_scale(y: Tensor, linear_op: LinearOp, x: QTensor, weight: QTensor) ->
 
 def _is_small(operand: QTensor) -> bool:
     return operand.is_integer and operand.lowest >= -_SMALL and operand.highest <= _SMALL
-
-
-# The autograd node: forward, grad_input and grad_weight, each with its own quantized operands.
-#
-# The input is saved for the backward pass as integers, half a byte or a byte each (or as it is, where
-# `grad_weight` takes it in full precision), never as a float copy. Gradients pass straight through the
-# quantizers: dX is the product dY·W, dW is dY·X. Learned clipping and steps (LSQ, PACT) come before this
-# node.
-
-
-def qt_linear(x: Tensor, weight: Tensor, linear_op: LinearOp, operands: Operands) -> Tensor:
-    """Y, whose backward computes dX and dW; without the bias, whose gradient is not quantized."""
-    learning = (not x.stop_gradient, not weight.stop_gradient)
-    return _QTLinear.apply(x, weight, linear_op, operands, learning)
-
-
-class _QTLinear(PyLayer):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        linear_op: LinearOp,
-        operands: Operands,
-        learning: tuple[bool, bool],
-    ) -> Tensor:
-        ctx.linear_op, ctx.operands, ctx.learning = linear_op, operands, learning
-        x_operand = operands.make("forward.input", x)
-        w_operand = operands.make("forward.weight", weight)
-        y = multiply_operands(linear_op, "forward", x_operand, w_operand, operands.executor)
-        attach_scale(y, linear_op, x_operand, w_operand)
-        if learning[1]:
-            shared = operands.is_shared("grad_weight.input")
-            ctx.x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
-        if learning[0]:
-            ctx.w_is_ready = operands.is_shared("grad_input.weight")
-            # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
-            ctx.w = SavedQTensor(w_operand if ctx.w_is_ready else QTensor(data=weight))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if paddle.is_grad_enabled():
-            raise LowbitError("second-order gradients are not supported for layers in low precision")
-        dy, dx, dweight = dy.contiguous(), None, None
-        operands = ctx.operands
-        # Where both products need it, dY is read once for the scales of both.
-        known = ChannelRanges(dy) if all(ctx.learning) else None
-        if ctx.learning[0]:
-            w = ctx.w.operand()
-            if not ctx.w_is_ready:
-                w = operands.make("grad_input.weight", w.data)
-            dy_operand = operands.make("grad_input.grad_output", dy, known)
-            dx = multiply_operands(ctx.linear_op, "grad_input", dy_operand, w, operands.executor)
-        if ctx.learning[1]:
-            dy_operand = operands.make("grad_weight.grad_output", dy, known)
-            x = ctx.x.operand()
-            dweight = multiply_operands(ctx.linear_op, "grad_weight", dy_operand, x, operands.executor)
-        return dx, dweight

@@ -17,9 +17,12 @@ from lowbit.numerics.fused import new_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class QTensor:
-    """Small integers (int8, uint8) with their scale; or, with no scale, plain values.
+    """Small integers with their scale: the original is about `data * scale`, symmetric around 0.
 
-    `lowest` and `highest` are bounds that the integers keep, `scale` is broadcast against them.
+    data: int8 or uint8 of the original's shape (int16 for the sum of two 8-bit roundings).
+    scale: fp32 with as many axes as `data`, of size 1 where a scale is shared. None: `data` are plain values
+        in full precision or bf16, not integers.
+    lowest, highest: bounds that all integers keep; kernels choose their accumulators by them.
 
     >>> QTensor(data=paddle.to_tensor([2, -3], "int8"), scale=paddle.to_tensor([0.5])).values().tolist()
     [1.0, -1.5]
@@ -71,10 +74,10 @@ def round_operand(
         broken = paddle.isnan(total)
         data = paddle.where(broken, paddle.zeros_like(total), total).cast(_type_for(lowest, highest))
         found = data, bool(broken.any())
-    data, broken = found
+    data, has_broken = found
     if count > 1:
         scale = multiply(scale, 1 / count)
-    if broken:
+    if has_broken:
         scale = paddle.full_like(scale, float("nan"))
     return QTensor(data=data, scale=scale, lowest=lowest, highest=highest)
 

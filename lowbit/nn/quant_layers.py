@@ -36,8 +36,20 @@ from lowbit.recipe.recipe import Lsq, Pact
 
 
 class _Quantized:
-    """What the three have in common; mixed into Paddle's layer, whose parameters it uses."""
+    """Y = q(X) · q(W) + bias: what the three have in common; mixed into Paddle's layer.
 
+    In training, the gradient passes straight through `q` (QAT), or all three products have quantized
+    operands (low precision, `qt_autograd`). In evaluation, a layer computes the same Y in integers where the
+    kernels can, else in fp32 on the grids. `geometry` is what a call may add, such as an output's size.
+    """
+
+    plan: Plan
+    input_quantizer: Quantizer  # q of X; may also clip (PACT) or learn its step (LSQ)
+    weight_quantizer: Quantizer  # q of W
+    backward_quantizers: BackwardQuantizers  # in low precision: those of dX and dW
+    weight: Tensor
+    bias: Any  # None without one
+    training: bool
     executor: Executor = "auto"  # of the forward product in quantization-aware training
 
     def forward(self, x: Tensor, *geometry: Any) -> Tensor:
@@ -59,6 +71,10 @@ class _Quantized:
         """The three products of this layer for an input like `x`."""
         product = partial(self._product_without_bias, geometry)
         return ByAutograd(product, tuple(x.shape), tuple(self.weight.shape))
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+        """The layer's own product, in floats."""
+        raise NotImplementedError
 
     def before_product(self, x: Tensor) -> Tensor:
         """What is done to the input before it is multiplied."""

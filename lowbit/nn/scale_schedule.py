@@ -21,7 +21,8 @@ def prepare_schedule(model: nn.Layer, recipe: Recipe) -> None:
     """Give quantizers the state that `progressive` and `fix_scales` of a recipe need; `prepare` calls it."""
     if recipe.progressive:
         for quantizer in _forward_quantizers(model):
-            if quantizer.spec.grid.bits < max(stage.bits for stage in recipe.progressive):
+            bits = quantizer.spec.grid.bits
+            if bits is not None and bits < max(stage.bits for stage in recipe.progressive):
                 quantizer.vary_bits()
     if recipe.fix_scales:
         dynamic = [layer.input_quantizer for layer in _quantized(model) if _is_dynamic(layer.input_quantizer)]

@@ -116,7 +116,7 @@ class _StraightThrough(PyLayer):
         return on_grid(x, scale, grid, rounding)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not ctx.mask:
             return dy.clone(), None  # Paddle adds further gradients to what is returned, in place
         x, scale = ctx.saved_tensor()

@@ -31,7 +31,8 @@ def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
     >>> list(new_tensor([2, 3]).shape)
     [2, 3]
     """
-    # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step.
+    # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step. All
+    # other private operators are called by lowbit.accel.
     tensor = _C_ops.empty(shape, getattr(paddle, dtype), _CPU)
     advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
     return tensor

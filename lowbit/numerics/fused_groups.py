@@ -35,7 +35,8 @@ class ChannelRanges:
     """
 
     def __init__(self, x: Tensor) -> None:
-        self._x, self._largest = x, None
+        self._x = x
+        self._largest: Tensor | None = None
 
     def of(self, axes: Sequence[int]) -> Tensor | None:
         """max |x| of every group along `axes`; None where reading the tensor itself is as good."""

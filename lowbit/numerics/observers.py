@@ -140,7 +140,9 @@ class Observer:
             start = known.of(axes)
             if start is not None:
                 return start if self.name == "minmax" else mse_range(x, grid, axes, self.parameter, start)
-        return OBSERVERS[self.name].function(x, grid, axes, self.parameter)
+        observe = OBSERVERS[self.name].function
+        assert observe is not None, self.name
+        return observe(x, grid, axes, self.parameter)
 
     def __str__(self) -> str:
         return join_word(self.name, self.parameter, OBSERVERS[self.name].default)

@@ -7,9 +7,7 @@
 | `block_training` | the training of one block |
 | `learned_rounding` | weights between two integers (AdaRound), inputs with learned steps |
 | `compensation` | rounding errors made up for by later weights (GPTQ), where learned rounding starts |
-| `windows` | batches of a block's inputs and targets; random windows of large ones |
-| `fused_ops` | the operators of a block's training that run in one pass |
-| `activation_store` | inputs and targets of a block, in memory or on disk |
+| `block_data` | inputs and targets of a block, in memory or on disk, and batches or windows of them |
 | `equalization` | cross-layer equalization |
 """
 

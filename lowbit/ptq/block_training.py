@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -13,10 +14,16 @@ from paddle import Tensor, nn
 from lowbit.nn.bn_folding import along_weight
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
+from lowbit.ptq.block_data import BlockData, ImageWindow
 from lowbit.ptq.blocks import Block
-from lowbit.ptq.fused_ops import shift_channels
-from lowbit.ptq.learned_rounding import LearnedRounding, LearnedStep, parameter, quantizers_of, undecided
-from lowbit.ptq.windows import BlockData, Window
+from lowbit.ptq.learned_rounding import (
+    LearnedRounding,
+    LearnedStep,
+    parameter,
+    quantizers_of,
+    shift_channels,
+    undecided,
+)
 from lowbit.recipe.recipe import Reconstruction
 
 _ITERATIONS = 400  # that the learning rates are meant for
@@ -29,7 +36,7 @@ def train_block(
     block: Block,
     norms: Mapping[int, nn.Layer],
     data: BlockData,
-    window: Window,
+    window: ImageWindow,
     settings: Reconstruction,
     rng: np.random.Generator,
     *,
@@ -168,8 +175,9 @@ class _Layer:
         self.layer, self.norm = layer, norm
         self.rounding = LearnedRounding(layer.weight, quantizer)
         self.affine: list[Tensor] = []
-        self._weight: Tensor | None = None
-        self._gain = self._shift = None
+        self._weight: Any = None  # of this iteration
+        self._gain: Any = None
+        self._shift: Any = None
         outputs = layer.weight.shape[1] if isinstance(layer, nn.Linear) else layer._out_channels
         zeros = np.zeros([outputs], np.float32)
         with paddle.no_grad():

@@ -17,9 +17,9 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.nn.quantizer import Quantizer
+from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.learned_rounding import quantizers_of, weight_scale
-from lowbit.ptq.windows import BlockData
 
 IMAGES = 256  # that are looked at
 _BATCH = 32

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import paddle
@@ -44,7 +43,7 @@ class _Pair:
         if self.norm is not None:
             return [(self.norm.weight, [-1]), (self.norm.bias, [-1])]
         shape = along_weight(self.first, paddle.ones([_outputs_of(self.first)])).shape
-        found = [(self.first.weight, shape)]
+        found: list[tuple[Tensor, list[int]]] = [(self.first.weight, list(shape))]
         return found if self.first.bias is None else [*found, (self.first.bias, [-1])]
 
 
@@ -92,7 +91,7 @@ def _calls(
 
 
 def _answers(model: nn.Layer, inputs: tuple[Tensor, ...]) -> list[np.ndarray]:
-    flat: list[Any] = paddle.utils.flatten(model(*inputs))
+    flat = paddle.utils.flatten(model(*inputs))
     return [out.numpy() for out in flat if isinstance(out, Tensor)]
 
 

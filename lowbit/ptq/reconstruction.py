@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +23,11 @@ from lowbit.errors import LowbitError
 from lowbit.files import write_atomically
 from lowbit.nn.bn_folding import find_foldable
 from lowbit.nn.eval_mode import eval_mode
-from lowbit.ptq.activation_store import ActivationStore
+from lowbit.ptq.block_data import ActivationStore, BlockData, find_window
 from lowbit.ptq.block_training import train_block
 from lowbit.ptq.blocks import Block, find_blocks
 from lowbit.ptq.compensation import compensate_block
 from lowbit.ptq.learned_rounding import unquantized
-from lowbit.ptq.windows import BlockData, find_window
 from lowbit.recipe.recipe import Reconstruction
 
 MEMORY = 2 << 30  # bytes of activations that are held; more are kept in temporary files
@@ -37,7 +37,7 @@ _EXAMPLE = 2  # images to find the blocks with
 Inputs = Tensor | Sequence[Tensor]
 
 
-class Progress(Protocol):
+class ReconstructionProgress(Protocol):
     """Who shows how far it is."""
 
     def begin(self, title: str, total: int, done: int = 0) -> None: ...
@@ -80,7 +80,7 @@ def reconstruct(
     *,
     seed: int = 0,
     folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: ReconstructionProgress | None = None,
     memory: int = MEMORY,
 ) -> Reconstructed:
     """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
@@ -107,7 +107,7 @@ def _reconstruct(
     settings: Reconstruction,
     seed: int,
     folder: Path | None,
-    progress: Progress | None,
+    progress: ReconstructionProgress | None,
 ) -> Reconstructed:
     example = tuple(paddle.to_tensor(x[:_EXAMPLE]) for x in images[0])
     found = find_blocks(model, *example)
@@ -135,7 +135,7 @@ def _reconstruct(
                 before = _error(block, layers, data)
                 if settings.compensate:
                     compensate_block(layers, originals, block, norms, data)
-                window = find_window(lambda x, block=block: block.run(originals, x), data, settings.crop)
+                window = find_window(partial(block.run, originals), data, settings.crop)
                 rng = np.random.default_rng([seed, number])
                 advance = progress.advance if progress is not None else lambda: None
                 train_block(layers, block, norms, data, window, settings, rng, advance=advance)
@@ -247,9 +247,8 @@ def _identity(
     arrays = [tensor.numpy() for tensor in model.state_dict().values()]
     arrays += [x for batch in images for x in batch]
     described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
-    parts = [text.encode() for text in described] + [
-        memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays
-    ]
+    parts: list[Any] = [text.encode() for text in described]
+    parts += [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
     return digest(parts)
 
 

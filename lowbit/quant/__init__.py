@@ -1,5 +1,7 @@
 """The newer interface of PaddleSlim and Paddle: `QuantConfig`, `QAT` and `PTQ`, carried out by lowbit.
 
+What chooses the scales is in `observers` (PTQ) and `quanters` (QAT).
+
 from lowbit.quant import PTQ, QuantConfig
 from lowbit.quant.observers import AbsMaxChannelWiseWeightObserver, HistObserver
 
@@ -20,8 +22,7 @@ from paddle import nn
 
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import find_quantizers, has_quantized_layers, prepare
-from lowbit.quant.not_here import explain
-from lowbit.quant.observers import Factory
+from lowbit.quant.observers import Factory, explain
 from lowbit.recipe import Recipe
 from lowbit.recipe.model_layers import QUANTIZABLE, find_layers
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowbit.quant.not_here import explain
-from lowbit.quant.observers import Factory, _only_weights
+from lowbit.quant.observers import Factory, _only_weights, explain
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@
 | `bundled/` | the recipes that come with the package |
 """
 
-from lowbit.recipe.dialects.paddleslim import PACT, QuantConfig, parse_quant_config
+from lowbit.recipe.dialects.paddleslim import PACT, PaddleSlimConfig, parse_quant_config
 from lowbit.recipe.load import RecipeEntry, dump_recipe, list_recipes, load_recipe, make_recipe
 from lowbit.recipe.model_layers import ModelLayer, find_layers
 from lowbit.recipe.plan import PRODUCTS, Forward, GradInput, GradWeight, Plan, operands_of
@@ -29,8 +29,8 @@ __all__ = [
     "LayerPlan",
     "Match",
     "ModelLayer",
+    "PaddleSlimConfig",
     "Plan",
-    "QuantConfig",
     "Recipe",
     "RecipeEntry",
     "Rule",

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lowbit.config.lookup import RECIPES, bundled_names, find_file
+from lowbit.config.load import RECIPES, bundled_names, find_file
 from lowbit.config.yaml_file import check_section, read_yaml
 from lowbit.errors import LowbitError, nearest
 from lowbit.recipe.dialects import low_precision, paddleslim
@@ -164,7 +164,7 @@ DIALECTS = (
     Dialect(name="lowbit", keys=frozenset(Recipe.model_fields), read=read_rules),
     Dialect(
         name="PaddleSlim",
-        keys=frozenset(paddleslim.QuantConfig.model_fields),
+        keys=frozenset(paddleslim.PaddleSlimConfig.model_fields),
         read=paddleslim.read_recipe,
     ),
     Dialect(

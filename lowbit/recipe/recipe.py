@@ -24,7 +24,7 @@ Sources = Mapping[KeyPath, str]  # where each key of a recipe was written, such 
 _Settings = dict[str, dict[str, dict[str, Any]]]
 
 
-class Calibration(FrozenSection):
+class CalibrationSettings(FrozenSection):
     """Calibration batches, used before training to choose the first scales.
 
     `correct_bias` takes out of the biases what the rounded weights add to the outputs on average.
@@ -34,7 +34,7 @@ class Calibration(FrozenSection):
     correct_bias: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
-    def _has_batches(self) -> Calibration:
+    def _has_batches(self) -> CalibrationSettings:
         if self.correct_bias and not self.steps:
             raise ValueError("correct_bias needs batches: {steps: 10, correct_bias: true}")
         return self
@@ -185,7 +185,7 @@ class Recipe(FrozenSection):
     """
 
     rules: Annotated[list[Rule], Field(min_length=1)]
-    calibration: Calibration = Calibration()
+    calibration: CalibrationSettings = CalibrationSettings()
     batch_norm: BatchNorm = BatchNorm()
     pact: Pact = Pact()
     lsq: Lsq = Lsq()

@@ -9,8 +9,22 @@ from typing import Any
 
 from lowbit.report import elements
 from lowbit.report.charts import tradeoffs
-from lowbit.report.elements import Cell, bars, details, heading, paragraph, scatter, section, table
-from lowbit.report.formatting import NOTHING, number, percent, points, ratio, size
+from lowbit.report.elements import (
+    NOTHING,
+    Cell,
+    bars,
+    details,
+    heading,
+    number,
+    paragraph,
+    percent,
+    points,
+    ratio,
+    scatter,
+    section,
+    size,
+    table,
+)
 from lowbit.report.run_files import Run
 from lowbit.report.summary import Verdict, deployed_engine, verdicts
 
@@ -109,7 +123,7 @@ def _verdict_note(found: list[Verdict]) -> str:
 def predictions(runs: list[Run]) -> str:
     """The deployed models' confusion matrices, and the images on which fp32 and quantized differ."""
     verified = [run for run in runs if run.verify is not None]
-    known = [run for run in verified if run.verify.get("predictions")]
+    known = [run for run in verified if run.verify and run.verify.get("predictions")]
     content = []
     if matrices := [matrix for run in known if (matrix := _confusion(run))]:
         content.append(f'<div class="charts">{"".join(matrices)}</div>')
@@ -121,8 +135,9 @@ def predictions(runs: list[Run]) -> str:
 
 
 def _confusion(run: Run) -> str:
-    found = run.verify["predictions"]
-    engine = deployed_engine(run.verify) if run.verify["engines"] else None
+    verify = run.verify or {}
+    found = verify["predictions"]
+    engine = deployed_engine(verify) if verify["engines"] else None
     key, name = (engine["engine"], engine["name"]) if engine else ("model", "the trained model")
     counts, classes = found["confusion"].get(key), found["classes"]
     if counts is None:
@@ -146,12 +161,13 @@ def _confusion(run: Run) -> str:
         if label < len(classes) and predicted < len(classes):
             heat = None if label == predicted else math.sqrt(count / images[label])
             cells[label][predicted] = Cell(str(count), "right" if heat is None else "wrong", heat=heat)
-    rows = [[name_of, *row] for name_of, row in zip(classes, cells, strict=True)]
-    return table(f"{run.name} in {name}: true classes in rows, predicted in columns", ["", *classes], rows)
+    lines = [[name_of, *row] for name_of, row in zip(classes, cells, strict=True)]
+    return table(f"{run.name} in {name}: true classes in rows, predicted in columns", ["", *classes], lines)
 
 
 def _differing(run: Run) -> str:
-    classes, differing = (run.verify["predictions"][key] for key in ("classes", "differing"))
+    found = (run.verify or {})["predictions"]
+    classes, differing = found["classes"], found["differing"]
     title = f"{run.name}: images on which fp32 and quantized differ"
     if differing is None:
         why = (

@@ -144,7 +144,9 @@ def weight_bits(layer: dict[str, Any]) -> int:
 
 
 def _bits(grid: str) -> int:
-    return _FULL_BITS.get(grid) or parse_grid(grid).bits
+    bits = _FULL_BITS.get(grid) or parse_grid(grid).bits
+    assert bits is not None, grid
+    return bits
 
 
 def _precision_of(plan: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ class Layer(TypedDict):
     shape: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=16)]
     quantized: bool
     note: str
-    plan: Plan
+    plan: PlanRecord
     why_not_in_integers: dict[str, str | None]
 
 
@@ -67,7 +67,7 @@ class Spec(TypedDict):
 
 
 @with_config(_STRICT)
-class Forward(TypedDict):
+class ForwardRecord(TypedDict):
     """The forward product."""
 
     input: Spec
@@ -82,10 +82,10 @@ class Backward(TypedDict):
 
 
 @with_config(_STRICT)
-class Plan(TypedDict):
+class PlanRecord(TypedDict):
     """A layer's three products."""
 
-    forward: Forward
+    forward: ForwardRecord
     grad_input: Backward | None
     grad_weight: Backward | None
 
@@ -103,7 +103,7 @@ class Answers(TypedDict):
 
 
 @with_config(_STRICT)
-class Latency(TypedDict):
+class LatencyRecord(TypedDict):
     """The speed for one batch size."""
 
     threads: int
@@ -121,12 +121,12 @@ class EngineAnswers(Answers):
     engine: str
     name: str
     guilty: list[str]
-    latency: list[Latency]
+    latency: list[LatencyRecord]
     verdict: NotRequired[str]
 
 
 @with_config(_STRICT)
-class Option(TypedDict):
+class OptionRecord(TypedDict):
     """A form in an engine, of advice.json."""
 
     engine: str
@@ -146,14 +146,14 @@ class Option(TypedDict):
 class Advised(TypedDict):
     """advice.json."""
 
-    options: list[Option]
+    options: list[OptionRecord]
     recommendation: str
     samples: Count
     threads: Count
 
 
 @with_config(_STRICT)
-class Size(TypedDict):
+class SizeRecord(TypedDict):
     """The size of one exported format."""
 
     format: str
@@ -172,13 +172,13 @@ class Verified(TypedDict):
     fp32: Answers | None
     integer_reference: Answers | None
     engines: list[EngineAnswers]
-    sizes: list[Size]
-    evidence: NotRequired[Evidence]
-    predictions: NotRequired[Predictions | None]
+    sizes: list[SizeRecord]
+    evidence: NotRequired[EvidenceRecord]
+    predictions: NotRequired[PredictionsRecord | None]
 
 
 @with_config(_STRICT)
-class Evidence(TypedDict):
+class EvidenceRecord(TypedDict):
     """Whether agreement proves something; see `lowbit.deploy.verify.evidence`."""
 
     judged_by: str
@@ -209,7 +209,7 @@ _Index = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 @with_config(_STRICT)
-class Predictions(TypedDict):
+class PredictionsRecord(TypedDict):
     """The classes that the images got; see `lowbit.deploy.verify.predictions`."""
 
     classes: list[str]
@@ -229,7 +229,7 @@ class Record(TypedDict):
 class Health(Record):
     """A line of metrics.jsonl about the operands of all layers."""
 
-    epoch: Annotated[int, Field(ge=0, le=2**53)]
+    epoch: Annotated[int, Field(ge=0, le=2**53)]  # type: ignore[misc]  # here it is required
     layers: dict[str, dict[str, dict[str, Number | None]]]
 
 
@@ -250,7 +250,7 @@ class Ranked(TypedDict):
 
 
 @with_config(_STRICT)
-class Analysis(TypedDict):
+class AnalysisRecord(TypedDict):
     """An entry of analysis.json; one that is not finished has no ranking."""
 
     title: str
@@ -261,7 +261,7 @@ class Analysis(TypedDict):
 class Analyses(TypedDict):
     """analysis.json."""
 
-    analyses: dict[str, Analysis]
+    analyses: dict[str, AnalysisRecord]
 
 
 @with_config(_STRICT)

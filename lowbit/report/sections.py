@@ -6,8 +6,17 @@ import shlex
 from typing import Any
 
 from lowbit.report import elements
-from lowbit.report.elements import details, heading, paragraph, section, table
-from lowbit.report.formatting import NOTHING, decibels, number, percent
+from lowbit.report.elements import (
+    NOTHING,
+    decibels,
+    details,
+    heading,
+    number,
+    paragraph,
+    percent,
+    section,
+    table,
+)
 from lowbit.report.run_files import ALONE, Run
 from lowbit.report.summary import figures
 
@@ -47,15 +56,13 @@ def summary(runs: list[Run]) -> str:
 
 def plans(runs: list[Run]) -> str:
     """What is quantized in each layer."""
-    planned = [run for run in runs if run.plan]
-    if not planned:
-        return ""
     content = []
-    for run in planned:
-        quantized = sum(layer["quantized"] for layer in run.plan)
-        title = f"{run.name}: {quantized} of {len(run.plan)} layers are quantized ({run.precision})"
-        content.append(details(title, _plan_table(run.name, run.plan)))
-    return section("plan", "Plan", *content)
+    for run in runs:
+        if layers := run.plan:
+            quantized = sum(layer["quantized"] for layer in layers)
+            title = f"{run.name}: {quantized} of {len(layers)} layers are quantized ({run.precision})"
+            content.append(details(title, _plan_table(run.name, layers)))
+    return section("plan", "Plan", *content) if content else ""
 
 
 def _plan_table(name: str, layers: list[dict[str, Any]]) -> str:

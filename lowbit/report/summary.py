@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from lowbit.report.formatting import NOTHING, number, percent, ratio, size
+from lowbit.report.elements import NOTHING, number, percent, ratio, size
 from lowbit.report.run_files import Run
 
 _IGNORED = ("Global.output_dir",)  # it always differs
@@ -103,16 +103,20 @@ def deployed_engine(verify: dict[str, Any]) -> dict[str, Any]:
     it took for all images."""
     timed = [engine for engine in verify["engines"] if engine["latency"]]
     if timed:
-        return min(timed, key=lambda engine: _smallest_batch(engine)["quantized_ms"])
+        return min(timed, key=lambda engine: min(engine["latency"], key=_batch_size)["quantized_ms"])
     return min(verify["engines"], key=lambda engine: engine["seconds"])
 
 
 def _smallest_batch(engine: dict[str, Any]) -> dict[str, Any] | None:
-    return min(engine["latency"], key=lambda one: one["batch_size"], default=None)
+    return min(engine["latency"], key=_batch_size, default=None)
+
+
+def _batch_size(one: dict[str, Any]) -> int:
+    return one["batch_size"]
 
 
 def _fp32_accuracy(run: Run, runs: list[Run]) -> tuple[float | None, str]:
-    if run.precision == "fp32":
+    if run.precision == "fp32" or run.verify is None:
         return None, ""
     if run.verify["fp32"] is not None:
         return run.verify["fp32"]["top1"], "the fp32 model they started from"

@@ -1,6 +1,6 @@
 """lowbit's own inference runtime: exported ONNX files in integers, with nothing but NumPy.
 
-`Engine` runs a file; `reference` computes the same in plain NumPy, slowly. The C++ side, which programs in C
+`engine` runs a file; `reference` computes the same in plain NumPy, slowly. The C++ side, which programs in C
 can use as well, is `kernels/csrc/runtime/`.
 """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowbit.errors import LowbitError, nearest
-from lowbit.tipc.dialects import Dialect, find_dialect
+from lowbit.tipc.dialects import ChainDialect, find_dialect
 from lowbit.tipc.fields import ConfigFile, Field, Line, read_lines, shorten
 
 
@@ -22,7 +22,7 @@ class Trainer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingLines:
     """The train_params section. `order` and `order_on_machines` are the layout's order of arguments."""
 
     gpu_list: Field
@@ -41,7 +41,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationLines:
     """The eval_params section: the command, and its arguments besides the weights."""
 
     command: Field
@@ -49,7 +49,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class ExportLines:
     """The keys of the export command; `subfolder` is where in its folder it writes the model."""
 
     save: Field
@@ -72,7 +72,7 @@ class Released:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inference:
+class InferenceLines:
     """The inference script and its settings, each with alternatives. None: not in this layout."""
 
     script: Field
@@ -95,14 +95,14 @@ class ChainConfig:
 
     file: ConfigFile
     layout: int
-    dialect: Dialect
+    dialect: ChainDialect
     model_name: Field
     python: Field
-    training: Training
-    evaluation: Evaluation
-    export: Export
+    training: TrainingLines
+    evaluation: EvaluationLines
+    export: ExportLines
     released: Released
-    inference: Inference
+    inference: InferenceLines
 
 
 # Titles are written with a leading "=". Only these words are the same in every repository's configs.
@@ -123,7 +123,7 @@ QUANTIZED_TRAINERS = ("pact_train", "qt_train", "ptq_train")
 _ORDER_32 = ("output_dir", "epochs", "pretrained", "batch_size", "extra", "use_gpu")
 
 
-def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
+def read_32(file: ConfigFile, dialect: ChainDialect) -> ChainConfig:
     """Read a config of this layout; its landmarks are checked already."""
     field = file.field
     return ChainConfig(
@@ -132,7 +132,7 @@ def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
         dialect=dialect,
         model_name=field(2),
         python=field(3),
-        training=Training(
+        training=TrainingLines(
             gpu_list=field(4),
             use_gpu=_as_option(field(5)),
             autocast=None,
@@ -149,12 +149,12 @@ def read_32(file: ConfigFile, dialect: Dialect) -> ChainConfig:
             order=_ORDER_32,
             order_on_machines=_ORDER_32,
         ),
-        evaluation=Evaluation(command=field(17), extra=field(11)),
-        export=Export(save=field(20), weights=field(21), subfolder=None),
+        evaluation=EvaluationLines(command=field(17), extra=field(11)),
+        export=ExportLines(save=field(20), weights=field(21), subfolder=None),
         released=Released(
             weights=field(24), export=field(25), folder=field(20), quantized=_quantizes(field(14))
         ),
-        inference=Inference(
+        inference=InferenceLines(
             script=field(27),
             use_gpu=field(28),
             batch_size=field(29),
@@ -198,7 +198,7 @@ _TRAINERS_51 = ((16, 30), (17, 31), (18, 32), (19, 33), (20, 34), (21, 35))  # l
 _PACT_51, _TO_STATIC_51 = 17, 20
 
 
-def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
+def read_51(file: ConfigFile, dialect: ChainDialect) -> ChainConfig:
     """Read a config of this layout; its landmarks are checked already."""
     field = file.field
     return ChainConfig(
@@ -207,7 +207,7 @@ def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
         dialect=dialect,
         model_name=field(2),
         python=field(3),
-        training=Training(
+        training=TrainingLines(
             gpu_list=field(4),
             use_gpu=field(5),
             autocast=field(6),
@@ -222,12 +222,12 @@ def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
             order=_ORDER_51,
             order_on_machines=_ORDER_51_ON_MACHINES,
         ),
-        evaluation=Evaluation(command=field(24), extra=field(25)),
-        export=Export(
+        evaluation=EvaluationLines(command=field(24), extra=field(25)),
+        export=ExportLines(
             save=field(28), weights=field(29), subfolder=None if dialect.is_paddleclas else field(36)
         ),
         released=_released_51(file, dialect),
-        inference=Inference(
+        inference=InferenceLines(
             script=field(40),
             use_gpu=field(41),
             mkldnn=field(42),
@@ -244,7 +244,7 @@ def read_51(file: ConfigFile, dialect: Dialect) -> ChainConfig:
     )
 
 
-def _trainers_51(file: ConfigFile, dialect: Dialect) -> tuple[Trainer, ...]:
+def _trainers_51(file: ConfigFile, dialect: ChainDialect) -> tuple[Trainer, ...]:
     found = []
     for train, export in _TRAINERS_51:
         command = file.field(train)
@@ -257,7 +257,7 @@ def _trainers_51(file: ConfigFile, dialect: Dialect) -> tuple[Trainer, ...]:
     return tuple(found)
 
 
-def _released_51(file: ConfigFile, dialect: Dialect) -> Released:
+def _released_51(file: ConfigFile, dialect: ChainDialect) -> Released:
     field = file.field
     if not dialect.is_paddleclas:
         return Released(weights=field(37), export=field(38), folder=None, quantized=field(39))
@@ -274,7 +274,7 @@ def _asks_for_export(flag: Field) -> bool:
     return not flag.is_absent and flag.value != "False"
 
 
-_Layout = tuple[dict[int, str], Callable[[ConfigFile, Dialect], ChainConfig]]
+_Layout = tuple[dict[int, str], Callable[[ConfigFile, ChainDialect], ChainConfig]]
 _LAYOUTS: tuple[_Layout, _Layout] = (
     (LANDMARKS_32, read_32),
     (LANDMARKS_51, read_51),

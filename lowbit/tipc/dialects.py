@@ -19,7 +19,7 @@ _AMP_WORDS = ("-o", "AMP.scale_loss=128", "-o", "AMP.use_dynamic_loss_scaling=Tr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
+class ChainDialect:
     """The conventions of a runner. Inference runs in `inference_folder`, relative to the root.
 
     `cards_option` is the launcher's option for cards. `train_words` and `launched_words` are appended to the
@@ -65,8 +65,8 @@ class Dialect:
         return posixpath.normpath(posixpath.join(self.inference_folder, path))
 
 
-GENERIC = Dialect(name="generic")
-PADDLECLAS = Dialect(
+GENERIC = ChainDialect(name="generic")
+PADDLECLAS = ChainDialect(
     name="paddleclas",
     inference_folder="deploy",
     cards_option="--devices",
@@ -76,7 +76,7 @@ PADDLECLAS = Dialect(
 DIALECTS = {dialect.name: dialect for dialect in (GENERIC, PADDLECLAS)}
 
 
-def find_dialect(name: str | None, file: ConfigFile, layout: int) -> Dialect:
+def find_dialect(name: str | None, file: ConfigFile, layout: int) -> ChainDialect:
     """The dialect of that name; without a name, recognised from the config's keys."""
     if name is not None:
         if name not in DIALECTS:

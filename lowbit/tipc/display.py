@@ -13,7 +13,7 @@ from rich.status import Status as Spinner
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.tipc.result import ChainResult, Status, StepResult
+from lowbit.tipc.result import ChainResult, ChainStepResult, Status
 from lowbit.tipc.steps import ChainPlan, Step, in_directory
 
 
@@ -107,7 +107,7 @@ def print_result(result: ChainResult) -> None:
     console.print(Text(verdict(result)), soft_wrap=True)
 
 
-def _remark(step: StepResult) -> str:
+def _remark(step: ChainStepResult) -> str:
     if step.status is not Status.PASSED:
         return step.reason or ""
     done = list(dict.fromkeys(check.name for check in step.checks if check.passed))
@@ -166,14 +166,14 @@ class Display:
         """A warning that belongs to no step."""
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def end(self, result: StepResult, status_line: str) -> None:
+    def end(self, result: ChainStepResult, status_line: str) -> None:
         """A step ends: its status line, and the reason if it did not pass."""
         print(status_line, flush=True)
         for text in _remarks(result):
             print(f"    {text}", flush=True)
 
 
-class TerminalDisplay(Display):
+class TerminalChainDisplay(Display):
     """A spinner with the step and its last line; status lines in yellow, as in the original."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class TerminalDisplay(Display):
             shown = Text(f"{self._title}\n  {text}", no_wrap=True, overflow="ellipsis")
             self._spinner.update(shown)
 
-    def end(self, result: StepResult, status_line: str) -> None:
+    def end(self, result: ChainStepResult, status_line: str) -> None:
         self._stop()
         style = "red" if result.status is Status.FAILED else "yellow"
         self._console.print(Text(status_line, style=style), soft_wrap=True)
@@ -211,11 +211,11 @@ class TerminalDisplay(Display):
             self._spinner = None
 
 
-def _remarks(result: StepResult) -> list[str]:
+def _remarks(result: ChainStepResult) -> list[str]:
     failed = [f"failed: {result.reason}", f"its log: {result.log}"] if result.status is Status.FAILED else []
     return [*failed, *result.notes, *(f"not confirmed: {text}" for text in result.unconfirmed)]
 
 
 def open_display() -> Display:
-    """A TerminalDisplay in a terminal, else plain lines."""
-    return TerminalDisplay() if sys.stdout.isatty() else Display()
+    """A TerminalChainDisplay in a terminal, else plain lines."""
+    return TerminalChainDisplay() if sys.stdout.isatty() else Display()

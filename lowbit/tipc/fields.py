@@ -329,11 +329,13 @@ def split_words(field: Field, text: str) -> Words:
     return words
 
 
-def option(field: Field, value: str | None = None) -> Words:
-    """`key=value` with a value from the config; nothing when either is absent.
+def option(field: Field | None, value: str | None = None) -> Words:
+    """`key=value` with a value from the config; nothing when either is absent, or the layout has no such key.
 
     A key may have several words, as in `-o Global.epochs:5`.
     """
+    if field is None:
+        return ()
     value = field.value if value is None else value
     if is_absent(field.key) or is_absent(value):
         return ()

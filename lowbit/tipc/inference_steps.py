@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from lowbit.tipc.config import ChainConfig, Inference
+from lowbit.tipc.config import ChainConfig, InferenceLines
 from lowbit.tipc.fields import (
     DeviceChoice,
     Field,
@@ -27,6 +27,7 @@ from lowbit.tipc.fields import (
 from lowbit.tipc.steps import Builder, Step, StepKind
 
 _CPU, _FIRST_CARD = DeviceChoice(()), DeviceChoice((0,))
+_QUANTIZED = "quant_post_static_model"  # the folder that PaddleClas's post_quant writes
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _variants(config: ChainConfig, quantized: bool) -> Iterator[_Variant]:
             yield from (_on_gpu if gpu else _on_cpu)(inference, word, quantized)
 
 
-def _batches(inference: Inference, word: str, gpu: bool) -> Iterator[_Variant]:
+def _batches(inference: InferenceLines, word: str, gpu: bool) -> Iterator[_Variant]:
     """Layout 32: batch sizes only."""
     where = "gpu" if gpu else "cpu"
     for size in _each(inference.batch_size):
@@ -114,7 +115,7 @@ def _batches(inference: Inference, word: str, gpu: bool) -> Iterator[_Variant]:
         yield _Variant(word, gpu, (), option(inference.benchmark), size, log)
 
 
-def _on_cpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Variant]:
+def _on_cpu(inference: InferenceLines, word: str, quantized: bool) -> Iterator[_Variant]:
     lists = (inference.mkldnn, inference.threads, inference.batch_size, inference.precision)
     for mkldnn, threads, size, precision in product(*map(_each, lists)):
         if (mkldnn == "False" and precision == "fp16") or (quantized and precision != "int8"):
@@ -133,7 +134,7 @@ def _on_cpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         )
 
 
-def _gpu_variant(inference: Inference, word: str, tensorrt: str, precision: str, size: str) -> _Variant:
+def _gpu_variant(inference: InferenceLines, word: str, tensorrt: str, precision: str, size: str) -> _Variant:
     return _Variant(
         word,
         True,
@@ -145,7 +146,7 @@ def _gpu_variant(inference: Inference, word: str, tensorrt: str, precision: str,
     )
 
 
-def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Variant]:
+def _on_gpu(inference: InferenceLines, word: str, quantized: bool) -> Iterator[_Variant]:
     lists = (inference.tensorrt, inference.precision, inference.batch_size)
     for tensorrt, precision, size in product(*map(_each, lists)):
         if "int8" in precision and not quantized:
@@ -155,7 +156,7 @@ def _on_gpu(inference: Inference, word: str, quantized: bool) -> Iterator[_Varia
         yield _gpu_variant(inference, word, tensorrt, precision, size)
 
 
-def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
+def _on_cpu_fp32(inference: InferenceLines, word: str) -> Iterator[_Variant]:
     """PaddleClas on a CPU. Its runner repeats each command for each value of `use_fp16`, which it does not
     pass on there: here it runs once."""
     lists = (inference.mkldnn, inference.threads, inference.batch_size)
@@ -170,7 +171,7 @@ def _on_cpu_fp32(inference: Inference, word: str) -> Iterator[_Variant]:
         )
 
 
-def _on_gpu_fp16_flag(inference: Inference, word: str) -> Iterator[_Variant]:
+def _on_gpu_fp16_flag(inference: InferenceLines, word: str) -> Iterator[_Variant]:
     """PaddleClas on a card: line 46 is a flag, and fp16 needs TensorRT."""
     lists = (inference.tensorrt, inference.precision, inference.batch_size)
     for tensorrt, fp16, size in product(*map(_each, lists)):
@@ -217,8 +218,10 @@ def add_whole_infer(build: Builder, config: ChainConfig) -> None:
         folder = model = local_path(build, released.weights, value)
         if released.folder is not None:
             folder = released.folder.require("the folder of the exported model")
-        quantized = index < len(flags) and is_true(released.quantized, flags[index])
-        command, needs = exports[index].strip() if index < len(exports) else "", ()
+        flag = released.quantized
+        quantized = flag is not None and index < len(flags) and is_true(flag, flags[index])
+        command = exports[index].strip() if index < len(exports) else ""
+        needs: tuple[str, ...] = ()
         if not is_absent(command):
             needs = (_add_export(build, config, index, command, model, folder, quantized).name,)
         prefix = f"model_{index}" if len(models) > 1 else ""
@@ -229,19 +232,21 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
     """Quantization without training where line 34 has a command for it, as in the original; else the export
     of the downloaded weights, which its runner leaves out; else the downloaded model."""
     released, image = config.released, config.inference.image.value
-    quantized = is_true(released.quantized, released.quantized.value)
-    quantize = released.post_quantize
+    flag, quantize, into = released.quantized, released.post_quantize, released.folder
+    assert flag and quantize and into  # lines that this layout has
+    quantized = is_true(flag, flag.value)
     if not quantize.is_absent and quantize.value != "False":
-        export = _add_post_quantization(build, config)
-        add_inference(build, config, Model(export.leaves, image, True), "", (export.name,))
+        export = _add_post_quantization(build, config, quantize, into)
+        add_inference(build, config, Model(f"{export.folder}/{_QUANTIZED}", image, True), "", (export.name,))
         return
     expected = (
         "what whole_infer starts from, as in pretrained_model_url:https://host/MODEL_pretrained.pdparams"
     )
     released.weights.require(expected)
     weights = local_path(build, released.weights)
-    released.folder.require("the folder of the exported model, as in infer_model:../inference")
-    folder, needs = config.dialect.from_root(released.folder.value), ()
+    into.require("the folder of the exported model, as in infer_model:../inference")
+    folder = config.dialect.from_root(into.value)
+    needs: tuple[str, ...] = ()
     if weights.endswith(".pdparams") and not released.export.is_absent:
         # PaddleClas adds the suffix itself.
         stem = weights.removesuffix(".pdparams")
@@ -255,13 +260,12 @@ def _add_paddleclas_release(build: Builder, config: ChainConfig) -> None:
     add_inference(build, config, Model(folder, image, quantized), "", needs)
 
 
-def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
+def _add_post_quantization(build: Builder, config: ChainConfig, field: Field, into: Field) -> Step:
     """The step that writes `quant_post_static_model` next to the model it quantizes."""
-    field = config.released.post_quantize
     words = split_words(field, field.value)
     option_name = "Global.save_inference_dir="
     given = [word.removeprefix(option_name) for word in words if word.startswith(option_name)]
-    folder = given[-1] if given else config.released.folder.require("the folder of the model to quantize")
+    folder = given[-1] if given else into.require("the folder of the model to quantize")
     folder = posixpath.normpath(folder)
     name = build.unique("post_quantize")
     return build.add(
@@ -274,7 +278,7 @@ def _add_post_quantization(build: Builder, config: ChainConfig) -> Step:
             folder=folder,
             image=present(config.inference.image.value)
             and config.dialect.from_root(config.inference.image.value),
-            leaves=f"{folder}/quant_post_static_model",
+            leaves=f"{folder}/{_QUANTIZED}",
             quantized=True,
             links={f"inference{suffix}": f"model{suffix}" for suffix in (".pdmodel", ".pdiparams", ".json")},
         ),

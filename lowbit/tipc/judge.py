@@ -88,9 +88,9 @@ def check_export(root: Path, step: Step, before: Snapshot, run: CheckProgram) ->
         )
     weights = _source(root, step, written)
     request = Request(
-        program=program and str(program),
-        onnx=onnx and str(onnx),
-        weights=weights and str(weights),
+        program=None if program is None else str(program),
+        onnx=None if onnx is None else str(onnx),
+        weights=None if weights is None else str(weights),
         images=step.image,
         quantized=step.quantized,
     )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -157,6 +157,7 @@ class ExportedProgram:
         raise NotImplementedError
 
     def run(self, images: np.ndarray) -> np.ndarray:
+        assert self._engine is not None, "load() comes first"
         return self._engine.run(images)
 
 
@@ -261,7 +262,7 @@ def _images(path: str | None, yml: InferenceYml) -> tuple[np.ndarray, list[str],
 
 
 def _compare(program: ExportedProgram, trained: TrainedModel, images: np.ndarray) -> Check:
-    found = compare_outputs(trained.model, program, images)
+    found = compare_outputs(trained.model, cast(Engine, program), images)
     same = found.within(program.tolerance(trained.quantized))
     return Check("same answers as trained", same, f"{program.path.name}: {found}")
 

@@ -145,8 +145,8 @@ def _commands_32(lines: _Lines, mode: str, output: str) -> Iterator[str]:
         if lines.value(17) not in ("", "null"):
             yield f"{python} {lines.value(17)} {lines.set(9, weights)} > {run}_eval.log 2>&1 "
         if lines.value(22) not in ("", "null"):
-            arguments = (lines.set(21, weights), lines.set(20, save))
-            yield f"{python} {lines.value(22)} {' '.join(arguments)} > {run}_export.log 2>&1 "
+            export = (lines.set(21, weights), lines.set(20, save))
+            yield f"{python} {lines.value(22)} {' '.join(export)} > {run}_export.log 2>&1 "
             yield from _infer_32(lines, save, "", output)
 
 
@@ -156,9 +156,9 @@ def _infer_32(lines: _Lines, folder: str, image: str, output: str) -> Iterator[s
         if where is None:
             continue
         arguments = (f"{lines.key(28)}={word}", lines.set(30, folder), lines.set(29, size))
-        arguments = (*arguments, lines.set(31, image), lines.set(32))
+        images = (lines.set(31, image), lines.set(32))
         log = f"{output}/python_infer_{where}_batchsize_{size}.log"
-        yield f"{lines.value(3)} {lines.value(27)} {' '.join(arguments)} > {log} 2>&1 "
+        yield f"{lines.value(3)} {lines.value(27)} {' '.join(arguments + images)} > {log} 2>&1 "
 
 
 def _hardware(word: str) -> str | None:
@@ -181,7 +181,7 @@ def _commands_51(lines: _Lines, mode: str, output: str) -> Iterator[str]:
     for index, text in enumerate(lines.each(4)):
         device, word = _Device.parse(text), use_gpu[index] if index < len(use_gpu) else ""
         for autocast, trainer in product(lines.each(6), lines.each(15)):
-            train, export = _trainer_51(lines, trainer)
+            train, export_line = _trainer_51(lines, trainer)
             if lines.value(train) == "null":
                 continue
             run = f"{output}/{trainer}_gpus_{device.gpu}_autocast_{autocast}_nodes_{device.nodes}"
@@ -190,17 +190,17 @@ def _commands_51(lines: _Lines, mode: str, output: str) -> Iterator[str]:
             first = [lines.set(7, lines.of_mode(7, mode)), lines.set(10)]
             if device.launcher() and device.has_machines:
                 first.reverse()
-            arguments = (
+            settings = (
                 *(lines.set(5, word), lines.set(8, save), *first),
                 *(lines.set(6, autocast), lines.set(9, lines.of_mode(9, mode)), lines.set(13)),
             )
-            yield f"{python} {device.launcher()}{lines.value(train)} {' '.join(arguments)}"
+            yield f"{python} {device.launcher()}{lines.value(train)} {' '.join(settings)}"
             if lines.value(24) not in ("", "null"):
-                arguments = (lines.set(10, weights), lines.set(5, word), lines.set(25))
-                yield f"{python} {lines.value(24)} {' '.join(arguments)} > {run}_eval.log 2>&1 "
-            if lines.value(export) not in ("", "null"):
-                arguments = (lines.set(29, weights), lines.set(28, save))
-                yield f"{python} {lines.value(export)} {' '.join(arguments)} > {run}_export.log 2>&1 "
+                evaluation = (lines.set(10, weights), lines.set(5, word), lines.set(25))
+                yield f"{python} {lines.value(24)} {' '.join(evaluation)} > {run}_eval.log 2>&1 "
+            if lines.value(export_line) not in ("", "null"):
+                exported = (lines.set(29, weights), lines.set(28, save))
+                yield f"{python} {lines.value(export_line)} {' '.join(exported)} > {run}_export.log 2>&1 "
                 below = lines.value(36)
                 folder = save if below in ("null", "##") else f"{save}/{below}"
                 yield from _infer_51(lines, folder, lines.value(12), output, str(train == 17))
@@ -221,7 +221,7 @@ def _infer_51(lines: _Lines, folder: str, image: str, output: str, quantized: st
                     continue
                 if quantized == "True" and precision != "int8":
                     continue
-                arguments = (
+                arguments: tuple[str, ...] = (
                     *(lines.set(42, mkldnn), lines.set(43, threads), lines.set(47, folder)),
                     *(lines.set(44, size), " ", lines.set(48, image), lines.set(50)),
                     *(lines.set(46, precision), lines.set(51)),
@@ -321,7 +321,7 @@ class _PaddleClas:
             common = (lines.set(47, folder), lines.set(48), lines.set(50))
             if where == "cpu":
                 for mkldnn, threads, size, precision in product(*map(lines.each, (42, 43, 44, 46))):
-                    arguments = (
+                    arguments: tuple[str, ...] = (
                         *(f"{lines.key(42)}={mkldnn}", lines.set(43, threads), common[0]),
                         *(lines.set(44, size), *common[1:], lines.set(51)),
                     )

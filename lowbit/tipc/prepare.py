@@ -111,7 +111,9 @@ def _unpack_members(archive: Path, folder: Path) -> int:
                 )
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with packed.extractfile(member) as source, open(path, "wb") as file:
+            source = packed.extractfile(member)
+            assert source is not None  # a regular file, as was checked
+            with source, open(path, "wb") as file:
                 shutil.copyfileobj(source, file)
             count += 1
     return count

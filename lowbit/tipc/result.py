@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepResult:
+class ChainStepResult:
     """The result of a step; `reason` says why it did not pass."""
 
     name: str
@@ -66,7 +66,7 @@ class ChainResult:
     root: str
     output: str
     started: str
-    steps: tuple[StepResult, ...]
+    steps: tuple[ChainStepResult, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     finished: bool = False
@@ -90,7 +90,7 @@ class ChainResult:
             and counts["failed"] + counts["not run"] == 0
         )
 
-    def with_step(self, index: int, step: StepResult) -> ChainResult:
+    def with_step(self, index: int, step: ChainStepResult) -> ChainResult:
         """The same with one step's result replaced."""
         return replace(self, steps=(*self.steps[:index], step, *self.steps[index + 1 :]))
 
@@ -111,10 +111,10 @@ def read_values(values: Any, source: str) -> ChainResult:
         ) from None
 
 
-def _read_step(values: dict[str, Any]) -> StepResult:
+def _read_step(values: dict[str, Any]) -> ChainStepResult:
     checks = tuple(Check(**check) for check in values["checks"])
     status = Status(values["status"])
-    return StepResult(**{**values, "status": status, "checks": checks, "notes": tuple(values["notes"])})
+    return ChainStepResult(**{**values, "status": status, "checks": checks, "notes": tuple(values["notes"])})
 
 
 _TAIL = 40  # lines of a failed step's log
@@ -152,7 +152,7 @@ def junit_xml(result: ChainResult) -> str:
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _checks(step: StepResult) -> str:
+def _checks(step: ChainStepResult) -> str:
     words = {True: "ok", False: "failed", None: "not confirmed"}
     return "\n".join(f"{words[check.passed]}: {check.name}: {check.detail}" for check in step.checks)
 
@@ -181,10 +181,10 @@ def results_folder(root: Path, output: str, config: str) -> Path:
     return root / output / Path(config).stem
 
 
-def status_line(result: StepResult, model_name: str) -> str:
+def status_line(result: ChainStepResult, model_name: str) -> str:
     """The line that tools look for in `results_python.log`.
 
-    >>> step = StepResult(name="t", kind="train", command="python train.py", log="t.log")
+    >>> step = ChainStepResult(name="t", kind="train", command="python train.py", log="t.log")
     >>> status_line(dataclasses.replace(step, status=Status.PASSED), "resnet18")
     ' Run successfully with command - resnet18 - python train.py!  '
     """

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import lowbit
@@ -19,9 +20,9 @@ from lowbit.tipc.judge import Judge
 from lowbit.tipc.process import Outcome, run_program
 from lowbit.tipc.result import (
     ChainResult,
+    ChainStepResult,
     Check,
     Status,
-    StepResult,
     append_status,
     log_tail,
     status_line,
@@ -36,14 +37,16 @@ _ALMOST_FULL = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ChainLimits:
     """Seconds for each step and for all of them; None: no limit."""
 
     step: float | None = None
     total: float | None = None
 
 
-def run_plan(plan: ChainPlan, *, limits: Limits | None = None, display: Display | None = None) -> ChainResult:
+def run_plan(
+    plan: ChainPlan, *, limits: ChainLimits | None = None, display: Display | None = None
+) -> ChainResult:
     """Run the steps that can run, and judge them. Ctrl-C ends the current step and what it has started.
 
     >>> run_plan(make_plan(read_config(path), "lite_train_lite_infer")).passed  # doctest: +SKIP
@@ -51,7 +54,7 @@ def run_plan(plan: ChainPlan, *, limits: Limits | None = None, display: Display 
     """
     check_interpreter(plan)
     with Interruption() as interruption, display or Display() as shown:
-        return _Runner(plan, limits or Limits(), shown, interruption).run()
+        return _Runner(plan, limits or ChainLimits(), shown, interruption).run()
 
 
 def check_interpreter(plan: ChainPlan) -> None:
@@ -65,7 +68,9 @@ def check_interpreter(plan: ChainPlan) -> None:
 
 
 class _Runner:
-    def __init__(self, plan: ChainPlan, limits: Limits, display: Display, interruption: Interruption) -> None:
+    def __init__(
+        self, plan: ChainPlan, limits: ChainLimits, display: Display, interruption: Interruption
+    ) -> None:
         self._plan, self._limits, self._display = plan, limits, display
         self._interruption = interruption
         self._judge = Judge(plan, self._run_check)
@@ -93,7 +98,7 @@ class _Runner:
             self._result = self._result.with_step(index, found)
             line = status_line(found, self._plan.model_name)
             self._display.end(found, line)
-            self._write(lambda line=line: append_status(self._plan, line))
+            self._write(partial(append_status, self._plan, line))
             self._keep()
         self._keep(finished=True)
         return self._result
@@ -116,7 +121,7 @@ class _Runner:
                 self._display.warn(str(error))
             self._result = replace(self._result, unwritten=str(error))
 
-    def _take(self, step: Step) -> StepResult:
+    def _take(self, step: Step) -> ChainStepResult:
         if step.skipped is not None:
             return replace(_not_run(step, step.skipped), status=Status.SKIPPED)
         if self._interruption.asked:
@@ -131,7 +136,7 @@ class _Runner:
             return replace(_not_run(step, reason), status=Status.FAILED)
         return self._run(step)
 
-    def _run(self, step: Step) -> StepResult:
+    def _run(self, step: Step) -> ChainStepResult:
         if step.kind is StepKind.TRAIN and self._plan.mode.startswith("lite"):
             # What an earlier run on lite data left is worth nothing, and of some models takes gigabytes.
             shutil.rmtree(self._plan.root / step.folder, ignore_errors=True)
@@ -143,7 +148,7 @@ class _Runner:
             self._make_links(step)
             checks = self._judge.judge(step, before)
             failed = next((check for check in checks if check.passed is False), None)
-            reason = failed and f"{failed.name}: {failed.detail}"
+            reason = None if failed is None else f"{failed.name}: {failed.detail}"
         notes = [step.note] if step.note else []
         if outcome.left_behind:
             notes.append(f"it left {outcome.left_behind} processes behind, which were ended")
@@ -221,8 +226,8 @@ class _Runner:
 _PAST = {Status.FAILED: "failed", Status.SKIPPED: "is skipped", Status.NOT_RUN: "was not run"}
 
 
-def _not_run(step: Step, reason: str | None) -> StepResult:
-    return StepResult(
+def _not_run(step: Step, reason: str | None) -> ChainStepResult:
+    return ChainStepResult(
         name=step.name,
         kind=step.kind.value,
         command=f"{in_directory(step, shlex.join(step.arguments))} > {shlex.quote(step.log)} 2>&1 ",

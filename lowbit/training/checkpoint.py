@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,7 +98,7 @@ def save_for_ecosystem(path: Path, model: paddle.nn.Layer, optimizer: paddle.opt
         content = BytesIO()
         paddle.save(state, content)
         sealed = add_digest(content.getvalue(), PICKLE)
-        write_atomically(path.with_suffix(suffix), lambda file, sealed=sealed: file.write_bytes(sealed))
+        write_atomically(path.with_suffix(suffix), partial(Path.write_bytes, data=sealed))
 
 
 def link_checkpoint(path: Path, other: Path) -> None:
@@ -164,7 +165,7 @@ def _with_digest(content: bytes) -> list[bytes]:
     more = len(_BEFORE_DIGEST) + DIGITS + len(_AFTER_DIGEST)
     length = int.from_bytes(content[:8], "little") + more
     before = length.to_bytes(8, "little") + _HEADER + _BEFORE_DIGEST
-    rest = memoryview(content)[start:]
+    rest: Any = memoryview(content)[start:]
     return [before, digest([before, _AFTER_DIGEST, rest]).encode(), _AFTER_DIGEST, rest]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowbit.config.data import AutoDataset, DataSplit, Digits, Sampler
+from lowbit.config.data import AutoDataset, DataSplit, Digits, SamplerSection
 from lowbit.config.data import Dataset as DatasetSection
 from lowbit.data import Dataset, ListFileDataset, Loader, build_mixer, compose, open_dataset, open_digits
 from lowbit.errors import LowbitError
@@ -69,7 +69,7 @@ def build_loader(
     )
 
 
-def _scales(sampler: Sampler) -> list[tuple[int, int]]:
+def _scales(sampler: SamplerSection) -> list[tuple[int, int]]:
     """Width and height of the sizes of a MultiScaleSampler, rounded down to its multiples."""
     factor = sampler.divided_factor
     sizes = [(size, size) if isinstance(size, int) else size for size in sampler.scales or []]

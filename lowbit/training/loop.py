@@ -87,13 +87,13 @@ def _resume(session: Session, run: RunDirectory) -> Path | None:
             return None
         path, checkpoint = found
     else:
-        path = find_checkpoint(Path(wanted))
-        if path is None:
+        named = find_checkpoint(Path(wanted))
+        if named is None:
             raise LowbitError(
                 f"{wanted}: no lowbit checkpoint (.lowbit) of that name to resume from; "
                 "weights alone are given with --pretrained"
             )
-        checkpoint = read_checkpoint(path)
+        path, checkpoint = named, read_checkpoint(named)
     session.restore(checkpoint, path)
     at = session.progress
     session.notes.append(f"resumed from {path}: epoch {at.epoch}, batch {at.batch}, step {at.step}")

@@ -96,7 +96,7 @@ def mixed_cross_entropy(
 def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
     """The training loss of a batch: of the network's logits, and 0.3 of those of auxiliary classifiers."""
     labels = paddle.to_tensor(batch.labels)
-    mixed = ()
+    mixed: tuple[paddle.Tensor, ...] = ()
     if batch.other_labels is not None:
         mixed = (paddle.to_tensor(batch.other_labels), paddle.to_tensor(batch.shares))
 

@@ -187,8 +187,8 @@ class HealthLog:
             means = {name: round(sum(seen) / len(seen), 5) for name, seen in values.items()}
             layers.setdefault(layer, {})[operand] = means
         if self._interval and self._session.recipe is not None:
-            for name, layer in layers_by_name(self._session.model).items():
-                self._add_at_rest(layers, name, layer)
+            for name, module in layers_by_name(self._session.model).items():
+                self._add_at_rest(layers, name, module)
         return layers
 
     def _add_at_rest(self, layers: dict[str, Any], name: str, layer: nn.Layer) -> None:

@@ -9,16 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 import paddle
-from paddle import Tensor, _C_ops, nn
+from paddle import Tensor, nn
 from paddle.nn import Layer
 from paddle.optimizer import Optimizer
 
 from lowbit.accel import bf16_products
+from lowbit.accel.amp_autocast import AmpContext, squared_norm, unscale_in_place
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import is_quantized
 from lowbit.numerics.grid import BF16, FP16, parse_grid
-from lowbit.training.amp_autocast import AmpContext
 
 # Outside these the scale has lost its purpose: below 1 it would push small gradients off the grid, and
 # far above, an ordinary loss overflows even in fp32.
@@ -85,8 +85,7 @@ class LossScaler:
         gradients = _gradients(parameters)
         if not gradients:
             return True
-        _, found = _C_ops.check_finite_and_unscale_(gradients, paddle.to_tensor([self.value]))
-        return not bool(found)
+        return unscale_in_place(gradients, self.value)
 
     def update(self, finite: bool) -> None:
         """Adapt the scale to the step that was just made (`finite`) or left out."""
@@ -142,7 +141,7 @@ def gradients_are_finite(parameters: Iterable[Tensor]) -> bool:
 
     A norm above 1e19 counts as overflow too: its square, which clipping needs, is not finite.
     """
-    norms = [_C_ops.squared_l2_norm(gradient) for gradient in _gradients(parameters)]
+    norms = [squared_norm(gradient) for gradient in _gradients(parameters)]
     return not norms or bool(paddle.isfinite(paddle.add_n(norms)))
 
 
@@ -175,8 +174,10 @@ def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
 class _Sparing:
     """Mixed into a quantized layer, whose class is `_in_fp32`."""
 
-    _in_fp32: type[nn.Layer]
+    _in_fp32: Any
     amp: AmpContext
+    plan: Any
+    training: bool
 
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         with self.amp.outside():
@@ -273,7 +274,8 @@ class MixedPrecision:
         quantized = self.level != "O0" and spare_quantizers(model, self._context)
         if self.on_gpu and self.level == "O2" and not quantized:
             self._holds_narrow_weights = True
-            model, optimizer = paddle.amp.decorate(
+            decorate: Any = paddle.amp.decorate  # its overloads leave out the grid's name as a dtype
+            model, optimizer = decorate(
                 models=model,
                 optimizers=optimizer,
                 level="O2",

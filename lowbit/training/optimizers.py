@@ -26,13 +26,13 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
     """
     if schedule.by_epoch:
         step -= step % steps_per_epoch
-    epoch = step / steps_per_epoch
+    epoch, values = step / steps_per_epoch, schedule.values or []  # values: of Piecewise, which needs them
     if epoch < schedule.warmup_epoch:
-        target = schedule.values[0] if schedule.name == "Piecewise" else schedule.learning_rate
+        target = values[0] if schedule.name == "Piecewise" else schedule.learning_rate
         progress = epoch / schedule.warmup_epoch
         return schedule.warmup_start_lr + (target - schedule.warmup_start_lr) * progress
     if schedule.name == "Piecewise":
-        return schedule.values[bisect.bisect_right(schedule.decay_epochs, epoch)]
+        return values[bisect.bisect_right(schedule.decay_epochs, epoch)]
     if schedule.name == "Step":
         # In steps, as PaddleClas counts: 2.4 epochs of 10 steps are 24 steps.
         every = max(1, int(schedule.step_size * steps_per_epoch))

@@ -11,7 +11,7 @@ from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
 from lowbit.formatting import boxed
 from lowbit.recipe.load import recipe_file_values
-from lowbit.recipe.recipe import Calibration
+from lowbit.recipe.recipe import CalibrationSettings
 from lowbit.training.checkpoint_manager import CheckpointManager
 from lowbit.training.display import accuracy_line, open_display
 from lowbit.training.evaluate import comparison_table
@@ -58,7 +58,7 @@ def calibration_config(
     if config.Global.reset_classifier:
         raise LowbitError("a new classifier would have to be trained first: leave out reset_classifier")
     if steps is not None:
-        calibration = Calibration(**recipe.calibration.model_dump() | {"steps": steps})
+        calibration = CalibrationSettings(**recipe.calibration.model_dump() | {"steps": steps})
         recipe = recipe.model_copy(update={"calibration": calibration})
     if not recipe.calibration.steps:
         raise LowbitError(

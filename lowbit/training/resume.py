@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowbit.accel.matrix_library import SETTING
+from lowbit.accel.process_settings import SETTING
 from lowbit.config import Config, validate
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels

@@ -13,10 +13,9 @@ from typing import Any
 import paddle
 
 from lowbit.accel import bf16_products
-from lowbit.accel.allocator import keep_freed_memory
 from lowbit.accel.convolutions import convolution_library
-from lowbit.accel.matrix_library import apply_amd_fix
 from lowbit.accel.norm_ops import norm_library
+from lowbit.accel.process_settings import apply_amd_fix, keep_freed_memory
 from lowbit.config import Config
 from lowbit.config.schema import AmpSection
 from lowbit.data import Loader

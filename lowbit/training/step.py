@@ -115,6 +115,6 @@ class TrainingStep:
 def _hits(logits: np.ndarray, batch: Batch, topk: tuple[int, ...]) -> np.ndarray:
     """How often the answer is right; of a mixed image each of its two classes counts by its share."""
     right = topk_right(logits, batch.labels, topk)
-    if batch.other_labels is not None:
+    if batch.other_labels is not None and batch.shares is not None:
         right = batch.shares * right + (1 - batch.shares) * topk_right(logits, batch.other_labels, topk)
     return right.sum(axis=1, dtype=np.float64)

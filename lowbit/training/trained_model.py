@@ -7,7 +7,7 @@ from pathlib import Path
 
 import paddle
 
-from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.process_settings import apply_amd_fix
 from lowbit.config import Config, validate
 from lowbit.config.transform_ops import TransformOp
 from lowbit.errors import LowbitError

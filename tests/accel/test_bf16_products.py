@@ -9,9 +9,9 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from lowbit.accel import bf16_products, onednn_objects
+from lowbit.accel.amp_autocast import rounding
 from lowbit.machine.cpu import CPU_VARIABLE
 from lowbit.numerics.grid import BF16, round_to_grid
-from lowbit.training.amp_autocast import rounding
 
 native = pytest.mark.skipif(bf16_products.why_not() is not None, reason=str(bf16_products.why_not()))
 

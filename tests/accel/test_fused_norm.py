@@ -12,7 +12,7 @@ from paddle.base import core
 from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
-from lowbit.accel.fused_norm import BatchNorm, Statistics, takes
+from lowbit.accel.fused_norm import BatchNormNode, Statistics, takes
 from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
@@ -30,7 +30,7 @@ def _one_pass(
 ) -> Tensor:
     batch = [paddle.empty([x.shape[1]]) for _ in range(2)]
     statistics = Statistics(norm._mean, norm._variance, *batch, norm._epsilon, norm._momentum, scale)
-    return BatchNorm.apply(x, norm.weight, norm.bias, other, statistics, rectified)
+    return BatchNormNode.apply(x, norm.weight, norm.bias, other, statistics, rectified)
 
 
 def _three_passes(norm: nn.BatchNorm2D, x: Tensor, other: Tensor | None, *, rectified: bool) -> Tensor:
@@ -256,14 +256,14 @@ def _low_precision(bits: int) -> nn.Layer:
 @pytest.mark.parametrize(("bits", "packed"), [(4, True), (8, False)])
 def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bits, packed, monkeypatch):
     kept, found = [], []
-    backward = BatchNorm.backward
+    backward = BatchNormNode.backward
     for forget in (False, True):
         model = _low_precision(bits)
         x = tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
         if forget:
             monkeypatch.setattr(module, "attached_scale", lambda x: None)
         monkeypatch.setattr(
-            BatchNorm, "backward", lambda ctx, dy: kept.append(ctx.multiples) or backward(ctx, dy)
+            BatchNormNode, "backward", lambda ctx, dy: kept.append(ctx.multiples) or backward(ctx, dy)
         )
         with fast_norm_ops():
             model(x).square().sum().backward()

@@ -13,7 +13,7 @@ from paddle import Tensor, _C_ops, nn
 from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
-from lowbit.accel.fused_norm import BatchNorm
+from lowbit.accel.fused_norm import BatchNormNode
 from lowbit.accel.norm_ops import MaxPool, Relu, fast_norm_ops, norm_library
 from lowbit.kernels import kernels, why_missing
 from tests.support.accel_pairs import both_ways, tensor
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_mis
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of our operators have run."""
     names: list[str] = []
-    for kind in (BatchNorm, MaxPool, Relu):
+    for kind in (BatchNormNode, MaxPool, Relu):
         apply = kind.apply
         monkeypatch.setattr(
             kind, "apply", lambda *a, _apply=apply, _name=kind.__name__: names.append(_name) or _apply(*a)
@@ -138,7 +138,7 @@ def test_it_is_really_ours_that_runs_and_only_inside(used):
     x = paddle.randn([2, 3, 8, 8])
     with fast_norm_ops():
         model(x)
-        assert used == ["BatchNorm", "Relu", "MaxPool"]
+        assert used == ["BatchNormNode", "Relu", "MaxPool"]
     model(x)
     assert len(used) == 3 and [_C_ops.batch_norm, _C_ops.relu, _C_ops.pool2d] == before
 
@@ -173,7 +173,7 @@ def test_a_batch_norm_has_the_same_bits_without_gradients(affine, used):
         with_gradient = norm(x)
         with paddle.no_grad():
             without = norm(x)
-    assert used == ["BatchNorm"] * 2 and without.stop_gradient
+    assert used == ["BatchNormNode"] * 2 and without.stop_gradient
     np.testing.assert_array_equal(with_gradient.numpy(), without.numpy())
 
 
@@ -248,7 +248,7 @@ def test_a_batch_norm_behind_frozen_layers_learns_alone(used):
     norm, x = nn.BatchNorm2D(3), paddle.randn([2, 3, 5, 5])
     with fast_norm_ops():
         norm(x).square().sum().backward()
-    assert used == ["BatchNorm"] and norm.weight.grad is not None and norm.bias.grad is not None
+    assert used == ["BatchNormNode"] and norm.weight.grad is not None and norm.bias.grad is not None
     assert x.grad is None
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 from paddle.nn import functional as F
 
-from lowbit.analysis.sensitivity import Sums, add_batch
+from lowbit.analysis.sensitivity import Sums, add_batch, recording, replaying
 from lowbit.nn.convert import quantized_layers, quantizing_only
+from lowbit.nn.inspect import layers_by_name
 
 
 def _slow(model, batches, names) -> tuple[float, int, float]:
@@ -49,3 +51,33 @@ def test_a_loss_that_is_no_number_is_the_worst_of_all(model, loader):
     assert max(sums.only, key=lambda name: sums.only[name].loss) == "late"
     assert max(sums.only, key=lambda name: sums.only[name].divergence) == "late"
     assert Sums.of(sums.values()) == sums
+
+
+class Twice(nn.Layer):
+    """`shared` is called before and after `middle`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.shared(self.middle(self.shared(self.first(x)))))
+
+
+@pytest.mark.parametrize(
+    ("until", "skipped"),
+    [("first", set()), ("shared", {"first"}), ("middle", {"first"}), ("last", {"first", "shared", "middle"})],
+)
+def test_what_came_before_is_not_computed_and_what_changed_is(until, skipped):
+    model, x = Twice(), paddle.randn([3, 4])
+    layers = layers_by_name(model)
+    with recording(layers) as seen:
+        model(x)
+    layers[until].weight.set_value(layers[until].weight * 2)
+    expected = model(x).numpy()
+    with replaying(layers, seen, until=until):
+        assert {name for name, layer in layers.items() if "forward" in vars(layer)} == skipped  # not computed
+        assert (model(x).numpy() == expected).all()
+    assert not any("forward" in vars(layer) for layer in layers.values())
+    assert (model(x).numpy() == expected).all()

@@ -13,8 +13,8 @@ import pytest
 from paddle import _C_ops, optimizer
 
 import lowbit
-from lowbit.accel import allocator
-from lowbit.accel.matrix_library import SETTING
+from lowbit.accel import process_settings
+from lowbit.accel.process_settings import SETTING
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
 from lowbit.machine.device import math_threads
@@ -30,7 +30,7 @@ def state() -> dict[str, object]:
     return operators | {
         "steps": [owner.step for owner in OPTIMIZERS],
         "threads": math_threads(),
-        "holders": allocator._holders,
+        "holders": process_settings._holders,
         SETTING: os.environ.get(SETTING),
     }
 
@@ -47,7 +47,7 @@ def test_as_a_with():
     with lowbit.accelerate() as done:
         if done.batch_norm == "lowbit":
             assert _C_ops.batch_norm.__wrapped__ is not None
-        assert done.memory == (allocator._holders > 0)
+        assert done.memory == (process_settings._holders > 0)
 
 
 def test_as_a_call(images, labels):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 
 import lowbit
+from lowbit.api.analysis import quantize_as
 from lowbit.errors import LowbitError
+from lowbit.nn import find_quantizers
+from lowbit.training.loop import train
+from lowbit.training.trained_model import open_checkpoint
 from tests.support.own_networks import LOW, QAT, TwoInputs, build, step
+from tests.support.runs import tiny_config
 
 
 def test_the_layer_that_is_quantized_worst_comes_first(images, labels):
@@ -68,3 +74,20 @@ def test_what_cannot_be_analyzed(images):
     net = lowbit.quantize(build(), QAT, data=images)
     with pytest.raises(LowbitError, match="budget"):
         lowbit.analyze(net, images, budget="small")
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_every_quantizer_is_ready_afterwards(tmp_path, steps):
+    sign = {"sign": "auto", "scaling": "fixed"} if steps else {}
+    rule = {"forward": {"input": {"grid": "int8", **sign}, "weight": {"grid": "int8"}}}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump({"rules": [rule], "calibration": {"steps": steps}}))
+    trained = open_checkpoint(train(tiny_config(tmp_path / "run", epochs=1)))
+    quantize_as(trained, file, trained.config.DataLoader.Eval)
+    quantizers = find_quantizers(trained.model)
+    assert len(quantizers) == 4
+    for quantizer in quantizers:
+        quantizer.check_ready()
+    trained.quantized = True
+    with pytest.raises(LowbitError, match="quantized already"):
+        quantize_as(trained, file, trained.config.DataLoader.Eval)

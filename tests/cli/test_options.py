@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from lowbit.analysis import Analysis as Measured
+from lowbit.analysis import Measurement
 from lowbit.api.analysis import Analysis, _layer
 from lowbit.cli.options import show
 from lowbit.cli.plan import plan_sections
@@ -61,7 +61,7 @@ def test_analyze(gradients):
     for role in ("weight", "input", "gradient"):
         known = gradients or role != "gradient"
         row |= {f"{role}_sqnr": math.inf if known else None, f"{role}_clipped": 0.01, f"{role}_dead": 12}
-    measured = Measured(LONG, 1000, {"loss": 1.0, "top1": 0.99}, {"loss": 1.1, "top1": 0.98}, [row])
+    measured = Measurement(LONG, 1000, {"loss": 1.0, "top1": 0.99}, {"loss": 1.1, "top1": 0.98}, [row])
     recipe = make_recipe({"weight_bits": 4})
     layers = tuple(_layer(one, {LONG: 4}) for one in measured.ranking)
     found = Analysis(1000, layers, measured.full, measured.quantized, "data", recipe, measured.title)

@@ -13,8 +13,7 @@ from rich.console import Console
 from lowbit.demo import command as module
 from lowbit.demo import steps as demo_steps
 from lowbit.demo.command import NOTES, make_table
-from lowbit.demo.runner import run_stages
-from lowbit.demo.steps import TRAININGS, bench_file
+from lowbit.demo.steps import TRAININGS, bench_file, run_stages
 from tests.support.commands import W4A4G4
 
 ROOT = Path(__file__).parents[2]

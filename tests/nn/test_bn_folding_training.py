@@ -9,6 +9,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.accel.amp_autocast import rounding
 from lowbit.deploy import PaddleEngine, export_model
 from lowbit.models import build_model
 from lowbit.nn import (
@@ -22,7 +23,6 @@ from lowbit.nn import (
 )
 from lowbit.numerics import BF16
 from lowbit.recipe import make_recipe
-from lowbit.training.amp_autocast import rounding
 from tests.support import folded_ranks as ranks
 from tests.support.folded_twin import Twin
 from tests.support.two_ranks import run_on_two_ranks

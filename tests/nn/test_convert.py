@@ -11,6 +11,7 @@ import pytest
 from paddle import nn
 
 from lowbit import QAT
+from lowbit.accel.amp_autocast import rounding
 from lowbit.deploy import PaddleEngine, export_model
 from lowbit.errors import LowbitError
 from lowbit.models import build_model
@@ -19,7 +20,6 @@ from lowbit.nn.convert import quantized_layers, quantizing_only
 from lowbit.nn.inspect import quantization_mode as as_tested  # a test by its own name
 from lowbit.numerics import BF16
 from lowbit.recipe import Recipe, load_recipe, make_recipe
-from lowbit.training.amp_autocast import rounding
 from tests.support.tiny_net import build_tiny
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -12,6 +12,7 @@ import pytest
 from paddle import nn
 from paddle.vision import models as vision
 
+from lowbit.accel.amp_autocast import rounding
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels.norm import Activation
@@ -21,7 +22,6 @@ from lowbit.nn.convert import prepare
 from lowbit.nn.fused_blocks import fuse, norm_act, unfuse
 from lowbit.numerics.grid import BF16
 from lowbit.recipe import load_recipe
-from lowbit.training.amp_autocast import rounding
 
 NETWORKS: dict[str, Callable[[], nn.Layer]] = {
     "resnet18": lambda: vision.resnet18(num_classes=10),

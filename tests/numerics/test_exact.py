@@ -4,9 +4,9 @@ import numpy as np
 import paddle
 import pytest
 
+from lowbit.accel.amp_autocast import rounding
 from lowbit.numerics import BF16
 from lowbit.numerics.exact import add, divide, multiply, subtract
-from lowbit.training.amp_autocast import rounding
 from tests.support.numerics_twin import assert_same_bits
 
 RNG = np.random.default_rng(0)

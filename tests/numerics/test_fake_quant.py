@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowbit.accel.amp_autocast import rounding
 from lowbit.errors import LowbitError
 from lowbit.numerics import (
     BF16,
@@ -19,7 +20,6 @@ from lowbit.numerics import (
     quantize_to_integers,
 )
 from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, usable_bound
-from lowbit.training.amp_autocast import rounding
 from tests.support import numerics_twin as twin
 from tests.support.numerics_twin import (
     F32,

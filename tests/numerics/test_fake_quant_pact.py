@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowbit.accel.amp_autocast import rounding
 from lowbit.numerics import BF16, fake_quantize, pact_clip, pact_initial_alpha, parse_grid, scale_from_range
-from lowbit.training.amp_autocast import rounding
 from tests.support import numerics_twin as twin
 from tests.support.numerics_twin import F32, INTEGER_GRIDS, TINY, assert_same_bits, every_bit_pattern
 

@@ -11,9 +11,9 @@ import pytest
 from paddle import nn
 
 from lowbit.nn import calibrate, prepare
+from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.compensation import _columns, compensate, compensate_block
-from lowbit.ptq.windows import BlockData
 from tests.support.ptq_nets import recipe
 
 

@@ -20,7 +20,7 @@ from lowbit.recipe import (
     describe_layers,
     make_recipe,
 )
-from lowbit.recipe.recipe import BatchNorm, Calibration, Pact
+from lowbit.recipe.recipe import BatchNorm, CalibrationSettings, Pact
 
 W8 = {"weight": {"grid": "int8", "granularity": "N"}}
 
@@ -243,7 +243,7 @@ def test_whether_gradients_are_quantized(rules, expected):
 
 
 def test_defaults_of_the_model_as_a_whole():
-    assert Calibration().steps == 0
+    assert CalibrationSettings().steps == 0
     assert BatchNorm() == BatchNorm(fold="export", freeze_after=None)
     assert Pact() == Pact(initial="data", learning_rate=1, weight_decay="1e-4")
 

@@ -12,8 +12,8 @@ import yaml
 from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.models import build_model
 from lowbit.numerics import observer_names, rounding_names, scaling_names
-from lowbit.recipe import QuantConfig, Recipe, list_recipes, make_recipe, parse_quant_config
-from lowbit.recipe.dialects.low_precision import OPERANDS, Block
+from lowbit.recipe import PaddleSlimConfig, Recipe, list_recipes, make_recipe, parse_quant_config
+from lowbit.recipe.dialects.low_precision import OPERANDS, OperandBlock
 from lowbit.recipe.spec import CLIPS, FULL_SPEC, SIGNS, SpecSettings
 
 ROOT = Path(__file__).parents[2]
@@ -82,9 +82,11 @@ def test_settings_of_the_model_as_a_whole():
 
 
 def test_keys_and_defaults_of_paddleslim():
-    rows = {key: row for key, row in _rows("PaddleSlim's dialect").items() if key in QuantConfig.model_fields}
+    rows = {
+        key: row for key, row in _rows("PaddleSlim's dialect").items() if key in PaddleSlimConfig.model_fields
+    }
     found = {key: yaml.safe_load(row[0].strip("`")) for key, row in rows.items()}
-    assert found == QuantConfig().model_dump()
+    assert found == PaddleSlimConfig().model_dump()
 
 
 @pytest.mark.parametrize("key", ["weight_quantize_type", "activation_quantize_type"])
@@ -92,7 +94,7 @@ def test_what_paddleslims_types_become(key):
     table = re.findall(r"^\| (`.*?) \| `(\S+)` \| `(\S+)` \| `(\S+)` \|$", PAGE, re.MULTILINE)
     written = {word: row[1:] for row in table for word in re.findall(r"`(\w+)`", row[0])}
     operand = "weight" if key.startswith("weight") else "input"
-    words = re.findall(r"'(\w+)'", str(QuantConfig.model_fields[key].annotation))
+    words = re.findall(r"'(\w+)'", str(PaddleSlimConfig.model_fields[key].annotation))
     assert words
     for word in words:
         spec = getattr(parse_quant_config({key: word}).recipe().rules[0].forward, operand)
@@ -111,7 +113,7 @@ def test_keys_of_low_precision_blocks():
     section = _section("The dialect of low-precision training")
     rows = re.findall(r"^\| (`.*?) \| (.*?)\|", section.split("| key of a block |")[1], re.MULTILINE)
     keys = {key for row in rows for key in re.findall(r"`(\w+)`", row[0])}
-    assert keys == set(Block.model_fields)
+    assert keys == set(OperandBlock.model_fields)
 
 
 def test_the_python_runs(monkeypatch, tmp_path, capsys):

@@ -8,7 +8,21 @@ import re
 import pytest
 
 from lowbit.report import elements
-from lowbit.report.elements import Cell, Point, bars, json_block, table, ticks
+from lowbit.report.elements import (
+    NOTHING,
+    Cell,
+    Point,
+    bars,
+    decibels,
+    json_block,
+    number,
+    percent,
+    points,
+    ratio,
+    size,
+    table,
+    ticks,
+)
 
 
 def test_text_is_escaped_everywhere():
@@ -63,3 +77,26 @@ def test_a_scatter_chart_does_not_start_at_0_and_moves_points_apart():
     assert re.findall(r'class="tick y"[^>]*>([\d.]+)<', made)[0] == "97.5"
     assert re.findall(r"translate:(\d+)px", made) == ["0", "22", "0"]
     assert made.count("<line ") == 1 and made.count("dot open") == 2  # one of them in the legend
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (percent(0.98765), "98.77 %"),
+        (size(999), "1.0 KB"),
+        (size(2_500_000), "2.500 MB"),
+        (number(5852.3, 3), "5852"),
+        (number(0.0123456), "0.01235"),
+        (points(-0.0056), "-0.56"),
+        (points(0.00001), "0.00"),
+        (points(0.01), "+1.00"),
+        (ratio(2), "2.00x"),
+        (decibels(-3.04), "-3.0 dB"),
+    ],
+)
+def test_words(made, words):
+    assert made == words
+
+
+def test_what_there_is_not():
+    assert {make(None) for make in (percent, points, ratio, size, number, decibels)} == {NOTHING}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lowbit.analysis.store import Store
+from lowbit.analysis.analyze import Store
 from lowbit.errors import LowbitError
 from lowbit.report import config_differences, figures, make_page, open_runs, verdicts
 from tests.support.fake_run import histograms, write_run

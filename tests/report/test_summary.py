@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.report import Run, config_differences, figures, open_run, open_runs, verdicts
-from lowbit.report.formatting import NOTHING
+from lowbit.report.elements import NOTHING
 from tests.support.fake_run import write_run
 
 

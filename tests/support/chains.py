@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.tipc import ChainConfig, ChainResult, Check, Status, Step, StepResult, read_config
+from lowbit.tipc import ChainConfig, ChainResult, ChainStepResult, Check, Status, Step, read_config
 from lowbit.tipc.judge import Expected, ModelReport
 from lowbit.tipc.step_outputs import Snapshot, changed_files
 
@@ -27,12 +27,12 @@ def changed_text(name: str, lines: dict[int, str | None]) -> str:
     return "\n".join(line for line in found if line is not None)
 
 
-def step(name: str, status: Status = Status.PASSED, **more) -> StepResult:
+def step(name: str, status: Status = Status.PASSED, **more) -> ChainStepResult:
     values = {"kind": "train", "command": f"python {name}.py ", "log": f"{name}.log", "exit_code": 0}
-    return StepResult(name=name, status=status, **values | more)
+    return ChainStepResult(name=name, status=status, **values | more)
 
 
-def chain(*steps: StepResult, **more) -> ChainResult:
+def chain(*steps: ChainStepResult, **more) -> ChainResult:
     values = {"layout": 32, "model_name": "resnet18", "mode": "whole_infer", "output": "./out"}
     values |= {"config": "configs/c.txt", "root": "/repo", "started": "2026-01-02T03:04:05+00:00"}
     return ChainResult(steps=steps, **values | {"finished": True, "seconds": 12.3} | more)

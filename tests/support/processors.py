@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lowbit.accel.matrix_library import SETTING
+from lowbit.accel.process_settings import SETTING
 from lowbit.deploy.onnx.qdq import TARGETS, Target
 from lowbit.kernels import kernels, runnable_variants
 from lowbit.machine import cpu_info, hardware_info

@@ -6,7 +6,7 @@ import json
 from rich.console import Console
 
 from lowbit.tipc import Machine, Status, make_plan, plan_values, print_plan, print_result
-from lowbit.tipc.display import Display, TerminalDisplay, open_display, verdict
+from lowbit.tipc.display import Display, TerminalChainDisplay, open_display, verdict
 from tests.support.chains import FULL, chain, step
 
 
@@ -87,7 +87,7 @@ def test_plain_lines(capsys, monkeypatch):
 
 
 def test_a_terminal(monkeypatch):
-    display = TerminalDisplay()
+    display = TerminalChainDisplay()
     shown = io.StringIO()
     display._console = Console(file=shown, force_terminal=True, width=60, highlight=False)
     _show(display)

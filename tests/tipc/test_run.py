@@ -15,13 +15,22 @@ import psutil
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.tipc import ChainResult, Limits, Machine, Status, make_plan, read_config, read_result, run_plan
+from lowbit.tipc import (
+    ChainLimits,
+    ChainResult,
+    Machine,
+    Status,
+    make_plan,
+    read_config,
+    read_result,
+    run_plan,
+)
 from tests.support.chains import changed_text, config_lines
 
 LITE = "lite_train_lite_infer"
 
 
-def _run(config: Path, limits: Limits | None = None, mode: str = LITE) -> ChainResult:
+def _run(config: Path, limits: ChainLimits | None = None, mode: str = LITE) -> ChainResult:
     return run_plan(make_plan(read_config(config), mode), limits=limits)
 
 
@@ -204,7 +213,7 @@ def test_a_hung_step_is_ended_with_its_children(repo, stand_in_model, monkeypatc
     monkeypatch.setenv("STAND_IN", "hang")
     monkeypatch.setenv("STAND_IN_PIDS", str(tmp_path / "pids"))
     for limit in (2.0, 10.0, 60.0):  # on a busy machine a step may be ended before it has started anything
-        result = _run(repo, Limits(step=limit))
+        result = _run(repo, ChainLimits(step=limit))
         assert _statuses(result) == ["failed", "not run", "not run", "not run"]
         assert result.steps[0].reason == f"not done after {limit:g} s"
         if (tmp_path / "pids").is_file():
@@ -217,7 +226,7 @@ def test_the_time_for_all_steps(repo, stand_in_model, monkeypatch, tmp_path):
     monkeypatch.setenv("STAND_IN", "hang")
     monkeypatch.setenv("STAND_IN_PIDS", str(tmp_path / "pids"))
     repo.write_text(repo.read_text("utf-8").replace("gpu_list:-1", "gpu_list:-1|-1"), "utf-8")
-    result = _run(repo, Limits(total=2.0))
+    result = _run(repo, ChainLimits(total=2.0))
     assert result.steps[4].status is Status.NOT_RUN
     assert result.steps[4].reason == "the 2 s for all steps are over"
 

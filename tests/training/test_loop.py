@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from lowbit.accel import onednn
-from lowbit.accel.fused_norm import BatchNorm
+from lowbit.accel.fused_norm import BatchNormNode
 from lowbit.accel.norm_ops import norm_library
 from lowbit.errors import LowbitError
 from lowbit.machine import cpu_info
@@ -303,8 +303,8 @@ def test_convolutions_run_in_oneDNN_unless_the_config_says_no(tmp_path, capsys, 
 
 def test_batch_norm_runs_in_our_kernels_unless_the_config_says_no(tmp_path, monkeypatch):
     used = []
-    apply = BatchNorm.apply
-    monkeypatch.setattr(BatchNorm, "apply", lambda *arguments: used.append(1) or apply(*arguments))
+    apply = BatchNormNode.apply
+    monkeypatch.setattr(BatchNormNode, "apply", lambda *arguments: used.append(1) or apply(*arguments))
     train(tiny_config(tmp_path / "paddle", epochs=1, fast_neighbours=False))
     assert not used
     train(tiny_config(tmp_path / "lowbit", epochs=1))

@@ -1,4 +1,7 @@
-"""The programs that run an exported model, behind one interface."""
+"""The programs that run an exported model, behind the interface of `engine`.
+
+One module per engine: `paddle_engine`, `onnxruntime_engine`, `openvino_engine`, `lowbit_engine`.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle import inference
 
-from lowbit.accel.matrix_library import apply_amd_fix
+from lowbit.accel.process_settings import apply_amd_fix
 from lowbit.deploy.engines.engine import (
     EngineOptions,
     Signature,

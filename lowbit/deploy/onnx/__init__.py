@@ -1,4 +1,14 @@
-"""ONNX files with the integers that were trained: trace, convert, fold, quantize, write, compare."""
+"""ONNX files with the integers that were trained. Start with `export_onnx`.
+
+| module | has |
+|---|---|
+| `export_onnx` | a model to an ONNX file, compared with it before the file is used |
+| `trace`, `converters/` | the model as a program; one function for each of Paddle's operators |
+| `graph` | the graph in between, and writing it |
+| `fold` | each layer's integers, with batch norm folded |
+| `qdq` | integer types per target, QuantizeLinear and DequantizeLinear |
+| `moved` | integers through operators that only move values |
+"""
 
 from lowbit.deploy.onnx.export_onnx import OnnxModel, export_onnx
 from lowbit.deploy.onnx.qdq import TARGETS, Target, resolve_target

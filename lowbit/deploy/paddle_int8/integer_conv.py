@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from paddle import nn
 
-from lowbit.deploy.paddle_int8.program import Attribute, Op, Program
+from lowbit.deploy.paddle_int8.program import Attribute, Program, ProgramOp
 from lowbit.errors import LowbitError
 from lowbit.nn import DeployedOperand, deployed_input, deployed_weight
 
@@ -54,7 +54,7 @@ _GEOMETRY = ("strides", "paddings", "padding_algorithm", "dilations", "groups")
 
 
 @dataclass
-class Activation:
+class FusedActivation:
     """A function that oneDNN applies before it writes; `clip` and `relu6` are bounded by alpha and beta."""
 
     name: str = ""
@@ -79,7 +79,7 @@ class IntegerConv:
     output: str
     geometry: dict[str, Attribute]
     residual: str | None = None
-    activation: Activation = field(default_factory=Activation)
+    activation: FusedActivation = field(default_factory=FusedActivation)
     output_operand: DeployedOperand | None = None  # None: floats
 
     @property
@@ -91,7 +91,7 @@ class IntegerConv:
         return [self.output]
 
 
-Node = Op | IntegerConv
+Node = ProgramOp | IntegerConv
 
 
 def integer_parts(layer: nn.Layer) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def place_integer_convs(program: Program, layers: dict[str, nn.Layer]) -> list[N
     return nodes
 
 
-def _linear(program: Program, op: Op, parts: dict[str, Any]) -> list[Node]:
+def _linear(program: Program, op: ProgramOp, parts: dict[str, Any]) -> list[Node]:
     """A matrix product as a convolution of 1x1 images: Paddle's own int8 product takes the wrong scales."""
     name, (features, inputs) = parts["name"], parts["integers"].shape[:2]
     image = program.new_variable(f"{name}.image", [-1, inputs, 1, 1])
@@ -171,9 +171,9 @@ def _linear(program: Program, op: Op, parts: dict[str, Any]) -> list[Node]:
     ]
 
 
-def _reshape(program: Program, source: str, target: str, shape: list[int]) -> Op:
+def _reshape(program: Program, source: str, target: str, shape: list[int]) -> ProgramOp:
     unused = program.new_variable(f"{target}.shape", [0, *program.variables[source].shape])
-    return Op("reshape2", {"X": [source]}, {"Out": [target], "XShape": [unused]}, {"shape": shape})
+    return ProgramOp("reshape2", {"X": [source]}, {"Out": [target], "XShape": [unused]}, {"shape": shape})
 
 
 _ONEDNN = {"use_mkldnn": True}
@@ -186,7 +186,7 @@ def emit(program: Program, nodes: list[Node]) -> Program:
     Paddle's kernel wants a float weight and the scale that makes integers of it again. The integers come back
     as they were: their scale is undone to within a rounding error of a float, far below half a step.
     """
-    ops: list[Op] = []
+    ops: list[ProgramOp] = []
     integers: dict[tuple, str] = {
         (conv.output, *_key(conv.output_operand)): conv.output
         for conv in nodes
@@ -194,7 +194,7 @@ def emit(program: Program, nodes: list[Node]) -> Program:
     }
     bounds = value_bounds(nodes)
     for node in nodes:
-        if isinstance(node, Op):
+        if isinstance(node, ProgramOp):
             ops.append(node)
             continue
         key = (node.input, *_key(node.operand))
@@ -211,7 +211,7 @@ def _key(operand: DeployedOperand) -> tuple[int, int, float]:
     return operand.lowest, operand.highest, float(operand.scale)
 
 
-def _quantize(program: Program, conv: IntegerConv, known: Bounds) -> tuple[list[Op], str]:
+def _quantize(program: Program, conv: IntegerConv, known: Bounds) -> tuple[list[ProgramOp], str]:
     """Floats to integers; bounds that neither the type nor the values have are kept by a clip before."""
     operand, source, ops = conv.operand, conv.input, []
     signed = operand.lowest < 0
@@ -224,7 +224,7 @@ def _quantize(program: Program, conv: IntegerConv, known: Bounds) -> tuple[list[
     ):
         clipped = program.new_variable(f"{conv.name}.clipped", shape)
         bounds = {"min": operand.lowest * scale, "max": operand.highest * scale}
-        ops.append(Op("clip", {"X": [source]}, {"Out": [clipped]}, bounds | _ONEDNN))
+        ops.append(ProgramOp("clip", {"X": [source]}, {"Out": [clipped]}, bounds | _ONEDNN))
         source = clipped
     kind = "int8" if signed else "uint8"
     output = program.new_variable(f"{conv.name}.input", shape, kind)
@@ -234,18 +234,18 @@ def _quantize(program: Program, conv: IntegerConv, known: Bounds) -> tuple[list[
         "is_negative_input": signed,
         "output_format": "NHWC",
     }
-    ops.append(Op("quantize", {"Input": [source]}, {"Output": [output]}, attributes | _ONEDNN))
+    ops.append(ProgramOp("quantize", {"Input": [source]}, {"Output": [output]}, attributes | _ONEDNN))
     return ops, output
 
 
-def _weight(program: Program, conv: IntegerConv) -> list[Op]:
+def _weight(program: Program, conv: IntegerConv) -> list[ProgramOp]:
     shape = list(conv.integers.shape)
     stored = program.new_parameter(f"{conv.name}.weight", conv.integers)
     scale = program.new_parameter(f"{conv.name}.scale", conv.scale.astype(np.float32).reshape(-1, 1, 1, 1))
     cast, weight = (program.new_variable(f"{conv.name}.{what}", shape) for what in ("cast", "dequantized"))
     return [
-        Op("cast", {"X": [stored]}, {"Out": [cast]}, {"in_dtype": _INT8, "out_dtype": _FLOAT32}),
-        Op("elementwise_mul", {"X": [cast], "Y": [scale]}, {"Out": [weight]}, {"axis": -1}),
+        ProgramOp("cast", {"X": [stored]}, {"Out": [cast]}, {"in_dtype": _INT8, "out_dtype": _FLOAT32}),
+        ProgramOp("elementwise_mul", {"X": [cast], "Y": [scale]}, {"Out": [weight]}, {"axis": -1}),
     ]
 
 
@@ -256,7 +256,7 @@ def _divisible(conv: IntegerConv) -> None:
     conv.scale = np.where(off, 1.0, conv.scale)
 
 
-def _conv(program: Program, conv: IntegerConv, source: str, weight: str) -> Op:
+def _conv(program: Program, conv: IntegerConv, source: str, weight: str) -> ProgramOp:
     bias = program.new_parameter(f"{conv.name}.bias", conv.bias.astype(np.float32))
     inputs = {"Input": [source], "Filter": [weight], "Bias": [bias]}
     if conv.residual is not None:
@@ -283,4 +283,4 @@ def _conv(program: Program, conv: IntegerConv, source: str, weight: str) -> Op:
         "fuse_beta": conv.activation.beta,
     }
     outputs = {"Output": [conv.output]}
-    return Op("fused_conv2d", inputs, outputs, {**conv.geometry, **attributes, **_ONEDNN})
+    return ProgramOp("fused_conv2d", inputs, outputs, {**conv.geometry, **attributes, **_ONEDNN})

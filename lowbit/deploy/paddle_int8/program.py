@@ -27,7 +27,7 @@ _NUMBERS |= {"bool": 0, "int32": 2, "int64": 3, "float64": 6, "uint8": 20}
 
 
 @dataclass
-class Op:
+class ProgramOp:
     """One operator: what it reads and writes by role, and its attributes.
 
     `traced` is Paddle's own description of an operator that came out of a trace: its attributes stay.
@@ -40,7 +40,7 @@ class Op:
     traced: core.OpDesc | None = None
 
     @classmethod
-    def of(cls, traced: core.OpDesc) -> Op:
+    def of(cls, traced: core.OpDesc) -> ProgramOp:
         inputs = {role: traced.input(role) for role in traced.input_names()}
         outputs = {role: traced.output(role) for role in traced.output_names()}
         return cls(traced.type(), inputs, outputs, traced=traced)
@@ -72,7 +72,7 @@ class Program:
     `source` is what traced operators point into: it has to live as long as they do.
     """
 
-    ops: list[Op]
+    ops: list[ProgramOp]
     variables: dict[str, Variable]
     values: dict[str, np.ndarray]
     input: str
@@ -109,9 +109,9 @@ def _describe(program: Program, parameters: dict[str, np.ndarray]) -> bytes:
         variable.set_type(kind)
         variable.set_persistable(True)
     ops = [
-        Op("feed", {"X": ["feed"]}, {"Out": [program.input]}, {"col": 0}),
+        ProgramOp("feed", {"X": ["feed"]}, {"Out": [program.input]}, {"col": 0}),
         *program.ops,
-        Op("fetch", {"X": [program.output]}, {"Out": ["fetch"]}, {"col": 0}),
+        ProgramOp("fetch", {"X": [program.output]}, {"Out": ["fetch"]}, {"col": 0}),
     ]
     for name in dict.fromkeys(name for op in ops for name in op.reads + op.writes):
         if name not in ("feed", "fetch"):
@@ -126,7 +126,7 @@ def _describe(program: Program, parameters: dict[str, np.ndarray]) -> bytes:
     return description.serialize_to_string()
 
 
-def _append(block: core.BlockDesc, op: Op) -> None:
+def _append(block: core.BlockDesc, op: ProgramOp) -> None:
     described = block.append_op()
     if op.traced is not None:
         described.copy_from(op.traced)
@@ -230,11 +230,11 @@ def _program(concrete: paddle.jit.dy2static.program_translator.ConcreteProgram) 
         for variable in block.all_vars()
         if variable.type() == paddle.base.core.VarDesc.VarType.DENSE_TENSOR
     }
-    ops = _needed([Op.of(block.op(index)) for index in range(block.op_size())], output)
+    ops = _needed([ProgramOp.of(block.op(index)) for index in range(block.op_size())], output)
     return Program(ops, variables, values, "x", output, description)
 
 
-def _needed(ops: list[Op], output: str) -> list[Op]:
+def _needed(ops: list[ProgramOp], output: str) -> list[ProgramOp]:
     """Those operators that the output depends on."""
     wanted, kept = {output}, []
     for op in reversed(ops):

@@ -1,4 +1,16 @@
-"""Whether what is deployed computes what was trained: answers, layers, sizes and speed."""
+"""Whether a deployed model computes what was trained. Start with `comparison.verify`.
+
+| module | has |
+|---|---|
+| `comparison` | model and engines on all images |
+| `candidates` | the engines that are compared, and the files they read |
+| `agreement`, `evidence` | how often they agree, and what that proves |
+| `layer_differences` | the first layer that differs |
+| `latency` | speed of the quantized form against fp32, interleaved |
+| `predictions` | classes by model and engine, for the confusion matrix |
+| `record` | verify.json, and exporting what is missing |
+| `tables` | the printed tables |
+"""
 
 from lowbit.deploy.verify.agreement import Agreement
 from lowbit.deploy.verify.candidates import (

@@ -1,1 +1,1 @@
-"""The dialects of other projects, one file each; `lowbit.recipe.load` chooses, and all become a Recipe."""
+"""Other projects' recipes: `paddleslim` and `low_precision`; `lowbit.recipe.load` chooses one."""

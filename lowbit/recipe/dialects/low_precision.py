@@ -90,7 +90,7 @@ def _none_as_empty(value: Any) -> Any:
     return [] if value is None else value  # `filters:` with nothing below it
 
 
-class Block(BlockKeys):
+class OperandBlock(BlockKeys):
     """How one operand is quantized: in all layers, and differently in those that filters name."""
 
     qtype: Qtype
@@ -99,7 +99,7 @@ class Block(BlockKeys):
     def base_settings(self, *, is_input: bool) -> dict[str, Any]:
         """What holds where no filter does; an input is unsigned where it is never negative.
 
-        >>> Block(qtype="int4").base_settings(is_input=True)["sign"]
+        >>> OperandBlock(qtype="int4").base_settings(is_input=True)["sign"]
         'auto'
         """
         return ({"sign": "auto"} if is_input else {}) | _with_turns(self.settings(), self)
@@ -113,7 +113,7 @@ class Block(BlockKeys):
         return _with_turns(found, self)
 
 
-def _with_turns(settings: dict[str, Any], block: Block) -> dict[str, Any]:
+def _with_turns(settings: dict[str, Any], block: OperandBlock) -> dict[str, Any]:
     scaling = settings.get("scaling", block.scaling)
     if settings.get("observer") == _MSE and scaling is not None and scaling.name in _CALIBRATED:
         return settings | {"observer": _MSE_CALIBRATED}
@@ -155,21 +155,21 @@ class LowPrecisionConfig(FrozenSection):
     """All keys of both managers; which of them go together is checked by `read_recipe`."""
 
     quantization_manager: Literal["qt_quantization_manager", "qat_quantization_manager"]
-    weight_config: Block | None = None
-    weight_forward_config: Block | None = None
-    weight_backward_config: Block | None = None
-    input_config: Block | None = None
-    input_forward_config: Block | None = None
-    input_backward_config: Block | None = None
-    activation_config: Block | None = None
-    grad_config: Block | None = None
-    grad_input_config: Block | None = None
-    grad_weight_config: Block | None = None
+    weight_config: OperandBlock | None = None
+    weight_forward_config: OperandBlock | None = None
+    weight_backward_config: OperandBlock | None = None
+    input_config: OperandBlock | None = None
+    input_forward_config: OperandBlock | None = None
+    input_backward_config: OperandBlock | None = None
+    activation_config: OperandBlock | None = None
+    grad_config: OperandBlock | None = None
+    grad_input_config: OperandBlock | None = None
+    grad_weight_config: OperandBlock | None = None
     calibration_config: CalibrationConfig | None = None
 
-    def blocks(self) -> dict[str, Block]:
+    def blocks(self) -> dict[str, OperandBlock]:
         """The blocks that are given."""
-        return {key: value for key, value in self if isinstance(value, Block)}
+        return {key: value for key, value in self if isinstance(value, OperandBlock)}
 
 
 def read_recipe(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:
@@ -249,7 +249,7 @@ class _Reading:
                     f"missing, while {given[0]} is given; {_FULL}, and {short} is for both", missing
                 )
 
-    def _check_block(self, key: str, block: Block) -> None:
+    def _check_block(self, key: str, block: OperandBlock) -> None:
         if not block.qtype.is_integer:
             return
         try:
@@ -264,7 +264,7 @@ class _Reading:
                 f"missing: {why}; add calibration_config: {{steps: 50}}", "calibration_config"
             )
 
-    def _base_settings(self, key: str, block: Block) -> dict[str, Any]:
+    def _base_settings(self, key: str, block: OperandBlock) -> dict[str, Any]:
         return block.base_settings(is_input=self._operands[key][0].endswith(".input"))
 
     def _rules(self, at: KeyPath, match: dict[str, Any], settings: dict[str, Any]) -> list[Rule]:

@@ -44,7 +44,7 @@ Bits = Annotated[Integer, BeforeValidator(_check_bits)]
 LayerTypes = Annotated[list[Literal[tuple(QUANTIZABLE)]], Field(min_length=1)]
 
 
-class QuantConfig(FrozenSection):
+class PaddleSlimConfig(FrozenSection):
     """PaddleSlim's `quant_config`, with its keys and defaults."""
 
     weight_preprocess_type: Preprocess = None
@@ -72,7 +72,7 @@ class QuantConfig(FrozenSection):
     def recipe(self) -> Recipe:
         """The same as a recipe.
 
-        >>> print(dump_recipe(QuantConfig(activation_bits=4).recipe()).splitlines()[6])
+        >>> print(dump_recipe(PaddleSlimConfig(activation_bits=4).recipe()).splitlines()[6])
               grid: int4-narrow
         """
         weight = self._settings(self.weight_quantize_type, self.weight_bits, self.weight_preprocess_type)
@@ -103,13 +103,13 @@ class QuantConfig(FrozenSection):
 
 def parse_quant_config(
     config: Mapping[str, Any] | None, sources: Sources | None = None, origin: str = "quant_config"
-) -> QuantConfig:
+) -> PaddleSlimConfig:
     """A `quant_config`, checked: unknown keys, wrong types and impossible values are errors.
 
     >>> parse_quant_config({"weight_bits": 4}).activation_bits
     8
     """
-    return check_section(QuantConfig, {} if config is None else dict(config), sources or {}, origin)
+    return check_section(PaddleSlimConfig, {} if config is None else dict(config), sources or {}, origin)
 
 
 def read_recipe(values: dict[str, Any], sources: Sources, origin: str) -> Recipe:

@@ -6,10 +6,10 @@ from paddle import inference
 from paddle.base import core
 
 from lowbit.deploy.model_files import is_complete
-from lowbit.deploy.paddle_int8.program import Op, Program, write_program
+from lowbit.deploy.paddle_int8.program import Program, ProgramOp, write_program
 
 
-def program_of(op: Op, **values: np.ndarray) -> Program:
+def program_of(op: ProgramOp, **values: np.ndarray) -> Program:
     program = Program([op], {}, {}, "x", "y", core.ProgramDesc())
     for name in ("x", "y"):
         program.new_variable(name, [-1, 2])
@@ -31,7 +31,7 @@ def run(prefix, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("size", [1, 127, 128, 300])
 def test_paddle_reads_what_is_written(tmp_path, size):
     weight = np.arange(size, dtype=np.float32)
-    op = Op("elementwise_mul", {"X": ["x"], "Y": ["weight"]}, {"Out": ["y"]}, {"axis": -1})
+    op = ProgramOp("elementwise_mul", {"X": ["x"], "Y": ["weight"]}, {"Out": ["y"]}, {"axis": -1})
     write_program(program_of(op, weight=weight, unused=np.zeros(1000, np.float32)), tmp_path / "inference")
     assert is_complete(tmp_path / "inference.pdiparams")
     assert (tmp_path / "inference.pdiparams").stat().st_size < 4 * size + 100  # only what is read
@@ -40,6 +40,6 @@ def test_paddle_reads_what_is_written(tmp_path, size):
 
 
 def test_names_are_never_taken_twice():
-    program = program_of(Op("relu", {"X": ["x"]}, {"Out": ["y"]}))
+    program = program_of(ProgramOp("relu", {"X": ["x"]}, {"Out": ["y"]}))
     first, second = (program.new_parameter("conv.weight", np.full(2, i, np.int8)) for i in (1, 2))
     assert first != second and program.values[first][0] == 1 and program.values[second][0] == 2

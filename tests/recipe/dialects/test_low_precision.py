@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from lowbit.errors import LowbitError
 from lowbit.numerics import parse_observer
 from lowbit.recipe import FULL_SPEC, TensorSpec, dump_recipe, load_recipe, make_recipe
-from lowbit.recipe.dialects.low_precision import OPERANDS, Block, BlockKeys, Filter, LowPrecisionConfig
+from lowbit.recipe.dialects.low_precision import OPERANDS, BlockKeys, Filter, LowPrecisionConfig, OperandBlock
 from lowbit.recipe.spec import SpecSettings
 
 
@@ -42,15 +42,15 @@ def test_words_are_those_of_a_spec():
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_qtypes(bits):
-    assert _words(Block(qtype=f"int{bits}").settings()) == {"grid": f"int{bits}"}
+    assert _words(OperandBlock(qtype=f"int{bits}").settings()) == {"grid": f"int{bits}"}
     with pytest.raises(ValidationError, match=f'write "int{bits}": where an input is never negative'):
-        Block(qtype=f"uint{bits}")
+        OperandBlock(qtype=f"uint{bits}")
 
 
 def test_blocks_of_inputs_are_unsigned_where_they_are_never_negative():
-    assert Block(qtype="int4").base_settings(is_input=True)["sign"] == "auto"
-    assert "sign" not in Block(qtype="int4").base_settings(is_input=False)
-    assert Block(qtype="int4", sign="fixed").base_settings(is_input=True)["sign"] == "fixed"
+    assert OperandBlock(qtype="int4").base_settings(is_input=True)["sign"] == "auto"
+    assert "sign" not in OperandBlock(qtype="int4").base_settings(is_input=False)
+    assert OperandBlock(qtype="int4", sign="fixed").base_settings(is_input=True)["sign"] == "fixed"
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_blocks_of_inputs_are_unsigned_where_they_are_never_negative():
     [("dynamic", "mse"), ("moving_average", "mse"), ("fixed", "mse(50)"), ("learned", "mse(50)")],
 )
 def test_mse_takes_50_turns_when_it_calibrates_and_one_in_every_call(scaling, observer):
-    block = Block(qtype="int4", scaling=scaling, observer="mse")
+    block = OperandBlock(qtype="int4", scaling=scaling, observer="mse")
     assert block.base_settings(is_input=False)["observer"] == parse_observer(observer)
-    three = Block(qtype="int4", scaling=scaling, observer="mse(3)")
+    three = OperandBlock(qtype="int4", scaling=scaling, observer="mse(3)")
     assert three.base_settings(is_input=False)["observer"] == parse_observer("mse(3)")
     there = Filter(id=0, observer="mse")
-    assert Block(qtype="int4", scaling=scaling, filters=[there]).filter_settings(there)[
+    assert OperandBlock(qtype="int4", scaling=scaling, filters=[there]).filter_settings(there)[
         "observer"
     ] == parse_observer(observer)
-    switched = Block(qtype="int4", observer="mse", filters=[Filter(id=0, scaling=scaling)])
+    switched = OperandBlock(qtype="int4", observer="mse", filters=[Filter(id=0, scaling=scaling)])
     assert switched.filter_settings(switched.filters[0])["observer"] == parse_observer(observer)
 
 
 def test_a_filter_sets_what_it_says():
-    block = Block(
+    block = OperandBlock(
         qtype="int4", observer="mse", filters=[Filter(id=0, observer="minmax"), Filter(id=1, scaling="fixed")]
     )
     assert _words(block.filter_settings(block.filters[0])) == {"observer": "minmax"}
@@ -92,7 +92,7 @@ def test_filters_in_lowbits_words(values, match):
 
 
 def test_no_filters():
-    assert Block(qtype="int4", filters=None).filters == Block(qtype="int4").filters == []
+    assert OperandBlock(qtype="int4", filters=None).filters == OperandBlock(qtype="int4").filters == []
 
 
 QT, QAT = "qt_quantization_manager", "qat_quantization_manager"

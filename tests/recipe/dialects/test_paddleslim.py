@@ -4,7 +4,7 @@ import pytest
 from paddle import nn
 
 from lowbit.errors import LowbitError
-from lowbit.recipe import PACT, QuantConfig, TensorSpec, parse_quant_config
+from lowbit.recipe import PACT, PaddleSlimConfig, TensorSpec, parse_quant_config
 
 MODEL = nn.Sequential(nn.Conv2D(3, 4, 3), nn.Linear(4, 4), nn.Conv2DTranspose(4, 4, 3))
 DEFAULTS = {
@@ -28,7 +28,7 @@ def _plan(config: dict | None, layer: str = "0"):
 
 
 def test_keys_and_defaults_are_paddleslims():
-    assert QuantConfig().model_dump() == DEFAULTS
+    assert PaddleSlimConfig().model_dump() == DEFAULTS
     assert parse_quant_config(None) == parse_quant_config({}) == parse_quant_config(DEFAULTS)
 
 

@@ -1,4 +1,7 @@
-"""Converters of Paddle's operators to ONNX, registered by name when their module is imported."""
+"""Converters of Paddle's operators to ONNX: functions under `@converts("name")`, listed by `registry`.
+
+By kind: `products`, `normalization`, `elementwise`, `shapes`, `indexing`, `spatial`.
+"""
 
 from lowbit.deploy.onnx.converters import (  # noqa: F401
     elementwise,

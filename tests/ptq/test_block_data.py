@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import paddle
 
-from lowbit.ptq.activation_store import BATCH, ActivationStore
+from lowbit.ptq.block_data import BATCH, ActivationStore
 
 
 def test_memory_is_bounded_and_files_leave_no_trace(tmp_path, monkeypatch):

@@ -284,3 +284,14 @@ class AmpContext:
     def outside(self) -> AbstractContextManager[None]:
         """fp32, although mixed precision is on around it."""
         return paddle.amp.auto_cast(enable=False) if self.on_gpu else rounding(self.grid, "O0")
+
+
+def unscale_in_place(gradients: list[Tensor], scale: float) -> bool:
+    """Divide gradients by the loss scale; whether all are finite. If not, their values are of no use."""
+    _, found = _C_ops.check_finite_and_unscale_(gradients, paddle.to_tensor([scale]))
+    return not bool(found)
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """The sum of squares, in one pass."""
+    return _C_ops.squared_l2_norm(x)

@@ -10,7 +10,7 @@ from lowbit.kernels import why_missing
 from lowbit.kernels.quantization import Draw
 from lowbit.numerics import fused as kernel_calls
 from lowbit.numerics import parse_grid
-from lowbit.ptq.fused_ops import drop_quantize, shift_channels
+from lowbit.ptq.learned_rounding import drop_quantize, shift_channels
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="needs the C++ kernels")
 

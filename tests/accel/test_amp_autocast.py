@@ -10,9 +10,7 @@ import pytest
 from paddle import _C_ops, nn
 from paddle.amp import amp_lists
 
-from lowbit.errors import LowbitError
-from lowbit.numerics import BF16, FP16, round_to_grid
-from lowbit.training.amp_autocast import (
+from lowbit.accel.amp_autocast import (
     O2_METHODS,
     O2_ROUNDED,
     OPAQUE,
@@ -22,6 +20,8 @@ from lowbit.training.amp_autocast import (
     AmpContext,
     rounding,
 )
+from lowbit.errors import LowbitError
+from lowbit.numerics import BF16, FP16, round_to_grid
 
 
 def snapshot() -> dict[str, object]:

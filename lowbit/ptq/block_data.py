@@ -1,13 +1,71 @@
-"""Batches of a block's inputs and targets; of large images random windows, where the block allows it."""
+"""What a block learns from: activations of all calibration images, and batches or windows of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing
 import paddle
 from paddle import Tensor
+
+BATCH = 32  # images that are run at a time
+
+
+class ActivationStore:
+    """Makes arrays of activations; together they take at most `memory` bytes, further ones are files.
+
+    The files have no names, so that nothing stays behind when the process is killed.
+
+    >>> store = ActivationStore(memory=1 << 20)
+    >>> store.new([2, 3]).shape
+    (2, 3)
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._held: dict[int, int] = {}  # bytes of the arrays in memory, by their identity
+
+    def new(self, shape: Sequence[int], dtype: np.typing.DTypeLike = np.float32) -> np.ndarray:
+        """An array whose values are yet to be written."""
+        size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        if size and sum(self._held.values()) + size > self._memory:
+            with tempfile.TemporaryFile(prefix="lowbit_activations_") as file:
+                return np.memmap(file, dtype, "w+", shape=tuple(shape))
+        array = np.empty(shape, dtype)
+        self._held[id(array)] = size
+        return array
+
+    def kept(self, array: np.ndarray) -> np.ndarray:
+        """A copy of an array."""
+        copy = self.new(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def free(self, array: np.ndarray) -> None:
+        """The array is not needed any more; its memory is that of the last reference."""
+        self._held.pop(id(array), None)
+
+    def mapped(self, function: Callable[[Tensor], Tensor], x: np.ndarray) -> np.ndarray:
+        """What `function` makes of `x`, some images at a time."""
+        starts = range(0, len(x), BATCH)
+        return self.gathered((function(paddle.to_tensor(x[at : at + BATCH])) for at in starts), len(x))
+
+    def gathered(self, batches: Iterable[Tensor], count: int) -> np.ndarray:
+        """Batches as one array of `count` rows."""
+        made: np.ndarray | None = None
+        done = 0
+        for batch in batches:
+            if made is None:
+                made = self.new([count, *batch.shape[1:]])
+            made[done : done + batch.shape[0]] = batch.numpy()
+            done += batch.shape[0]
+        if made is None or done != count:
+            raise ValueError(f"expected {count} rows, got {done}")
+        return made
+
 
 _TOLERANCE = 1e-4  # of the largest target
 _WORTH_IT = 1.25  # how much larger than a window an image must be
@@ -24,7 +82,7 @@ class BlockData:
 
 
 @dataclass(frozen=True)
-class Window:
+class ImageWindow:
     """The part of each image that an iteration trains on; `size` 0 is all of it.
 
     `stride` is input pixels per output pixel. `margin` is how many output pixels at an edge inside of the
@@ -70,29 +128,29 @@ class Window:
         return slice(0 if first == 0 else self.margin, end)
 
 
-def find_window(run: Callable[[Tensor], Tensor], data: BlockData, crop: int) -> Window:
+def find_window(run: Callable[[Tensor], Tensor], data: BlockData, crop: int) -> ImageWindow:
     """The window for a block, proved on an image: `run`, the fp32 block, must give the same pixels for it.
 
     Blocks whose outputs depend on the whole image, such as those with squeeze-and-excitation, get none.
     """
     x, target = data.full[:1], data.target[:1]
     if not crop or x.ndim != 4 or target.ndim != 4 or min(x.shape[2:]) < crop * _WORTH_IT:
-        return Window()
+        return ImageWindow()
     stride = x.shape[2] // target.shape[2]
     if tuple(size * stride for size in target.shape[2:]) != x.shape[2:]:
-        return Window()
-    window = Window(size=crop // stride * stride, stride=stride)
+        return ImageWindow()
+    window = ImageWindow(size=crop // stride * stride, stride=stride)
     out = window.size // stride
     top, left = (target.shape[2] - out) // 2, (target.shape[3] - out) // 2
     got = run(paddle.to_tensor(np.ascontiguousarray(window._part(x, top, left)))).numpy()
     if got.shape[2:] != (out, out):
-        return Window()
+        return ImageWindow()
     wrong = np.abs(got - target[:, :, top : top + out, left : left + out])
     allowed = _TOLERANCE * float(np.abs(target).max())
     for margin in range(min(_LARGEST_MARGIN, out // 4) + 1):
         if wrong[:, :, margin : out - margin, margin : out - margin].max() <= allowed:
-            return Window(size=window.size, stride=stride, margin=margin)
-    return Window()
+            return ImageWindow(size=window.size, stride=stride, margin=margin)
+    return ImageWindow()
 
 
 def _mixed(quantized: np.ndarray, full: np.ndarray, drop: float, rng: np.random.Generator) -> Tensor:
