@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def engine_sides(
                 continue
             engine = open_onnx(path, key, threads=threads)
             name = f"{NAMES[key]} {word}"
-            sides[name] = lambda engine=engine: engine.run(images)  # type: ignore[misc]
+            sides[name] = partial(engine.run, images)
             if isinstance(engine, LowbitEngine):
                 memory[name] = engine.memory(images)
     return sides, [name for name in sides if name.endswith(" fp32")], memory
