@@ -1,4 +1,4 @@
-"""Speed as ratios: layers, training steps and exported models, interleaved, on this machine. Start with `run`.
+"""Speed as ratios: layers, training steps and exported models on this machine, interleaved. See `run`.
 
 | module | has |
 |---|---|
