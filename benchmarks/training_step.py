@@ -81,7 +81,7 @@ class Lowbit:
 
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
-        self.keeper = CheckpointManager(RunDirectory(folder, "checkpoints"), session)
+        self.manager = CheckpointManager(RunDirectory(folder, "checkpoints"), session)
 
     def fast_turn(self) -> None:
         with fast_convolutions():
@@ -90,7 +90,7 @@ class Lowbit:
     def turn(self) -> None:
         self.session.progress.batch, self.session.progress.meter = 0, []
         train_epoch(
-            self.session, self.keeper, PlainDisplay(silent=True), Interruption(), HealthLog(self.session)
+            self.session, self.manager, PlainDisplay(silent=True), Interruption(), HealthLog(self.session)
         )
 
 

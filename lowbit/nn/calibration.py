@@ -59,15 +59,16 @@ def _show(model: nn.Layer, inputs: Sequence[Tensor], quantizers: list[Quantizer]
     Those are of a sum of all answers with random signs, whose square is, on average, that of all answers'
     gradients added up.
     """
-    watching = [q.sightings for q in quantizers if q.sightings is not None and q.sightings.wants_gradients]
+    all_stats = (quantizer.calibration_stats for quantizer in quantizers)
+    watching = [stats for stats in all_stats if stats is not None and stats.wants_gradients]
     if not watching:
         model(*inputs)
         return
     with paddle.enable_grad(), _fixed_parameters(model):
         _with_random_signs(model(*inputs), np.random.default_rng(seed)).backward()
-    for sightings in watching:
-        for x in sightings.take_waiting():
-            sightings.weigh(x, x.grad)
+    for stats in watching:
+        for x in stats.take_waiting():
+            stats.weigh(x, x.grad)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ class SharedQuantizer(Quantizer):
 
     @paddle.jit.not_to_static
     def forward(self, x: Tensor) -> Tensor:
-        if self.source.sightings is not None or self.source.only_shows_shapes:
+        if self.source.calibration_stats is not None or self.source.only_shows_shapes:
             return x
         if paddle.in_dynamic_mode():
             return self.values_and_scale(x)[0]
@@ -105,7 +105,7 @@ class SharedQuantizer(Quantizer):
         return self.source.only_shows_shapes
 
     @property
-    def sightings(self) -> None:
+    def calibration_stats(self) -> None:
         return None
 
     @property

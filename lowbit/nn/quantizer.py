@@ -85,7 +85,7 @@ class Quantizer(nn.Layer):
         self.kept: RunningRange | None = None
         self.fixed: RunningRange | None = None
         self._per_image = False
-        self._sightings: CalibrationStats | None = None
+        self._calibration_stats: CalibrationStats | None = None
         if not spec.grid.is_integer:
             return
         # An input's other axes change from batch to batch, so that nothing can be kept for them.
@@ -119,8 +119,8 @@ class Quantizer(nn.Layer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.spec.grid.is_integer:
             return self._round(x)
-        if self._sightings is not None:
-            return self._sightings.see(x)
+        if self._calibration_stats is not None:
+            return self._calibration_stats.see(x)
         if self.only_shows_shapes:
             return x
         if paddle.in_dynamic_mode():
@@ -211,7 +211,7 @@ class Quantizer(nn.Layer):
     @property
     def gives_integers(self) -> bool:
         """Whether what evaluation makes of a value is an integer times a scale."""
-        return self.spec.grid.is_integer and self._sightings is None and not self.only_shows_shapes
+        return self.spec.grid.is_integer and self._calibration_stats is None and not self.only_shows_shapes
 
     @property
     def only_shows_shapes(self) -> bool:
@@ -294,7 +294,7 @@ class Quantizer(nn.Layer):
     def start_calibration(self) -> None:
         """From now on only look at what comes by, and let it through unchanged."""
         if self.spec.grid.is_integer:
-            self._sightings = CalibrationStats(
+            self._calibration_stats = CalibrationStats(
                 self.spec,
                 lambda x: self._axes(x, self._kept_granularity),
                 grid=self._grid_in_bits(),
@@ -303,13 +303,13 @@ class Quantizer(nn.Layer):
             )
 
     @property
-    def sightings(self) -> CalibrationStats | None:
+    def calibration_stats(self) -> CalibrationStats | None:
         """What calibration has seen so far; None when none is going on."""
-        return self._sightings
+        return self._calibration_stats
 
     def end_calibration(self) -> None:
         """Start what is not known yet from what was seen; without a finite batch it stays unknown."""
-        seen, self._sightings = self._sightings, None
+        seen, self._calibration_stats = self._calibration_stats, None
         if seen is None or not seen.batches:
             return
         if not self.knows_sign:

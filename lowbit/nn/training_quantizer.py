@@ -27,7 +27,7 @@ class TrainingQuantizer(Quantizer):
 
     def trained(self, x: Tensor) -> Tensor:
         """`x` behind what learns with it, LSQ's step or PACT's bound, and where nothing does `x` itself."""
-        if (self.step is None and self.alpha is None) or self._sightings is not None:
+        if (self.step is None and self.alpha is None) or self._calibration_stats is not None:
             return x
         grid, axes = self._grid_of(x), self._axes(x, self._kept_granularity)
         if self.alpha is not None:
@@ -52,8 +52,8 @@ class TrainingQuantizer(Quantizer):
         x = as_float32(x.detach())
         if not self.spec.grid.is_integer:
             return QTensor(data=self._round(x))
-        if self._sightings is not None:
-            self._sightings.see(x)
+        if self._calibration_stats is not None:
+            self._calibration_stats.see(x)
             return QTensor(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:

@@ -56,15 +56,15 @@ def train(
         resumed = _resume(session, run)
         log = begin_run(session, run, display, resumed=resumed)
         display.message(session.describe())
-        keeper = CheckpointManager(run, session)
+        manager = CheckpointManager(run, session)
         try:
             if resumed is None:
-                keep_baseline(session, keeper, log, display)
+                keep_baseline(session, manager, log, display)
                 session.calibrate(display, run.reconstruction)
                 if session.average:
                     session.average.reset()  # calibration has changed the weights of quantizers
             session.clock = RunClock(total=config.Global.epochs * steps, done=session.progress.step)
-            _train_epochs(session, keeper, log, display, interruption)
+            _train_epochs(session, manager, log, display, interruption)
         finally:
             if log:
                 log.close()
@@ -124,12 +124,12 @@ def begin_run(
 
 
 def keep_baseline(
-    session: Session, keeper: CheckpointManager, log: MetricsLog | None, display: PlainDisplay
+    session: Session, manager: CheckpointManager, log: MetricsLog | None, display: PlainDisplay
 ) -> dict[str, float] | None:
     """Keeps the unquantized model of a quantized run, and measures it once if there are images for that."""
     if session.fp32 is None:
         return None
-    keeper.keep_fp32()
+    manager.keep_fp32()
     if session.eval_loader is None:
         return None
     metrics = session.evaluate(display, session.fp32)
@@ -150,7 +150,7 @@ def _check_ranks_agree(session: Session) -> None:
 
 def _train_epochs(
     session: Session,
-    keeper: CheckpointManager,
+    manager: CheckpointManager,
     log: MetricsLog | None,
     display: PlainDisplay,
     interruption: Interruption,
@@ -168,8 +168,8 @@ def _train_epochs(
         _set_gradients(session, display)
         begin_epoch(session, display)
         health = HealthLog(session)
-        trained = train_epoch(session, keeper, display, interruption, health)
-        _check_end(session, keeper)
+        trained = train_epoch(session, manager, display, interruption, health)
+        _check_end(session, manager)
         display.finish(trained)
         # Also the averages of batch norm's statistics.
         ranks.copy_from_first(session.average.tensors if session.average else [])
@@ -186,9 +186,9 @@ def _train_epochs(
         due = (epoch + 1) % config.Global.eval_interval == 0 or is_last
         metrics = None
         if is_last:
-            reestimate_batch_norm(session, keeper, log, display)
+            reestimate_batch_norm(session, manager, log, display)
         if session.eval_loader is not None and due and epoch >= config.Global.start_eval_epoch:
-            keeper.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
+            manager.keep_now()  # whatever becomes of the evaluation, the epoch is not lost
             metrics = session.evaluate(display)
             display.message(accuracy_line(metrics))
             if log:
@@ -196,9 +196,9 @@ def _train_epochs(
         progress.epoch, progress.batch, progress.meter = epoch + 1, 0, []
         if session.recipe and bits_of_epoch(session.recipe, epoch):
             metrics = None  # with more bits it is better than what the run is for: not the best
-        keeper.keep_epoch(epoch, metrics)
+        manager.keep_epoch(epoch, metrics)
         if ranks.any(interruption.asked) and progress.epoch < config.Global.epochs:
-            _stop_for_interruption(keeper, display)
+            _stop_for_interruption(manager, display)
     if _stops_early(session):
         patience = config.Global.early_stop
         display.message(f"stopped early: top-1 has not risen for {patience} epochs (Global.early_stop)")
@@ -225,7 +225,7 @@ def _summary(session: Session, run: RunDirectory) -> Summary:
     )
 
 
-def _check_end(session: Session, keeper: CheckpointManager) -> None:
+def _check_end(session: Session, manager: CheckpointManager) -> None:
     """Stop where a run would end with weights, finite ones, that have answered NaN for half an epoch.
 
     With a loss scale above 1 such steps are part of finding it.
@@ -235,7 +235,7 @@ def _check_end(session: Session, keeper: CheckpointManager) -> None:
     if is_last and progress.bad_in_a_row > steps // 2 and session.precision.loss_scale == 1:
         raise LowbitError(
             f"the training has diverged: its last {progress.bad_in_a_row} steps had a NaN or Inf. This state "
-            f"was not saved; lower the learning rate. {keeper.last_good()}"
+            f"was not saved; lower the learning rate. {manager.last_good()}"
         )
 
 
@@ -253,7 +253,7 @@ def _set_gradients(session: Session, display: PlainDisplay) -> None:
 
 def train_epoch(
     session: Session,
-    keeper: CheckpointManager,
+    manager: CheckpointManager,
     display: PlainDisplay,
     interruption: Interruption,
     health: HealthLog,
@@ -299,11 +299,11 @@ def train_epoch(
                 f"epoch {progress.epoch}, batch {progress.batch - 1}: NaN or Inf (loss {result.loss}), "
                 f"step skipped ({progress.bad_in_a_row} in a row, {progress.bad_steps} in all)"
             )
-            keeper.stop_if_diverged()  # with such weights every step would be bad
+            manager.stop_if_diverged()  # with such weights every step would be bad
             if progress.bad_in_a_row > config.Global.max_bad_steps:
                 raise LowbitError(
                     f"{progress.bad_in_a_row} steps in a row had a NaN or Inf (limit: Global.max_bad_steps="
-                    f"{config.Global.max_bad_steps}); lower the learning rate. {keeper.last_good()}"
+                    f"{config.Global.max_bad_steps}); lower the learning rate. {manager.last_good()}"
                 )
 
         if progress.batch % every == 0 or progress.batch == steps:
@@ -331,9 +331,9 @@ def train_epoch(
         stop = ranks.any(interruption.asked) and progress.batch < steps
         if stop or (config.Global.save_steps and progress.step % config.Global.save_steps == 0):
             progress.meter = ranks.sum(meter.sums).tolist()
-            keeper.keep_now()
+            manager.keep_now()
         if stop:
-            _stop_for_interruption(keeper, display)
+            _stop_for_interruption(manager, display)
         asked_for_data = time.perf_counter()
 
     progress.meter = ranks.sum(meter.sums).tolist()
@@ -349,6 +349,6 @@ def train_epoch(
     }
 
 
-def _stop_for_interruption(keeper: CheckpointManager, display: PlainDisplay) -> None:
-    display.message(f"interrupted. {keeper.last_good()}")
+def _stop_for_interruption(manager: CheckpointManager, display: PlainDisplay) -> None:
+    display.message(f"interrupted. {manager.last_good()}")
     raise KeyboardInterrupt

@@ -91,8 +91,8 @@ def calibrate_run(
     ):
         log = begin_run(session, run, display)
         try:
-            keeper = CheckpointManager(run, session)
-            fp32 = keep_baseline(session, keeper, log, display)
+            manager = CheckpointManager(run, session)
+            fp32 = keep_baseline(session, manager, log, display)
             batches = session.calibrate(display, run.reconstruction)
             wanted = session.recipe.calibration.steps
             there_were = "" if batches == wanted else f" (all there are; {wanted} were asked for)"
@@ -108,7 +108,7 @@ def calibrate_run(
                 display.result(accuracy_line(metrics))
                 if log:
                     log.write("eval", 0, **metrics)
-            keeper.keep_calibrated(metrics)
+            manager.keep_calibrated(metrics)
         finally:
             if log:
                 log.close()

@@ -59,7 +59,7 @@ def bits_of_epoch(recipe: Recipe, epoch: int) -> int | None:
 
 
 def reestimate_batch_norm(
-    session: Session, keeper: CheckpointManager, log: MetricsLog | None, display: PlainDisplay
+    session: Session, manager: CheckpointManager, log: MetricsLog | None, display: PlainDisplay
 ) -> None:
     """Give batch norms the statistics of the weights that are deployed, on `reestimate_bn` batches.
 
@@ -69,7 +69,7 @@ def reestimate_batch_norm(
     wanted = session.recipe.reestimate_bn if session.recipe else 0
     if not wanted:
         return
-    keeper.keep_now()
+    manager.keep_now()
     before = None if session.eval_loader is None else session.evaluate(display)
     with session.deployed_weights():
         count = refresh_batch_norm(session.model, session.first_batches(wanted))

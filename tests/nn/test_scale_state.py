@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from lowbit.nn import scale_state as sightings
+from lowbit.nn import scale_state
 from lowbit.nn.scale_state import initial_alpha
 from lowbit.numerics import pact_initial_alpha, parse_grid
 
@@ -18,7 +18,7 @@ def test_the_sample_of_a_large_tensor_is_every_nth_value_in_memory_that_the_kern
         seen.append(x)
         return pact_initial_alpha(x, grid, axes)
 
-    monkeypatch.setattr(sightings, "pact_initial_alpha", keep)
+    monkeypatch.setattr(scale_state, "pact_initial_alpha", keep)
     found = initial_alpha(paddle.to_tensor(values), parse_grid("int8"), (0, 1, 2, 3))
     (sample,) = seen
     assert sample.is_contiguous()

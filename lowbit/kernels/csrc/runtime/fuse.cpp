@@ -109,11 +109,13 @@ bool absorb_table(const Facts& facts, int from, int at, std::vector<Unary> funct
     longer.output = next_integers(facts, at, &longer.nodes);
     if (functions.empty() || longer.output < 0) return false;
     const Grid &source = facts.integers(from)->grid, &target = facts.integers(longer.output)->grid;
+    uint8_t table[256];
     for (int byte = 0; byte < 256; byte++) {
         float v = dequantize_one(static_cast<uint8_t>(byte), source);
         for (const Unary& one : functions) v = apply(one, v);
-        longer.table[byte] = quantize_one(v, target);
+        table[byte] = quantize_one(v, target);
     }
+    longer.table = ByteTable(table);
     longer.to_integers = longer.has_table = true;
     longer.before_table = from;
     *chain = longer;
