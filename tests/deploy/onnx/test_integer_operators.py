@@ -23,7 +23,7 @@ from lowbit.models import build_model
 from lowbit.nn import calibrate, prepare
 from lowbit.nn.calibration import correct_biases
 from lowbit.recipe import make_recipe
-from lowbit.recipe.recipe import Calibration
+from lowbit.recipe.recipe import CalibrationSettings
 from tests.support.float_operators import in_onnxruntime, in_openvino
 from tests.support.networks import ResidualBlock
 from tests.support.onnx_models import answers, normal
@@ -145,7 +145,7 @@ def test_a_branch_is_rounded_before_its_sum_in_every_engine(write):
     layers = [nn.Conv2D(3, 4, 1), ResidualBlock(), ResidualBlock(), nn.AdaptiveAvgPool2D(1), nn.Flatten()]
     net = nn.Sequential(*layers, nn.Linear(4, 5))
     images = [paddle.to_tensor(normal(8, 3, 16, 16, seed=seed)) for seed in (1, 2)]
-    values = recipe(7).model_copy(update={"calibration": Calibration(steps=2, correct_bias=True)})
+    values = recipe(7).model_copy(update={"calibration": CalibrationSettings(steps=2, correct_bias=True)})
     prepare(net.eval(), values, images[0])
     calibrate(net, images)
     correct_biases(net, images)
