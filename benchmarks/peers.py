@@ -8,7 +8,7 @@ Every candidate runs without training, on one thread. Latencies are taken in tur
 and given as ratios to the fastest of fp32 in ONNX Runtime and OpenVINO: above 1 is faster. Models have
 random weights, unless LOWBIT_DATA names a folder with `mobilenet_v2_imagenet.safetensors`,
 `imagenet_calibration500.zip` and `imagenet_val2k.zip`: then MobileNetV2 is calibrated and tested on images.
-NNCF takes part where it is installed.
+NNCF takes part where it is installed, or where FOLDER has its file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_files(model: str, folder: Path) -> dict[str, Path]:
         f"lowbit ptq_w{bits}a8": lambda path: _lowbit(model, path, bits),
         "onnxruntime.quantization": lambda path: _onnxruntime(model, path, files["fp32"], bits),
     }
-    if find_spec("nncf"):
+    if find_spec("nncf") or (folder / f"{model}-NNCF-{target}.xml").is_file():
         makers["NNCF"] = lambda path: _nncf(model, path, files["fp32"])
     files: dict[str, Path] = {}
     for name, make in makers.items():
@@ -184,11 +184,21 @@ def open_all(files: dict[str, Path]) -> dict[tuple[str, str], Callable[[np.ndarr
 
 
 def _open_xml(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """As OpenVinoEngine runs ONNX files: compiled for the batch sizes that are met."""
     import openvino
 
+    core = openvino.Core()
     settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    request = openvino.Core().compile_model(str(path), "CPU", settings).create_infer_request()
-    return lambda images: next(iter(request.infer([images], share_inputs=True).values()))
+    requests = {}
+
+    def run(images: np.ndarray) -> np.ndarray:
+        if images.shape not in requests:
+            model = core.read_model(str(path))
+            model.reshape(list(images.shape))
+            requests[images.shape] = core.compile_model(model, "CPU", settings).create_infer_request()
+        return next(iter(requests[images.shape].infer([images], share_inputs=True).values()))
+
+    return run
 
 
 def latencies(

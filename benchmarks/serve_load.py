@@ -5,7 +5,8 @@ compare every answer. Rounds alternate: the bare engine in this process (batches
 size), then the server. The clients' work is on the same cores, and counts against the server.
 
     lowbit export runs/w8a8 && python benchmarks/serve_load.py runs/w8a8/export
-    python benchmarks/serve_load.py runs/w8a8/export --engine openvino --seconds 600 --rounds 20
+    python benchmarks/serve_load.py runs/w8a8/export --engine openvino --clients 8
+    python benchmarks/serve_load.py runs/w8a8/export --engine lowbit --endurance --seconds 600 --rounds 20
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import psutil
 from lowbit.deploy.engines import Engine
 from lowbit.serve.model import open_served_model
 
+TIMEOUT = 600  # seconds, also of clients: a machine that stops for a while is no error of the server
 HEADER = "Inference-Header-Content-Length"
 CLOSE = 0.5  # of the answers' mean distance from their mean: batches of another size may round otherwise
 
@@ -54,7 +56,8 @@ def main() -> None:
     parser.add_argument("--max-batch", type=int, default=8)
     parser.add_argument("--max-delay", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--instances", type=int)
+    parser.add_argument("--endurance", action="store_true", help="the server alone, without comparisons")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = measure(options)
@@ -64,45 +67,60 @@ def main() -> None:
     print(f"{found['model']} in {found['engine']}, {options.clients} clients, {found['requests']} requests")
     for name, value in found["per_second"].items():
         print(f"  {name:24} {value:8.1f} images/s")
-    print(f"  served / bare, batch 1    {found['ratio_1']:8.2f}")
-    print(f"  served / bare, batch {options.max_batch:<4} {found['ratio_batch']:8.2f}")
-    print(f"  latency ms: median {found['median_ms']:.1f}, 99 % {found['p99_ms']:.1f}")
+    for name, value in found["ratios"].items():
+        print(f"  served / {name:15} {value:8.2f}")
+    latency = ", ".join(f"{name} {value:.1f}" for name, value in found["latency_ms"].items())
+    print(f"  latency ms: {latency}")
+    spent = ", ".join(f"{name} {value:.2f}" for name, value in found["processor_ms"].items())
+    print(f"  processor ms per request: {spent}")
     print(f"  errors: {len(found['errors'])} {found['errors'][:3]}")
     print(f"  server's memory MB: {found['memory_first']:.1f} at first, {found['memory_last']:.1f} at last")
 
 
 def measure(options: argparse.Namespace) -> dict:
-    bare = open_served_model(options.export, engine=options.engine)
+    bare = open_served_model(options.export, engine=options.engine, instances=1)
     engine, info = bare.engines[0], bare.inputs[0]
     images = np.random.default_rng(0).standard_normal((64, *info.shape[1:])).astype(info.dtype)
     expected = np.concatenate([engine.run_all([images[n : n + 1]])[0] for n in range(len(images))])
-    slice_ = options.seconds / options.rounds / 2
+    slice_ = options.seconds / options.rounds / (1 if options.endurance else 2)
     names = ["bare, batch 1", f"bare, batch {options.max_batch}", "served"]
     rates: dict[str, list[float]] = {name: [] for name in names}
-    whole, memory = Load(), []
+    whole, memory, spent = Load(), [], {"server": 0.0, "clients": 0.0}
     with Server(options) as server:
         warm = min(2.0, slice_)
         server.load(images, expected, info.name, options.clients, warm)
         for _ in range(options.rounds):
             for size, name in zip((1, options.max_batch), names[:2], strict=True):
-                rates[name].append(bare_rate(engine, images[:size], slice_ / 2))
+                if not options.endurance:
+                    rates[name].append(bare_rate(engine, images[:size], slice_ / 2))
+            before = server.processor_seconds(), time.process_time()
             load = server.load(images, expected, info.name, options.clients, slice_)
+            spent["server"] += server.processor_seconds() - before[0]
+            spent["clients"] += time.process_time() - before[1]
             rates["served"].append(load.per_second(slice_))
             memory.append(server.resident())
             whole.answered += load.answered
             whole.errors += load.errors
             whole.seconds += load.seconds
-    ratios = [[s / b for s, b in zip(rates["served"], rates[name], strict=True)] for name in names[:2]]
+    if options.endurance:
+        del rates[names[0]], rates[names[1]]
+    ratios = {
+        name: statistics.median(s / b for s, b in zip(rates["served"], rates[name], strict=True))
+        for name in names[:2]
+        if name in rates
+    }
     return {
         "model": bare.name,
         "engine": engine.name,
         "requests": whole.answered,
         "errors": whole.errors,
         "per_second": {name: statistics.median(values) for name, values in rates.items()},
-        "ratio_1": statistics.median(ratios[0]),
-        "ratio_batch": statistics.median(ratios[1]),
-        "median_ms": 1000 * statistics.median(whole.seconds),
-        "p99_ms": 1000 * float(np.quantile(whole.seconds, 0.99)),
+        "ratios": ratios,
+        "latency_ms": {
+            name: 1000 * float(np.quantile(whole.seconds, part))
+            for name, part in (("50 %", 0.5), ("90 %", 0.9), ("99 %", 0.99), ("99.9 %", 0.999))
+        },
+        "processor_ms": {name: 1000 * one / max(1, whole.answered) for name, one in spent.items()},
         "memory_first": memory[0],
         "memory_last": memory[-1],
         "memory": memory,
@@ -124,9 +142,11 @@ class Server:
     def __init__(self, options: argparse.Namespace) -> None:
         self._command = [
             *(sys.executable, "-m", "lowbit", "serve", str(options.export), "--port=0"),
+            f"--timeout={TIMEOUT}",
             *(f"--max-batch={options.max_batch}", f"--max-delay={options.max_delay}"),
-            *(f"--instances={options.instances}",),
         ]
+        if options.instances:
+            self._command.append(f"--instances={options.instances}")
         if options.engine:
             self._command.append(f"--engine={options.engine}")
         if options.threads:
@@ -145,6 +165,10 @@ class Server:
         self._process.terminate()
         self._process.wait(60)
 
+    def processor_seconds(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
     def resident(self) -> float:
         """Megabytes."""
         return psutil.Process(self._process.pid).memory_info().rss / 1e6
@@ -156,7 +180,7 @@ class Server:
         limit = CLOSE * float(np.abs(expected - expected.mean()).mean())
 
         def client(number: int) -> None:
-            connection, turn = http.client.HTTPConnection(self._host, self._port, timeout=60), number
+            connection, turn = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT), number
             answered, errors, times = 0, [], []
             while time.perf_counter() < ends:
                 turn = (turn + 7) % len(bodies)

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/api.md"
 PACKAGE = "lowbit"
 RESULT = "Result"  # the base class of results, explained once
-RESULT_MODULES = ("lowbit.api.writer", "lowbit.deploy.gains")  # besides those of the functions
+# Besides those of the functions.
+RESULT_MODULES = ("lowbit.api.verification", "lowbit.api.writer", "lowbit.deploy.gains")
 USAGE = ("property", "classmethod", "staticmethod", "contextmanager")
 INTRODUCTION = """\
 # Python API

@@ -45,6 +45,7 @@ from lowbit.deploy import (
 from lowbit.deploy.verify.candidates import ONNX_FILE
 from lowbit.errors import LowbitError
 from lowbit.formatting import Section
+from lowbit.kernels import why_missing
 from lowbit.machine import resolve_device
 from lowbit.training.display import accuracy_line
 from lowbit.training.evaluate import (
@@ -265,6 +266,12 @@ def _evaluate_exported(
     return evaluate_engine(engine, build_loader(split, dataset, training=False))
 
 
+def _has_integers(folder: Path) -> bool:
+    """Whether the folder has an ONNX file with quantized layers: operators are stored by their names."""
+    file = folder / ONNX_FILE
+    return file.is_file() and b"QuantizeLinear" in file.read_bytes()
+
+
 def _file_for(path: Path, engine: str | None) -> Path:
     """The ONNX file of an export folder, if an engine for it is named."""
     return path / ONNX_FILE if engine not in (None, "paddle") and path.is_dir() else path
@@ -314,14 +321,25 @@ def infer(
 ) -> Inference:
     """Classify images (files, or folders of them) with an exported model, as `lowbit infer` does.
 
-    `model_dir` is the folder of a Paddle model, or an ONNX file, which runs on the CPU. Images are prepared
-    as when it was exported, unless sizes are given. `engine` is the one that runs the ONNX file, also that of
-    a folder: `onnxruntime`, `openvino` or `lowbit`.
+    `model_dir` is the folder of an exported model, or an ONNX file, which runs on the CPU. Images are
+    prepared as when it was exported, unless sizes are given. `engine` is `paddle`, or the one that runs the
+    ONNX file, also that of a folder: `onnxruntime`, `openvino` or `lowbit`. Without it, a folder with a
+    quantized ONNX file runs in lowbit's runtime, in integers, any other folder in Paddle Inference.
 
     infer("runs/w4a4/export", ["photo.jpg"], topk=5)
     """
-    path, notes = _file_for(Path(model_dir), engine), []
+    notes: list[str] = []
     device = resolve_device(device).name
+    if engine is None and device == "cpu" and onednn and _has_integers(Path(model_dir)):
+        reason = why_missing()
+        engine = "lowbit" if reason is None else None
+        notes.append(
+            f"{ONNX_FILE} in lowbit's runtime, in integers; --engine paddle simulates them in floats"
+            if reason is None
+            else f"SIMULATED IN FLOATS by Paddle Inference: lowbit's runtime is missing ({reason}); "
+            f"--engine onnxruntime runs the integers of {ONNX_FILE}"
+        )
+    path = _file_for(Path(model_dir), engine)
     if path.suffix != ".onnx" and find_model_files(path).yml is None:
         notes.append(f"{path} has no inference.yml: images are prepared as for ImageNet")
     opened, description = _open_exported(path, device, engine, onednn=onednn)

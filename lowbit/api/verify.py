@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from paddle import nn
 
 from lowbit.api.data import Batches, Data, StrPath, input_names
 from lowbit.api.deploy import exported_form, is_classifier
-from lowbit.api.result import Result
 from lowbit.api.runs import open_model, open_progress, to_export, validation_images
+from lowbit.api.verification import Verification, VerifiedEngine, describe_engine
 from lowbit.data.dataset import SpreadDataset
 from lowbit.data.loader import Batch as ImageBatch
 from lowbit.data.loader import Loader
@@ -26,7 +26,6 @@ from lowbit.deploy.model_files import MODEL_SUFFIXES
 from lowbit.deploy.onnx import resolve_target
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify import (
-    Size,
     compare_sizes,
     export_fp32,
     export_missing,
@@ -37,13 +36,11 @@ from lowbit.deploy.verify import (
 from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.agreement import measure_closeness
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
-from lowbit.deploy.verify.comparison import Images, Report, Watch
+from lowbit.deploy.verify.comparison import Images, Watch
 from lowbit.deploy.verify.record import ToExport
-from lowbit.deploy.verify.tables import report_sections
 from lowbit.errors import LowbitError
 from lowbit.extras import is_installed
 from lowbit.files import write_atomically
-from lowbit.formatting import Section, bytes_text, number, percent
 from lowbit.nn import eval_mode
 from lowbit.training.checkpoint import find_fp32
 from lowbit.training.freeze_dynamic_scales import deployable
@@ -51,79 +48,6 @@ from lowbit.training.inputs import build_loader, check_class_count, open_section
 from lowbit.training.resume import environment_record
 from lowbit.training.trained_model import TrainedModel, open_checkpoint
 from lowbit.version import __version__
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Latency of a batch in fp32 and quantized, in the same engine, measured interleaved."""
-
-    batch_size: int
-    fp32_ms: float
-    quantized_ms: float
-    ratio: float  # above 1: quantized is faster
-
-
-@dataclass(frozen=True)
-class VerifiedEngine:
-    """The result of one engine."""
-
-    engine: str  # "paddle", "onnxruntime", …
-    name: str  # with its version
-    passed: bool
-    agreement: float  # fraction of samples with the network's class; for other outputs: with close answers
-    top1: float | None  # None without labels
-    max_difference: float
-    mean_difference: float
-    size: int  # bytes of what it reads
-    fp32_size: int | None  # None where the network is not quantized
-    departing_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
-    speeds: tuple[Speed, ...] = ()
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Verification(Result):
-    """The result of `verify`."""
-
-    directory: Path
-    samples: int
-    limit: float
-    engines: tuple[VerifiedEngine, ...]
-    top1: float | None  # of the network itself; None without labels
-    fp32_top1: float | None = None  # of the baseline
-    notes: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict, repr=False)  # all figures, as in verify.json
-    report: Report | None = field(default=None, repr=False, compare=False)  # of classifiers
-    sizes: tuple[Size, ...] = field(default=(), repr=False)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every engine agrees with the network on enough samples."""
-        return all(engine.passed for engine in self.engines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON-compatible values."""
-        values = Result.to_dict(replace(self, report=None)) | {"passed": self.passed}
-        return {name: value for name, value in values.items() if name not in ("report", "sizes")}
-
-    def _sections(self) -> list[Section]:
-        if self.report is not None:
-            sections = report_sections(self.report, self.sizes)
-            return [*sections, Section("", lines=self.notes)] if self.notes else sections
-        rows = tuple(
-            (
-                one.name,
-                "passed" if one.passed else "FAILED",
-                percent(one.agreement),
-                number(one.max_difference),
-                bytes_text(one.size),
-            )
-            for one in self.engines
-        )
-        columns = ("engine", "", "agrees", "max diff.", "size")
-        title = f"{self.directory} against the network on {self.samples} samples"
-        title += f" (limit {percent(self.limit)})"
-        return [Section(title, columns, rows, self.notes, left=2)]
 
 
 def verify(
@@ -329,32 +253,13 @@ def verify_classifier(
         directory=directory,
         samples=report.model.images,
         limit=limit,
-        engines=tuple(_described(engine, report, by_engine[engine.key]) for engine in report.engines),
+        engines=tuple(describe_engine(engine, report, by_engine[engine.key]) for engine in report.engines),
         top1=report.model.top1,
         fp32_top1=None if report.fp32 is None else report.fp32.top1,
         notes=tuple(notes),
         details=report_values(report, sizes, **(about or {})),
         report=report,
         sizes=tuple(sizes),
-    )
-
-
-def _described(engine: Any, report: Report, size: Any) -> VerifiedEngine:
-    return VerifiedEngine(
-        engine=engine.key,
-        name=engine.name,
-        passed=engine not in report.failing,
-        agreement=engine.result.agreement,
-        top1=engine.result.top1,
-        max_difference=engine.result.max_difference,
-        mean_difference=engine.result.mean_difference,
-        size=size.exported,
-        fp32_size=size.fp32,
-        departing_layers=tuple(engine.guilty) if engine in report.failing else (),
-        speeds=tuple(
-            Speed(one.batch_size, one.fp32_ms, one.quantized_ms, one.ratio) for one in engine.latency
-        ),
-        note=engine.note,
     )
 
 

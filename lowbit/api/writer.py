@@ -69,7 +69,8 @@ class Writer:
         """All formats, and notes; unless `strict`, ONNX is left out where it cannot hold the network.
 
         With `latency`, every format of a quantized network is measured against fp32 in its engines; unless
-        `strict`, Paddle's int8 form is tried, too, and kept where it is faster than the simulated one.
+        `strict`, Paddle's int8 form is tried, too, and kept where it is right and faster than the simulated
+        one.
         """
         made, notes = [], []
         for word in formats:
@@ -85,13 +86,24 @@ class Writer:
         if not latency or self.full or not self.files.is_quantized:
             return tuple(replace(one, engines=self._measured(one, None, notes)) for one in made), tuple(notes)
         with tempfile.TemporaryDirectory(prefix="lowbit-fp32-") as temporary:
-            fp32 = self.in_fp32(Path(temporary))
+            fp32 = self._to_compare_with(made, Path(temporary), target, notes)
+            measured = [replace(one, engines=self._measured(one, fp32, notes)) for one in made]
+            if not strict and self.classifier and formats[0] == "paddle" and fp32 is not None:
+                measured[1:1] = self._faster_int8(measured[0], fp32, notes)
+        return tuple(measured), tuple(notes)
+
+    def _to_compare_with(
+        self, made: Sequence[ExportedFormat], folder: Path, target: str | None, notes: list[str]
+    ) -> Path | None:
+        """The folder with the network in fp32; None where it cannot be written, which a note says."""
+        try:
+            fp32 = self.in_fp32(folder)
             for word in dict.fromkeys(one.format.removesuffix("-int8") for one in made):
                 fp32.write_all([word], target, strict=True)
-            measured = [replace(one, engines=self._measured(one, fp32.directory, notes)) for one in made]
-            if not strict and self.classifier and formats[0] == "paddle":
-                measured[1:1] = self._faster_int8(measured[0], fp32.directory, notes)
-        return tuple(measured), tuple(notes)
+        except LowbitError as error:
+            notes.append(f"No latency: the same network in fp32, to compare with, cannot be written: {error}")
+            return None
+        return folder
 
     def in_fp32(self, directory: Path) -> Writer:
         """The same network with nothing quantized, written to another folder."""
@@ -111,7 +123,7 @@ class Writer:
         )
 
     def _faster_int8(self, simulated: ExportedFormat, fp32: Path, notes: list[str]) -> list[ExportedFormat]:
-        """Paddle's int8 form, where it can be written and is faster than the simulated one; else none."""
+        """Paddle's int8 form, where it is right and faster than the simulated one; else none."""
         folder = self.directory / INT8_FOLDER
         try:
             made = self._paddle("paddle-int8")
@@ -124,10 +136,14 @@ class Writer:
             shutil.rmtree(folder, ignore_errors=True)
             return []
         (new,), (old,) = made.engines, simulated.engines
-        if (new.ms or 0.0) < (old.ms or 0.0):
+        if new.agrees and (new.ms or 0.0) < (old.ms or 0.0):
             return [made]
         shutil.rmtree(folder)
-        notes.append(f"No int8 form for Paddle: {new.ms:.3g} ms, the simulated one takes {old.ms:.3g} ms.")
+        if not new.agrees:
+            reason = f"it gives the network's class to {100 * (new.same_class or 0.0):.4g} % of the samples"
+        else:
+            reason = f"{new.ms:.3g} ms, the simulated one takes {old.ms:.3g} ms"
+        notes.append(f"No int8 form for Paddle: {reason}.")
         return []
 
     def _computing(self) -> AbstractContextManager[object]:

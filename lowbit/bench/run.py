@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -16,11 +18,12 @@ from rich.console import Console
 
 from lowbit.accel.convolutions import convolution_library
 from lowbit.accel.process_settings import keep_freed_memory
+from lowbit.bench import deployed
 from lowbit.bench.layer_bench import FP32, LAYERS, ceilings, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides
 from lowbit.bench.sides import CASES, PADDLE, RECIPES, Case, step_sides
 from lowbit.errors import LowbitError
-from lowbit.formatting import Section, as_text, number
+from lowbit.formatting import Section, as_text, bytes_text, number
 from lowbit.formatting import times as ratio_text
 from lowbit.kernels import Kernels, kernels, why_missing
 from lowbit.recipe import load_recipe
@@ -73,9 +76,10 @@ def ratio(times: Times, name: str, base: str) -> Ratio:
 
 
 LAYERS_WORD = "layers"
+RUNTIME_WORD = "runtime"
 _LAYER_BATCH = 16
 
-__all__ = ["CASES", "LAYERS_WORD", "run_bench"]
+__all__ = ["CASES", "LAYERS_WORD", "RUNTIME_WORD", "run_bench"]
 
 
 def run_bench(
@@ -90,7 +94,7 @@ def run_bench(
     quiet: bool = False,
     silent: bool = False,
 ) -> list[dict[str, Any]]:
-    """The figures of everything named: `layers`, or a case of lowbit.bench.sides.
+    """The figures of everything named: `layers`, `runtime`, or a case of lowbit.bench.sides.
 
     With `own_loop`, your own loop against `lowbit train` instead (lowbit.bench.own_loop). With
     `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.cli.bench.
@@ -115,6 +119,8 @@ def run_bench(
     for name in names:
         if name == LAYERS_WORD:
             figures += _measure_layers(console, measure, batch or _LAYER_BATCH, threads)
+        elif name == RUNTIME_WORD:
+            figures += _measure_runtime(console, rounds, batch or 1, threads)
         else:
             case = CASES[name]
             case = dataclasses.replace(case, batch=batch or case.batch)
@@ -179,6 +185,25 @@ def _measure_layers(
     return figures
 
 
+def _measure_runtime(console: Console, rounds: int, batch: int, threads: int) -> list[dict[str, Any]]:
+    """lowbit's runtime, ONNX Runtime and OpenVINO with exported models; ratios to the fastest in fp32."""
+    figures = []
+    for model in deployed.MODELS:
+        title = f"An exported model: {model}, 224², batch {batch}"
+        with console.status(title), tempfile.TemporaryDirectory() as folder:
+            files = deployed.write_models(model, Path(folder), console.print)
+            sides, fp32, memory = deployed.engine_sides(files, batch, threads)
+            times = deployed.time_sides(sides, rounds)
+        fastest = min(fp32, key=lambda name: statistics.median(times[name]))
+        figure = _show(console, title, times, fastest)
+        figure["memory"] = {name: {"arena": a, "weights": w} for name, (a, w) in memory.items()}
+        for name, (arena, weights) in memory.items():
+            line = f"  {name}: activations {bytes_text(arena)}, weights {bytes_text(weights)}"
+            console.print(line, highlight=False)
+        figures.append(figure)
+    return figures
+
+
 def _measure(
     console: Console,
     title: str,
@@ -190,7 +215,11 @@ def _measure(
 ) -> dict[str, Any]:
     with console.status(title):
         times = take_turns(sides, rounds, clock)
-    rows = [_row(times, name, base) for name in sides]
+    return _show(console, title, times, base)
+
+
+def _show(console: Console, title: str, times: Times, base: str) -> dict[str, Any]:
+    rows = [_row(times, name, base) for name in times]
     cells = tuple(
         (
             row["side"],
@@ -201,7 +230,7 @@ def _measure(
     )
     section = Section(title, ("", "ms", "faster", "from", "to"), cells)
     console.print(as_text([section], console.width), markup=False, highlight=False, soft_wrap=True)
-    return {"title": title, "base": base, "rounds": rounds, "rows": rows}
+    return {"title": title, "base": base, "rounds": len(times[base]), "rows": rows}
 
 
 def _row(times: Times, name: str, base: str) -> dict[str, Any]:

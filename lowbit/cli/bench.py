@@ -17,7 +17,10 @@ from lowbit.errors import LowbitError, did_you_mean
 def bench(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODEL]…", help="Whole steps of these only; `layers`: single layers only."),
+        typer.Argument(
+            metavar="[MODEL]…",
+            help="Training steps of these only; `layers`: single layers; `runtime`: exported models.",
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Number of threads.")] = 1,
@@ -41,18 +44,19 @@ def bench(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training steps on this machine: fp32, QAT, 8 and 4 bits, interleaved, as ratios.
+    """Measure training steps and inference on this machine: fp32, QAT, 8 and 4 bits, interleaved, as ratios.
 
     A ratio is the median over the rounds, with minimum and maximum; above 1 is faster than the first row.
     Rounds are interleaved, so that other load on the machine affects all alike.
 
     **Examples**
 
-    - `lowbit bench` layers and four models, about ten minutes
+    - `lowbit bench` layers, four models and exported ones, about ten minutes
     - `lowbit bench resnet20 --rounds 9`
     - `lowbit bench layers --threads 2`
     - `lowbit bench resnet18 --instructions avx2`
     - `lowbit bench resnet20 --own-loop`
+    - `lowbit bench runtime --rounds 15` exported models in lowbit's runtime, ONNX Runtime and OpenVINO
     """
     # Read when Paddle is loaded, and never again.
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -60,14 +64,21 @@ def bench(
         hold_back(instructions)
 
     from lowbit.accel.process_settings import apply_amd_fix
-    from lowbit.bench.run import CASES, LAYERS_WORD, run_bench
+    from lowbit.bench.run import CASES, LAYERS_WORD, RUNTIME_WORD, run_bench
 
-    known = [*CASES] if own_loop else [LAYERS_WORD, *CASES]
+    known = [*CASES] if own_loop else [LAYERS_WORD, *CASES, RUNTIME_WORD]
     for name in models or ():
         if name not in known:
             raise LowbitError(f'nothing called "{name}" to measure, {did_you_mean(name, known)}')
     if processor_time and threads > 1:
         raise LowbitError("--processor-time adds up what all threads take: use it with --threads 1")
+    if RUNTIME_WORD in (models or known) and (instructions or processor_time):
+        if models:
+            raise LowbitError(
+                "`runtime` knows neither --instructions nor --processor-time: ONNX Runtime and OpenVINO "
+                "cannot be held back by a setting (benchmarks/avx2_only.py holds back their libraries)"
+            )
+        known.remove(RUNTIME_WORD)
     fix = apply_amd_fix()
     if not (quiet or as_json):
         print(fix.message)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.options import AsJson, DeviceName, OnnxEngine, Quiet
+from lowbit.cli.options import AsJson, DeviceName, Quiet
 from lowbit.errors import LowbitError
 
 
@@ -18,7 +18,13 @@ def infer(
     images: Annotated[list[str], typer.Argument(help="Images, or folders of images.")],
     topk: Annotated[int, typer.Option(min=1, help="How many classes to name for an image.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
-    engine: OnnxEngine = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="`lowbit`, `onnxruntime`, `openvino` (the ONNX file) or `paddle`; left out: `lowbit` for a "
+            "folder with a quantized ONNX file, else Paddle Inference; ONNX Runtime for a file."
+        ),
+    ] = None,
     device: DeviceName = None,
     onednn: Annotated[bool, typer.Option(help="Use oneDNN on a CPU: faster, last digits differ.")] = True,
     benchmark: Annotated[

@@ -29,7 +29,12 @@ def serve(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of an instance; default: the cores are shared.")
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Number of instances of the engine.")] = 1,
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of instances of the engine; default: 2 of lowbit's runtime, else 1."
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(min=1, help="Samples of a request, and of the batch that requests are joined to.")
     ] = 8,

@@ -42,6 +42,11 @@ class EngineGain:
     threads: int | None = None
 
     @property
+    def agrees(self) -> bool:
+        """Whether it gives the network's class often enough to be recommended."""
+        return self.same_class is None or self.same_class >= _AGREES
+
+    @property
     def is_slower(self) -> bool:
         """Whether fp32 in the same engine is faster."""
         return self.faster is not None and self.faster < _SLOWER
@@ -131,9 +136,7 @@ def slower_lines(gains: Iterable[tuple[str, EngineGain]]) -> list[str]:
     # An engine's int8 may beat its own fp32 and still be slower than fp32 in another engine.
     fastest_fp32 = min(gain.fp32_ms for _, gain in pairs if gain.fp32_ms is not None)
     faster = [
-        (word, gain)
-        for word, gain in pairs
-        if gain.ms is not None and gain.ms < fastest_fp32 and (gain.same_class or 1.0) >= _AGREES
+        (word, gain) for word, gain in pairs if gain.ms is not None and gain.ms < fastest_fp32 and gain.agrees
     ]
     lines = [f"SLOWER THAN FP32: {word} in {gain.name}, {gain.faster:.2f}x of fp32" for word, gain in slow]
     if faster:

@@ -12,7 +12,7 @@
 | `activation_matmul` | products of two activations, as in attention |
 | `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
 | `batch_norm`, `bn_folding`, `fused_blocks` | batch norm; folded into a layer; fused with sum and ReLU |
-| `edges`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
+| `edges`, `edge_trace`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
 | `reparameterize` | branches of a block merged into one convolution, as they are deployed |
 | `deployed_form` | integers and scales of a layer as it is deployed |
 | `eval_mode` | evaluation mode for a while |

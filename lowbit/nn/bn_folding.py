@@ -213,6 +213,54 @@ def _replace(model: nn.Layer, old: nn.Layer, new: nn.Layer) -> None:
                 setattr(parent, key, new)
 
 
+# Folding when a network is calibrated: the layer does the batch norm's work, and the batch norm stays in its
+# place and changes nothing. Names stay, too, so that a checkpoint of it is like that of any other network.
+
+
+ABSORBED = "_lowbit_absorbed_norm"  # on a layer: its Absorbed
+
+
+@dataclass(frozen=True, eq=False)
+class Absorbed:
+    """The batch norm that calibration folds into a layer; a sublayer of another module."""
+
+    norm: nn.Layer
+
+
+def fold_at_calibration(layer: nn.Layer, norm: nn.Layer) -> None:
+    """Let `absorb_batch_norms` fold the batch norm into the layer, which has a bias.
+
+    From now on the batch norm keeps its statistics, also in training: a batch's own would undo the folding.
+    """
+    setattr(layer, ABSORBED, Absorbed(norm))
+    norm._use_global_stats = True
+
+
+def absorb_batch_norms(model: nn.Layer) -> int:
+    """Fold, in place, what `fold_at_calibration` has named; how many layers. A second time changes nothing.
+
+    The batch norm multiplies by exactly 1 afterwards and adds 0, so that the network computes the very
+    numbers of the exported file, where there is no batch norm.
+    """
+    found = 0
+    for layer in model.sublayers(include_self=True):
+        absorbed = getattr(layer, ABSORBED, None)
+        if absorbed is None:
+            continue
+        norm = absorbed.norm
+        with paddle.no_grad():
+            weight, bias = folded_weight_and_bias(layer, norm)
+            layer.weight.set_value(weight.cast(layer.weight.dtype))
+            layer.bias.set_value(bias.cast(layer.bias.dtype))
+            for part, value in ((norm._mean, 0.0), (norm.bias, 0.0), (norm.weight, 1.0)):
+                if part is not None:
+                    part.set_value(paddle.full_like(part, value))
+            # In fp32, this and epsilon add up to 1.
+            norm._variance.set_value(paddle.full_like(norm._variance, 1.0 - norm._epsilon))
+        found += 1
+    return found
+
+
 # Folding while both layers train.
 #
 # With the gain g = weight / sqrt(running variance + epsilon) of the batch norm, W·g is quantized:

@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
+from lowbit.nn.bn_folding import absorb_batch_norms
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.exact_rounding import align_scales
 from lowbit.nn.int_forward import forward_is_of_integers, per_output
@@ -25,14 +26,16 @@ def calibrate(model: nn.Layer, batches: Iterable[Tensor | Sequence[Tensor]]) -> 
     """Run the batches through the unquantized model and initialize ranges, steps, bounds and signs.
 
     What is known already (trained, or loaded from a checkpoint) stays. A batch is the model's input, or the
-    list of its inputs. The model computes as in evaluation and comes back as it was. Returns the number
-    of batches. With the observer `sensitivity` a batch needs as much memory as in training.
+    list of its inputs. The model computes as in evaluation and comes back as it was, but for batch norms that
+    the recipe folds at calibration. Returns the number of batches. With the observer `sensitivity` a batch
+    needs as much memory as in training.
 
     calibrate(model, (images for images, labels in itertools.islice(loader, 20)))
     """
     quantizers = find_quantizers(model)
     if not quantizers:
         raise LowbitError("the model has no quantizers to calibrate: prepare it with a recipe first")
+    absorb_batch_norms(model)
     count = 0
     try:
         for quantizer in quantizers:

@@ -14,7 +14,14 @@ from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels import why_missing
 from lowbit.nn.activation_matmul import QuantizedProducts, quantize_products
 from lowbit.nn.batch_norm import check_can_freeze, follow, freeze_after
-from lowbit.nn.bn_folding import BATCH_NORM, Folded, Pair, find_foldable, fold_in_training
+from lowbit.nn.bn_folding import (
+    BATCH_NORM,
+    Folded,
+    Pair,
+    find_foldable,
+    fold_at_calibration,
+    fold_in_training,
+)
 from lowbit.nn.calibration import give_bias
 from lowbit.nn.edge_quantizers import attach, edge_spec, without_edges
 from lowbit.nn.edges import Edges, find_edges
@@ -35,7 +42,7 @@ _ATTRIBUTE = "_lowbit_preparation"
 class Preparation:
     """What `prepare` did with each layer; as text, a few lines for people.
 
-    `batch_norms` are those that are folded in training, and with `fold: training` the others, too.
+    `batch_norms` are those that are folded in training or at calibration, and the others with the reason.
     """
 
     recipe: Recipe
@@ -75,7 +82,8 @@ class Preparation:
         lines += self.edges.lines()
         folded, apart = len(self.batch_norms.pairs), self.batch_norms.left_alone
         if folded or apart:
-            lines.append(f"{folded} of {folded + len(apart)} batch norms are folded in training")
+            when = "at calibration" if self.recipe.batch_norm.fold == "calibration" else "in training"
+            lines.append(f"{folded} of {folded + len(apart)} batch norms are folded {when}")
         lines += [f"  {name} stays by itself: {why}" for name, why in apart.items()]
         if self.merged:
             lines.append(f"the branches of {len(self.merged)} blocks were merged, as they are deployed")
@@ -92,8 +100,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     LSQ's steps and PACT's bounds are new parameters. With `calibration` in the recipe, call `calibrate`
     next. What was done is told by `preparation_of(model)`.
 
-    `inputs` are needed with `outputs: quantized` and `batch_norm: {fold: training}` alone: any that the model
-    takes, for which it is traced to find the tensors between layers, or run to find the layer that each
+    `inputs` are needed with `outputs: quantized` and where batch norm is folded before export: any that the
+    model takes, for which it is traced to find the tensors between layers, or run to find the layer that each
     batch norm follows.
 
     Blocks with branches that are deployed as one convolution (RepVGG's) are merged first, unless gradients
@@ -115,8 +123,8 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         )
     if recipe.calibration.correct_bias and recipe.batch_norm.fold == "training":
         raise LowbitError(
-            "calibration.correct_bias goes with batch_norm.fold: export, where a layer's bias stands before "
-            "its batch norm: leave out one of the two"
+            "calibration.correct_bias goes with batch_norm.fold: calibration or export, where a layer's bias "
+            "stands before its batch norm: leave out one of the two"
         )
     merged = () if recipe.quantizes_gradients else tuple(reparameterize(model))
     layers = tuple(recipe.assign(model))
@@ -124,15 +132,15 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     if not quantized:
         nothing = Preparation(recipe=recipe, layers=layers)
         raise LowbitError(f"the recipe quantizes nothing in {type(model).__name__}:\n{nothing}")
-    if recipe.batch_norm.fold == "training":  # all of them, before anything is changed
+    if recipe.batch_norm.fold != "export":  # all of them, before anything is changed
         for assigned in quantized:
-            _check_can_fold(assigned)
+            _check_can_fold(assigned, recipe.batch_norm.fold)
     by_name = dict(model.named_sublayers(remove_duplicate=False))
     edges = Edges()
     if recipe.outputs == "quantized":
         edges = _find_edges(model, inputs, quantized)
     batch_norms = Folded()
-    if recipe.batch_norm.fold == "training":
+    if recipe.batch_norm.fold != "export":
         batch_norms = _find_pairs(model, inputs, {id(by_name[found.layer.name]) for found in quantized})
     freezing = {} if recipe.batch_norm.freeze_after is None else _batch_norms(model)
     for name, norm in freezing.items():
@@ -153,8 +161,12 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         freeze_after(norm, recipe.batch_norm.freeze_after, name=name)
     for name, norm_name in batch_norms.pairs:
         pair = Pair(by_name[name], by_name[norm_name])
-        fold_in_training(pair.layer, pair)
-        follow(pair.norm, pair)
+        if recipe.batch_norm.fold == "calibration":
+            give_bias(pair.layer)
+            fold_at_calibration(pair.layer, pair.norm)
+        else:
+            fold_in_training(pair.layer, pair)
+            follow(pair.norm, pair)
     if recipe.outputs == "quantized":
         plans = {found.layer.name: found.plan for found in quantized}
         attach(model, edges, plans, pact=recipe.pact, lsq=recipe.lsq)
@@ -183,11 +195,12 @@ def preparation_of(model: nn.Layer) -> Preparation:
     return found
 
 
-def _check_can_fold(assigned: LayerPlan) -> None:
+def _check_can_fold(assigned: LayerPlan, when: str) -> None:
     if not assigned.plan.is_straight_through:
         raise LowbitError(
-            f'batch_norm.fold: training is for QAT, but the plan of layer "{assigned.layer.name}" quantizes '
-            "gradients (low-precision training): leave it out, and batch norms are folded at export"
+            f"batch_norm.fold: {when} is for QAT and post-training quantization, but the plan of layer "
+            f'"{assigned.layer.name}" quantizes gradients (low-precision training): leave it out, and batch '
+            "norms are folded at export"
         )
 
 
@@ -212,7 +225,7 @@ def _find_pairs(model: nn.Layer, inputs: tuple[Tensor, ...], quantized: set[int]
         return Folded()
     if not inputs:
         raise LowbitError(
-            "batch_norm.fold: training needs to run the model, to find the layer that each batch norm "
+            "batch_norm.fold needs to run the model, to find the layer that each batch norm "
             "follows: give inputs that it takes, prepare(model, recipe, images)"
         )
     found, layers = find_foldable(model, *inputs), dict(model.named_sublayers())

@@ -7,38 +7,24 @@ quantized` every tensor between the first and the last quantized layer has exact
 - any other (read by a sum, a pool, an activation, or by several layers) gets a quantizer at the module whose
   output it is, or at the module that takes it as its input. Layers that read it share this quantizer.
 
-`find_edges` traces the model once, with a mark at the input and the output of every module, so that it is
-known, not guessed, which tensor is which module's. A tensor of no module is reported and stays in floats.
+`find_edges` traces the model once (`edge_trace.py`). A tensor of no module is reported and stays in floats.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import paddle
 from paddle import Tensor, nn
-from paddle.static import InputSpec
 
-from lowbit.errors import LowbitError
-from lowbit.nn.eval_mode import cause, eval_mode
+from lowbit.nn.edge_trace import Node, trace_nodes
 
 Place = Literal["output", "input"]
 _PRODUCTS = ("conv2d", "depthwise_conv2d", "conv2d_transpose", "depthwise_conv2d_transpose", "matmul")
 # Done while the sums of the operator before them are rounded: nothing is rounded in between.
 _CLIPPED = ("relu", "relu6", "clip", "hardtanh")
-# They give values of their first input, so that what was on a grid stays on it.
-_MOVES = (
-    "reshape", "flatten", "transpose", "squeeze", "unsqueeze", "slice", "strided_slice", "split",
-    "split_with_num", "max_pool2d_with_index", "dropout", "assign", "share_data", "expand", "tile",
-    "nearest_interp", "pixel_shuffle", "channel_shuffle", "flip",
-)  # fmt: skip
-_WITH_EXTRA_RESULTS = ("batch_norm", "max_pool2d_with_index", "dropout")
 
 
 @dataclass(frozen=True)
@@ -96,8 +82,8 @@ def find_edges(model: nn.Layer, inputs: Sequence[Tensor], layers: Collection[str
     (Edge(owner='1', place='output', readers=(), spec_of='3'),)
     """
     kinds = dict(model.named_sublayers())
-    program = _trace(model, inputs)
-    return _Graph(program, set(layers), {name for name, layer in kinds.items() if _can_own(layer)}).edges()
+    nodes = trace_nodes(model, inputs, set(layers))
+    return _Graph(nodes, {name for name, layer in kinds.items() if _can_own(layer)}).edges()
 
 
 def _can_own(layer: nn.Layer) -> bool:
@@ -105,76 +91,16 @@ def _can_own(layer: nn.Layer) -> bool:
     return not isinstance(layer, nn.Sequential | nn.LayerList | nn.LayerDict | nn.ParameterList)
 
 
-# The model as a program, with the input and the output of every module marked.
-
-
-class _Marked(nn.Layer):
-    def __init__(self, model: nn.Layer) -> None:
-        super().__init__()
-        self.model = model
-        self.training = False
-
-    def forward(self, inputs: list[Tensor]) -> Any:
-        return self.model(*inputs)
-
-
-def _trace(model: nn.Layer, inputs: Sequence[Tensor]) -> Any:
-    specs = [InputSpec(given.shape, given.dtype) for given in inputs]
-    with eval_mode(model), ExitStack() as undo, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Paddle's own, about its own code
-        for name, layer in model.named_sublayers():
-            before, after = _marks(name)
-            undo.callback(layer.register_forward_pre_hook(before).remove)
-            undo.callback(layer.register_forward_post_hook(after).remove)
-        try:
-            # Through a layer of ours: what to_static leaves on its object does not stay on the model.
-            marked = _Marked(model)
-            traced = paddle.jit.to_static(marked.forward, input_spec=[specs], full_graph=True)
-            return traced.concrete_program
-        except LowbitError:
-            raise
-        except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
-            raise LowbitError(
-                f"outputs: quantized needs {type(model).__name__} as a program, like an export, and Paddle "
-                f"cannot make one: {cause(error)}. Change its forward, or write outputs: full"
-            ) from error
-
-
-def _marks(name: str) -> tuple[Any, Any]:
-    def before(_layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(_mark(one, f"input|{name}") if n == 0 else one for n, one in enumerate(given))
-
-    def after(_layer: nn.Layer, _given: Any, output: Any) -> Any:
-        return _mark(output, f"output|{name}")
-
-    return before, after
-
-
-def _mark(x: Any, message: str) -> Any:
-    """The same tensor behind an operator that changes nothing and carries a message; it never runs."""
-    return paddle.static.Print(x, message=f"edge|{message}") if isinstance(x, paddle.pir.Value) else x
-
-
 # The program as a graph of layers, with the producer and the readers of every tensor.
 
 
-@dataclass(eq=False)
-class _Node:
-    kind: str  # an operator's name, or "layer" (quantized), "input" and "output" (marks)
-    inputs: list[str]
-    outputs: list[str]
-    name: str = ""  # of a layer or a module
-    moves: bool = False  # whether it gives values of its input and zeros, and no others
-    pixels: int = 0  # that a mean over all pixels adds up
-
-
 class _Graph:
-    def __init__(self, program: Any, layers: set[str], owners: set[str]) -> None:
+    def __init__(self, nodes: list[Node], owners: set[str]) -> None:
         self.owners = owners
-        self.nodes = _read(program, layers)
+        self.nodes = nodes
         self.calls = Counter(node.name for node in self.nodes if node.kind == "output")
         self.maker = {value: node for node in self.nodes for value in node.outputs}
-        self.users: dict[str, list[_Node]] = {}
+        self.users: dict[str, list[Node]] = {}
         for node in self.nodes:
             for value in dict.fromkeys(node.inputs):
                 self.users.setdefault(value, []).append(node)
@@ -206,7 +132,9 @@ class _Graph:
                 if owner is None:
                     without.append(self._describe(node, readers))
                     continue
-                names = tuple(dict.fromkeys(one.name for one in readers if one.kind == "layer"))
+                # In training a dropout scales what it keeps: behind one, a layer has a scale of its own.
+                sharing = self._readers(value, behind_dropout=False)
+                names = tuple(dict.fromkeys(one.name for one in sharing if one.kind == "layer"))
                 spec_of = names[0] if names else self.next_layer[value]
                 found.append(Edge(owner.name, owner.kind, names, spec_of))
                 grids[value] = (owner.name, owner.kind)  # type: ignore[assignment]
@@ -253,7 +181,7 @@ class _Graph:
             if mark is not None and mark.kind == "output":
                 yield node.name, mark.name
 
-    def _needs_grid(self, value: str, readers: list[_Node]) -> bool:
+    def _needs_grid(self, value: str, readers: list[Node]) -> bool:
         """Whether it lies between quantized layers, and is not clipped or normalized before it is rounded."""
         if value not in self.next_layer or not readers:
             return False
@@ -262,7 +190,7 @@ class _Graph:
         together = any(other in self.behind for one in readers for other in one.inputs)
         return value in self.behind or together
 
-    def _is_part_of_product(self, node: _Node, value: str) -> bool:
+    def _is_part_of_product(self, node: Node, value: str) -> bool:
         kind = node.kind
         if kind in _CLIPPED:
             return True
@@ -270,21 +198,24 @@ class _Graph:
         is_bias = kind == "add" and len(node.inputs) == 1  # the other operand is a constant
         return before in ("layer", *_PRODUCTS) and (kind == "batch_norm" or is_bias)
 
-    def _readers(self, value: str) -> list[_Node]:
+    def _readers(self, value: str, *, behind_dropout: bool = True) -> list[Node]:
         """Who computes with it, or with values that were moved only."""
-        found: list[_Node] = []
+        found: list[Node] = []
         for node in self.users.get(value, []):
+            if node.kind == "dropout" and not behind_dropout:
+                continue
             if node.kind in ("input", "output") or node.moves:
                 for moved in node.outputs:
-                    found += [one for one in self._readers(moved) if one not in found]
+                    readers = self._readers(moved, behind_dropout=behind_dropout)
+                    found += [one for one in readers if one not in found]
             elif node not in found:
                 found.append(node)
         return found
 
-    def _owner(self, value: str) -> _Node | None:
+    def _owner(self, value: str) -> Node | None:
         """The mark of the module that it is the output of, or else the input of, for all who read it."""
-        outputs: list[_Node] = []  # best first: the innermost module behind the last operator that moves
-        inputs: list[_Node] = []
+        outputs: list[Node] = []  # best first: the innermost module behind the last operator that moves
+        inputs: list[Node] = []
         for node in self._alone_behind(value):
             if node.moves:
                 outputs, inputs = [], []
@@ -298,7 +229,7 @@ class _Graph:
                     return node
         return outputs[0] if outputs else inputs[-1] if inputs else None
 
-    def _alone_behind(self, value: str) -> Iterator[_Node]:
+    def _alone_behind(self, value: str) -> Iterator[Node]:
         """The marks and operators that move behind a value, as long as nobody else reads it."""
         while len(users := self.users.get(value, [])) == 1:
             (node,) = users
@@ -307,7 +238,7 @@ class _Graph:
             yield node
             value = node.outputs[0]
 
-    def _describe(self, node: _Node, readers: list[_Node]) -> str:
+    def _describe(self, node: Node, readers: list[Node]) -> str:
         near = [self._named_before(value) for value in node.inputs]
         what = f'layer "{node.name}"' if node.kind == "layer" else node.kind
         of = f" of {' and '.join(near)}" if any(near) and node.kind != "layer" else ""
@@ -325,89 +256,5 @@ class _Graph:
         return "an input"
 
 
-def _is_one_layer(readers: list[_Node]) -> bool:
+def _is_one_layer(readers: list[Node]) -> bool:
     return len(readers) == 1 and readers[0].kind == "layer"
-
-
-def _read(program: Any, layers: set[str]) -> list[_Node]:
-    """The operators that compute floats from the model's inputs; what is inside a layer is one node."""
-    nodes: list[_Node] = []
-    lists: dict[str, list[str]] = {}  # values that are lists of tensors
-    computed: set[str] = set()
-    zeros: set[str] = set()
-    inside: _Node | None = None
-    for operation in program.main_program.global_block().ops:
-        given = [value.id for value in operation.operands_source() if value.initialized()]
-        given = [one for value in given for one in lists.get(value, [value])]
-        results = operation.results()
-        kind = operation.name().removeprefix("pd_op.").removesuffix("_")  # `relu_` writes into its input
-        if kind == "data":
-            computed.update(value.id for value in results if _is_float(value))
-            continue
-        if kind == "builtin.combine":
-            lists[results[0].id] = given
-            continue
-        if kind == "builtin.split":  # the tensors of a list, each with its own name from now on
-            node = next(one for one in nodes if given[0] in one.outputs)
-            node.outputs = [value.id for value in results]
-            computed.update(node.outputs)
-            continue
-        if kind in ("full", "full_like"):
-            if (kind == "full" and not operation.attrs()["value"]) or zeros & set(given):
-                zeros.add(results[0].id)
-            continue
-        used = [value for value in given if value in computed]
-        if not used:
-            continue
-        role, name = _read_mark(kind, operation)
-        if inside is not None and (role, name) == ("output", inside.name):
-            inside.outputs = [used[0]]
-            nodes.append(inside)
-            computed.add(used[0])
-            inside = None
-        if inside is not None:
-            computed.update(value.id for value in results)
-            continue
-        if role == "input" and name in layers:
-            inside = _Node("layer", used, [], name)
-            computed.update(value.id for value in results)
-            continue
-        made = [value.id for value in results if not value.is_dense_tensor_type() or _is_float(value)]
-        if role:
-            kind = role
-        if made:
-            outputs = made[:1] if kind in _WITH_EXTRA_RESULTS else made
-            constants = {value for value in given if value not in computed}
-            moves = _moves(kind, operation.attrs(), used, constants - zeros)
-            pixels = _pixels(kind, operation) if not moves else 0
-            nodes.append(_Node(kind, used, outputs, name, moves, pixels))
-            computed.update(made)
-    return nodes
-
-
-def _pixels(kind: str, operation: Any) -> int:
-    """Of how many pixels each result of a pool is the mean, if it is that of all."""
-    if kind != "pool2d" or operation.attrs()["data_format"] != "NCHW":
-        return 0
-    before, after = operation.operands_source()[0].shape[2:], operation.results()[0].shape[2:]
-    return math.prod(before) if math.prod(after) == 1 and min(before) > 0 else 0
-
-
-def _moves(kind: str, attributes: Mapping[str, Any], used: list[str], not_zeros: set[str]) -> bool:
-    if kind in ("pad", "pad3d"):
-        return float(attributes["pad_value"]) == 0.0
-    if kind == "concat":  # of one tensor with zeros; the axis is one more constant
-        return len(used) == 1 and len(not_zeros) == 1
-    return kind in _MOVES or (kind == "pool2d" and attributes["pooling_type"] == "max")
-
-
-def _read_mark(kind: str, operation: Any) -> tuple[str, str]:
-    """The role and the module of a mark; nothing for other operators."""
-    message = operation.attrs()["message"] if kind == "print" else ""
-    prefix, _, rest = message.partition("|")
-    role, _, name = rest.partition("|")
-    return (role, name) if prefix == "edge" else ("", "")
-
-
-def _is_float(value: Any) -> bool:
-    return value.is_dense_tensor_type() and "FLOAT" in str(value.dtype).upper()

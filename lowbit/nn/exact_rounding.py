@@ -27,10 +27,13 @@ _SUM = 255  # the odd denominator of sums
 _MOST = 4001  # the largest denominator
 _CHANGE = 0.005  # of a weight's scale, at most
 _SUM_CHANGE = 0.01  # of a sum's or its operand's scale, at most
+_SAME = 2e-7  # relative: what fp32 makes of a ratio
 
 
 def odd_ratio(value: np.ndarray, *, change: float = _CHANGE) -> np.ndarray:
     """The ratios p/q with the smallest odd q that are at least `value`, and at most `change` above it.
+
+    A value that is such a ratio already, but for fp32's last bits, gives that ratio, also of a larger q.
 
     >>> odd_ratio(np.array([0.0331])).round(6)
     array([0.033333])
@@ -38,6 +41,11 @@ def odd_ratio(value: np.ndarray, *, change: float = _CHANGE) -> np.ndarray:
     value = np.asarray(value, np.float64)
     found = np.array(value)
     left = np.isfinite(value) & (value > 0)
+    for q in range(1, _MOST + 1, 2):
+        p = np.rint(value * q)
+        fits = left & (np.abs(p / q - value) <= _SAME * value) & (p * change <= 1)
+        found[fits] = (p / q)[fits]
+        left &= ~fits
     for q in range(1, _MOST + 1, 2):
         ratio = np.ceil(value * q * (1 - 1e-12)) / q
         fits = left & (ratio <= value * (1 + change))
@@ -52,7 +60,8 @@ def align_scales(model: nn.Layer) -> int:
     """Move the scales of a calibrated model to ratios that every engine rounds alike; how many layers.
 
     Activations' scales first, along the network: those of sums and means. Then each weight's, per output
-    channel. Layers whose weight scales are chosen by another observer than `minmax` stay.
+    channel. Layers whose weight scales are chosen by another observer than `minmax` stay. A second time
+    changes nothing.
     """
     roundings: Sequence[RoundedOperator] = getattr(model, ROUNDINGS, ())
     layers, moved = dict(model.named_sublayers()), 0
@@ -83,8 +92,10 @@ def _scale(quantizer: Quantizer) -> float:
 
 
 def _set_scale(quantizer: Quantizer, scale: float) -> None:
-    part = quantizer.step.value if quantizer.step is not None else quantizer.kept.range
-    part.set_value(part * (scale / _scale(quantizer)))
+    change = scale / _scale(quantizer)
+    if abs(change - 1) > _SAME:
+        part = quantizer.step.value if quantizer.step is not None else quantizer.kept.range
+        part.set_value(part * change)
 
 
 def _align_sum(sources: list[Quantizer], target: Quantizer, settled: set[int]) -> None:
@@ -136,6 +147,7 @@ def _align_weight(layer: nn.Layer, norm: nn.Layer | None, target: Quantizer) -> 
     ratio = _scale(layer.input_quantizer) * step * gain / _scale(target)
     shown = (ratio > 1e-9) & np.isfinite(ratio)
     factor = np.where(shown, odd_ratio(np.where(shown, ratio, 1.0)) / np.where(shown, ratio, 1.0), 1.0)
+    factor = np.where(np.abs(factor - 1) <= _SAME, 1.0, factor)
     # The scale is that of the largest weight of a channel: moved with it, its integer stays the largest.
     weight = layer.weight.numpy()
     rows = weight.T if isinstance(layer, nn.Linear) else weight.reshape([outputs, -1])

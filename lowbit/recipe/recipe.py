@@ -43,10 +43,11 @@ class CalibrationSettings(FrozenSection):
 class BatchNorm(FrozenSection):
     """What becomes of a batch norm after a quantized layer.
 
-    `fold: training` quantizes the weight with the batch norm folded into it; `export` folds when exporting.
+    `fold: training` quantizes the weight with the batch norm folded into it; `calibration` folds for good,
+    before the scales are chosen; `export` folds when exporting.
     """
 
-    fold: Literal["training", "export"] = "export"
+    fold: Literal["training", "calibration", "export"] = "export"
     freeze_after: Count | None = None  # steps, after which its statistics stand still
 
 
@@ -196,6 +197,12 @@ class Recipe(FrozenSection):
     progressive: list[Stage] = []  # of QAT: the first epochs with more bits, then those of the rules
     fix_scales: Count = 0  # epochs, the last ones: dynamic scales of inputs are fixed as they are deployed
     reestimate_bn: Count = 0  # training batches, at the end: batch norm's statistics of the final weights
+
+    @model_validator(mode="after")
+    def _has_batches_to_fold(self) -> Recipe:
+        if self.batch_norm.fold == "calibration" and not self.calibration.steps:
+            raise ValueError("batch_norm.fold: calibration needs calibration: {steps: 10}")
+        return self
 
     @model_validator(mode="after")
     def _has_batches_for_matmul(self) -> Recipe:

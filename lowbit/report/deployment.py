@@ -254,7 +254,7 @@ def verified(runs: list[Run]) -> str:
     if not content:
         return ""
     speeds = bars(
-        "Speed relative to fp32 in the same engine: above 1 is faster",
+        "Speed relative to fp32 in the same engine (lowbit's runtime: in ONNX Runtime); above 1 is faster",
         [
             (
                 index,

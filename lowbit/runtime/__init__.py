@@ -1,7 +1,7 @@
 """lowbit's own inference runtime: exported ONNX files in integers, with nothing but NumPy.
 
-`engine` runs a file; `reference` computes the same in plain NumPy, slowly. The C++ side, which programs in C
-can use as well, is `kernels/csrc/runtime/`.
+`engine` runs a file; `reference` computes the same in plain NumPy, slowly, with the fp32 operators of
+`reference_operators`. The C++ side, which programs in C can use as well, is `kernels/csrc/runtime/`.
 """
 
 from pathlib import Path

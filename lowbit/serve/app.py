@@ -295,7 +295,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     threads: int | None = None,
-    instances: int = 1,
+    instances: int | None = None,
     limits: Limits | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:

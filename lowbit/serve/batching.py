@@ -32,7 +32,7 @@ class BatchTimes:
     seconds: float  # of the engine
 
 
-@dataclass
+@dataclass(eq=False)  # each is itself: arrays have no truth value
 class _Waiting:
     inputs: Arrays
     future: asyncio.Future[Arrays]
@@ -78,7 +78,12 @@ class Batcher:
         waiting = _Waiting(inputs, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._changed.set()
-        return await waiting.future
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            with suppress(ValueError):  # an engine has taken it meanwhile
+                self._waiting.remove(waiting)
+            raise
 
     async def close(self) -> None:
         """Answer what waits, then end."""

@@ -57,20 +57,22 @@ def open_served_model(
     engine: str | None = None,
     name: str | None = None,
     threads: int | None = None,
-    instances: int = 1,
+    instances: int | None = None,
 ) -> ServedModel:
     """The exported model of a folder (or of a run folder with `export` inside), warmed up.
 
     `engine` is one of `onnxruntime`, `openvino`, `lowbit`, `paddle`, `paddle-int8`; by default ONNX Runtime
     where there is an ONNX file, else Paddle Inference. `instances` run side by side, each on `threads`
-    threads; by default they share the cores.
+    threads; by default they share the cores, and lowbit's runtime has two where there are two cores: while
+    one takes its next batch, the other computes.
 
     model = open_served_model("runs/digits/export", engine="openvino")
     """
-    if instances < 1:
+    if instances is not None and instances < 1:
         raise LowbitError(f"a server needs at least one instance, got {instances}")
     folder = _find_folder(Path(path))
     key = _choose_engine(engine, folder)
+    instances = instances or (min(2, cpu_info().cores) if key == "lowbit" else 1)
     threads = threads or max(1, cpu_info().cores // instances)
     engines = tuple(open_engine(key, folder, threads) for _ in range(instances))
     signature = engines[0].signature()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -12,9 +13,12 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import lowbit
-from lowbit.api import deploy
+from lowbit.api import deploy, writer
+from lowbit.api.writer import Writer
+from lowbit.deploy.gains import EngineGain
 from lowbit.deploy.model_files import read_inference_yml
 from lowbit.errors import LowbitError
+from tests.support.networks import ResidualBlock
 from tests.support.own_networks import LOW, PTQ, QAT, TwoInputs, build, step
 
 
@@ -228,6 +232,71 @@ def test_a_form_that_is_slower_than_fp32_is_named(images, tmp_path, export_times
     assert all(gain.is_slower for one in made.formats for gain in one.engines)
     assert "SLOWER THAN FP32: paddle in Paddle Inference" in str(made) and "--form fp32" in str(made)
     assert "faster" not in str(lowbit.export(net, tmp_path, example=images[:3], latency=False)).split("\n")[1]
+
+
+@pytest.mark.parametrize("recipe", ["ptq_w8a8", "ptq_w7a8", "qat_w8a8", "qat_w7a8"])
+def test_recipes_with_quantized_outputs(recipe, images, labels, tmp_path):
+    """A residual network by each of them, trained for some steps where that is what it is for."""
+    paddle.seed(0)
+    layers = [nn.Conv2D(3, 4, 3, padding=1), nn.BatchNorm2D(4), nn.ReLU(), ResidualBlock()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(4, 4))
+    net(paddle.to_tensor(images))
+    net = lowbit.quantize(net.eval(), recipe, data=[images])
+    if recipe.startswith("qat"):
+        net.train()
+        for _ in range(3):
+            step(net, images, labels)
+    made = lowbit.export(net.eval(), tmp_path, example=images, latency=False)
+    gains = {gain.engine: gain for one in made.formats for gain in one.engines}
+    assert {"paddle", "onnxruntime", "openvino", "lowbit"} <= gains.keys()
+    exact = 1e-6 if recipe.startswith("ptq") else 0.01  # a trained bias is rounded in the file
+    for gain in gains.values():
+        assert gain.same_class == 1 and gain.relative_difference < exact, gain
+
+
+def test_without_an_fp32_network_to_compare_with_latency_is_left_out(images, tmp_path, monkeypatch):
+    net = lowbit.quantize(build(), PTQ, data=images)
+
+    def cannot(self, directory):
+        raise LowbitError("no room")
+
+    monkeypatch.setattr(Writer, "in_fp32", cannot)
+    made = lowbit.export(net, tmp_path, example=images[:3])
+    note = "No latency: the same network in fp32, to compare with, cannot be written: no room"
+    assert note in made.notes
+    assert [one.format for one in made.formats] == ["paddle", "onnx"]
+    assert all(gain.ms is None and gain.same_class == 1 for one in made.formats for gain in one.engines)
+
+
+@pytest.mark.parametrize(
+    ("same", "ms", "note"),
+    [
+        (1.0, 1.0, None),
+        (0.5, 1.0, "No int8 form for Paddle: it gives the network's class to 50 % of the samples."),
+        (1.0, 9.0, "No int8 form for Paddle: 9 ms, the simulated one takes 5 ms."),
+    ],
+)
+def test_paddles_int8_form_is_kept_where_it_is_right_and_faster(
+    same, ms, note, images, tmp_path, monkeypatch
+):
+    plain = Writer._paddle
+
+    def paddle_format(self, word):
+        if word == "paddle-int8" and not self.full:
+            (tmp_path / "int8").mkdir()
+            return replace(plain(self, "paddle"), format=word)
+        return plain(self, word)
+
+    def gains(word, *_, **__):
+        agrees, taken = {"paddle": (1.0, 5.0), "paddle-int8": (same, ms)}.get(word, (1.0, 5.0))
+        return (EngineGain(word, word, agrees, 0.0, ms=taken, fp32_ms=5.0, faster=5.0 / taken),)
+
+    monkeypatch.setattr(Writer, "_paddle", paddle_format)
+    monkeypatch.setattr(writer, "measure_gains", gains)
+    made = lowbit.export(lowbit.quantize(build(), PTQ, data=images), tmp_path, example=images[:3])
+    assert ("paddle-int8" in [one.format for one in made.formats]) == (note is None)
+    assert (tmp_path / "int8").exists() == (note is None)
+    assert note is None or note in made.notes
 
 
 def test_weights_in_fewer_bits(images, labels, tmp_path):

@@ -33,6 +33,24 @@ def test_figures_and_table(small, capsys):
     assert all(row["share_of_ceiling"] is None or row["share_of_ceiling"] > 0 for row in layer["rows"])
 
 
+def test_the_runtime_beside_other_engines(monkeypatch, capsys):
+    if run.kernels() is None:
+        pytest.skip("no kernels")
+    monkeypatch.setattr(run.deployed, "MODELS", ("mobilenet_v3_small",))
+    monkeypatch.setattr(run.deployed, "_SIDE", 64)
+    monkeypatch.setattr(run.deployed, "_SECONDS", 1.0)
+    (figure,) = run.run_bench(["runtime"], rounds=5, threads=1, batch=2)
+    rows = {row["side"]: row for row in figure["rows"]}
+    fp32 = [name for name in rows if name.endswith(" fp32")]
+    assert figure["base"] == min(fp32, key=lambda name: rows[name]["seconds"])
+    assert "ONNX Runtime fp32" in fp32 and "lowbit fp32" not in rows
+    (own,) = [name for name in rows if name.startswith("lowbit ")]
+    assert own in ("lowbit W7A8", "lowbit W8A8") and own.replace("lowbit", "ONNX Runtime") in rows
+    assert list(figure["memory"]) == [own] and min(figure["memory"][own].values()) > 0
+    shown = capsys.readouterr().out
+    assert "batch 2" in shown and f"{own}: activations" in shown
+
+
 def test_command(small, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "figures.json"

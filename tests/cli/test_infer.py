@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.support.commands import LINE
+from tests.support.qdq import QdqGraph
 
 
 def test_one_image(run, trained, lite):
@@ -68,3 +69,22 @@ def test_a_gpu_that_is_not_there(run, trained, lite):
 
 def test_without_images(run, trained):
     assert run("lowbit", "infer", trained / "export").code == 2
+
+
+def test_a_quantized_folder_runs_in_integers(run, trained, lite, tmp_path, monkeypatch):
+    image = lite / "val" / "circle" / "circle_0.jpg"
+    shutil.copytree(trained / "export", tmp_path / "export")
+    graph = QdqGraph(["N", 3, "H", "W"], 0)
+    mean = graph.add("GlobalAveragePool", graph.conv(graph.values("x", 0.02, 128), 4, 3, bits=7))
+    graph.save(tmp_path / "export" / "inference.onnx", [graph.add("Flatten", mean)])
+    command = ("lowbit", "infer", tmp_path / "export", image)
+    result = run(*command)
+    note, line = result.out.splitlines()
+    assert "lowbit's runtime" in note and LINE.match(line)
+    assert run(*command, "--quiet").out.splitlines() == [line]
+    assert run(*command, "--engine=lowbit").out.splitlines() == [line]
+    simulated = run(*command, "--engine=paddle").out.splitlines()
+    assert len(simulated) == 1 and simulated[0] != line  # this folder's Paddle model is another one
+    monkeypatch.setattr("lowbit.api.evaluation.why_missing", lambda: "no compiler")
+    loud, *rest = run(*command).out.splitlines()
+    assert loud.startswith("SIMULATED IN FLOATS") and "no compiler" in loud and rest == simulated

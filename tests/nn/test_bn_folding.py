@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
+from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.models import build_model
-from lowbit.nn import fold_batch_norm, prepare
-from lowbit.nn.bn_folding import find_foldable
+from lowbit.nn import calibrate, fold_batch_norm, preparation_of, prepare, quantization_mode
+from lowbit.nn.bn_folding import absorb_batch_norms, find_foldable
 from lowbit.recipe import make_recipe
 
 
@@ -206,3 +206,59 @@ def test_modes_come_back():
     assert all(layer.training for layer in model.sublayers(include_self=True))
     model(*inputs).sum().backward()
     assert model.conv1.bias.grad is not None
+
+
+# Folding at calibration.
+
+
+def _prepared_to_absorb(net: nn.Layer, x: Tensor) -> nn.Layer:
+    weight = {"grid": "int8-narrow", "granularity": "N"}
+    rules = [{"forward": {"input": {"grid": "int8", "scaling": "fixed"}, "weight": weight}}]
+    values = {"rules": rules, "calibration": {"steps": 1}, "batch_norm": {"fold": "calibration"}}
+    return prepare(net, make_recipe(values), x)
+
+
+def _with_usual_statistics(norm: nn.Layer) -> None:
+    rng = np.random.default_rng(3)
+    for part, low, high in (
+        (norm.weight, -2, 2), (norm.bias, -1, 1), (norm._mean, -1, 1), (norm._variance, 0.1, 4)
+    ):  # fmt: skip
+        part.set_value(paddle.to_tensor(rng.uniform(low, high, part.shape).astype(np.float32)))
+
+
+def test_calibration_folds_for_good():
+    paddle.seed(0)
+    net = nn.Sequential(nn.Conv2D(3, 8, 3), nn.BatchNorm2D(8), nn.ReLU(), nn.Conv2D(8, 4, 1)).eval()
+    _with_usual_statistics(net[1])
+    x = paddle.randn([4, 3, 9, 9])
+    names, before = set(net.state_dict()), net(x).numpy()
+    _prepared_to_absorb(net, x)
+    assert preparation_of(net).batch_norms.pairs == [("0", "1")]
+    assert "1 of 1 batch norms are folded at calibration" in str(preparation_of(net))
+    calibrate(net, [x])
+    with quantization_mode(net, "full"):
+        np.testing.assert_allclose(net(x).numpy(), before, rtol=1e-4, atol=1e-5)
+    y = paddle.randn([2, 8, 5, 5])
+    np.testing.assert_array_equal(net[1](y).numpy(), y.numpy())  # not even a last bit changes
+    assert names <= set(net.state_dict())
+    state = {name: value.numpy() for name, value in net.state_dict().items()}
+    assert absorb_batch_norms(net) == 1
+    for name, value in net.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), state[name], err_msg=name)
+    net.train()
+    np.testing.assert_array_equal(net[1](y).numpy(), y.numpy())  # in training, too
+
+
+def test_a_network_folded_at_calibration_comes_back_from_its_state():
+    x = paddle.randn([4, 3, 9, 9])
+    nets = []
+    for seed in (0, 1):
+        paddle.seed(seed)
+        nets.append(nn.Sequential(nn.Conv2D(3, 8, 3), nn.BatchNorm2D(8), nn.ReLU(), nn.Conv2D(8, 4, 1)))
+        _with_usual_statistics(nets[-1][1])
+        _prepared_to_absorb(nets[-1].eval(), x)
+    calibrate(nets[0], [x])
+    nets[1].set_state_dict(nets[0].state_dict())
+    np.testing.assert_array_equal(nets[1](x).numpy(), nets[0](x).numpy())
+    calibrate(nets[1], [x])
+    np.testing.assert_array_equal(nets[1](x).numpy(), nets[0](x).numpy())

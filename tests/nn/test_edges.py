@@ -123,3 +123,37 @@ def test_a_model_without_a_program_is_an_error():
 
     with pytest.raises(LowbitError, match=r"only in dynamic mode.*outputs: full"):
         edges_of(OnlyDynamic())
+
+
+class Dropped(nn.Layer):
+    """Two layers read one tensor, one of them behind a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.relu, self.drop = nn.Conv2D(3, 4, 1), nn.ReLU(), nn.Dropout(0.5)
+        self.left, self.right = nn.Conv2D(4, 2, 1), nn.Conv2D(4, 2, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.relu(self.stem(x))
+        return self.left(x), self.right(self.drop(x))
+
+
+def test_behind_a_dropout_a_layer_has_a_scale_of_its_own():
+    """In training it gets values that are larger than any the other reader gets."""
+    assert edges_of(Dropped()).found == (Edge("relu", "output", ("left",), "left"),)
+
+
+@pytest.mark.parametrize(
+    ("pool", "count"),
+    [
+        (nn.AdaptiveAvgPool2D(1), 64),
+        (nn.AvgPool2D(8), 64),
+        (nn.AvgPool2D(4, stride=8), 16),
+        (nn.AvgPool2D(8, stride=8, padding=1), None),
+        (nn.AvgPool2D(2), None),
+    ],
+)
+def test_the_pixels_of_a_mean_are_counted(pool, count):
+    net = nn.Sequential(nn.Conv2D(3, 4, 1), pool, nn.Conv2D(4, 2, 1))
+    means = [one.count for one in edges_of(net, size=8).roundings if one.kind == "mean"]
+    assert means == ([] if count is None else [count])

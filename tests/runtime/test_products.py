@@ -120,6 +120,31 @@ def test_extreme_sums_are_exact(agrees, tmp_path):
     agrees(path, np.full([2, 64, 3, 3], 1000, np.float32))
 
 
+@pytest.mark.parametrize("channels", [16, 17, 32, 40, 56, 80])
+@pytest.mark.parametrize(("kernel", "bits"), [(3, 8), (5, 7), (5, 4)])
+def test_depthwise_layers_of_many_channels(agrees, tmp_path, channels, kernel, bits):
+    graph = QdqGraph(["N", channels, 11, 9], channels + kernel)
+    x = graph.values("x", 0.02, 117)
+    y = graph.conv(x, channels, kernel, bits=bits, group=channels, strides=[1, 2], pads=[2] * 4)
+    y = graph.values(graph.add("HardSwish", graph.values(y, 0.03, 100)), 0.02, 20)
+    agrees(graph.save(tmp_path / "m.onnx", [y]), graph.images(2))
+
+
+@pytest.mark.parametrize("zero", [0, 128])
+def test_images_of_three_channels_with_large_weights(agrees, tmp_path, zero):
+    """The first channel is stored twice, so that its weight can be divided."""
+    graph = QdqGraph(["N", 3, 13, 12], zero)
+    x = graph.values("x", 0.02, zero)
+    signs = graph.rng.choice([-127, -90, -60, 0, 60, 90, 127], [40, 3, 7, 7]).astype(np.int8)
+    signs[:8] = 127
+    parts = (signs, np.full(40, 0.001, np.float32), np.zeros(40, np.int8))
+    weight = graph.add("DequantizeLinear", *map(graph.constant, parts), axis=0)
+    y = graph.add("Conv", x, weight, pads=[3] * 4, strides=[2, 2])
+    images = graph.images(2, scale=3.0)
+    images[0] = np.where(images[0] > 0, 9, -9)
+    agrees(graph.save(tmp_path / "m.onnx", [y, graph.values(y, 0.5, 90)]), images)
+
+
 @pytest.mark.parametrize("bits", [4, 7, 8])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_whole_network(agrees, tmp_path, bits, batch):

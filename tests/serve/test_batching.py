@@ -97,12 +97,26 @@ def test_a_request_that_was_given_up_is_not_computed():
         await asyncio.sleep(0.01)
         assert batcher.waiting == 1
         second.cancel()
-        await first
         with pytest.raises(asyncio.CancelledError):
             await second
+        assert batcher.waiting == 0  # at once, not when an engine comes to it
+        await first
 
     run(work, engine)
     assert engine.batches == [8]
+
+
+def test_a_request_that_was_given_up_does_not_fill_a_batch():
+    engine = Doubling()
+
+    async def work(batcher):
+        for _ in range(3):  # each with equal inputs: they are told apart by identity
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(batcher.submit(rows(1, 1)), 0.01)
+        return await asyncio.gather(batcher.submit(rows(1, 1)), batcher.submit(rows(1, 1)))
+
+    run(work, engine, max_delay=0.1, max_batch=4)
+    assert engine.batches == [2]
 
 
 def test_closing_answers_what_waits():

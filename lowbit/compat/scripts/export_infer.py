@@ -138,6 +138,7 @@ def infer(
         model_dir,
         [img_path],
         batch_size=batch_size,
+        engine=None if str(model_dir).endswith(".onnx") else "paddle",  # as the original
         device="gpu" if use_gpu else "cpu",
         resize_size=resize_size,
         crop_size=crop_size,

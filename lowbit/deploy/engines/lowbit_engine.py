@@ -70,6 +70,10 @@ class LowbitEngine:
         ]
         return Signature(tuple(inputs), tuple(runtime.output_names))
 
+    def memory(self, batch: np.ndarray) -> tuple[int, int]:
+        """Bytes of the arena and of the packed weights for batches of this size."""
+        return self._runtime.memory(check_batch(batch, self.image_shape))
+
     def run_with(self, batch: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
         """The logits, and the tensors of these names, by name."""
         wanted = list(dict.fromkeys([*self._runtime.output_names, *names]))

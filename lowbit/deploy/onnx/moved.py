@@ -1,4 +1,4 @@
-"""Integers through operators that only move values: the same grid before and behind them.
+"""Rounding once more to the same grid, where engines need it: it changes no value.
 
 Rounding to a grid commutes with a reshape or a maximum: both orders give the same values. Engines run such an
 operator in integers if it stands between DequantizeLinear and QuantizeLinear, so these are put on both sides.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lowbit.deploy.onnx.graph import Graph, Node
+from lowbit.deploy.onnx.graph import PRODUCTS, Graph, Node
 
 _MOVES = (
     "MaxPool",
@@ -32,6 +32,25 @@ def quantize_moved(graph: Graph) -> None:
             _behind(node, graph)
     unread = [node for node in graph.nodes if node.kind == "DequantizeLinear" and _is_unread(node, graph)]
     graph.nodes = [node for node in graph.nodes if not any(node is other for other in unread)]
+
+
+def round_before_sums(graph: Graph) -> None:
+    """Round the output of a product twice, in place, where nothing but a sum reads it.
+
+    OpenVINO merges a product, the rounding of its output, the sum behind it and the rounding of that into one
+    operator, and leaves out the first rounding, unless another operator stands before it. Of two roundings it
+    keeps the second. ONNX Runtime and lowbit's runtime take two equal ones for one.
+    """
+    for node in [node for node in graph.nodes if node.kind == "DequantizeLinear"]:
+        readers = graph.consumers(node.outputs[0])
+        if len(readers) != 1 or readers[0].kind != "Add" or node.outputs[0] in graph.outputs:
+            continue
+        rounding = graph.producer(node.inputs[0])
+        if rounding is None or rounding.kind != "QuantizeLinear":
+            continue
+        product = graph.producer(rounding.inputs[0])
+        if product is not None and product.kind in PRODUCTS:
+            _insert(readers[0], node.outputs[0], _chain(rounding, graph), graph)
 
 
 def _is_unread(node: Node, graph: Graph) -> bool:

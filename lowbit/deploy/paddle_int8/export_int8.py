@@ -35,7 +35,7 @@ from lowbit.deploy.paddle_int8.integer_conv import (
 )
 from lowbit.deploy.paddle_int8.program import Program, ProgramOp, trace, write_program
 from lowbit.errors import LowbitError
-from lowbit.nn import DeployedOperand, eval_mode, is_quantized
+from lowbit.nn import DeployedOperand, edge_quantizers, eval_mode, is_quantized
 
 
 def merge(program: Program, nodes: list[Node]) -> list[Node]:
@@ -255,6 +255,11 @@ def _quantized_layers(model: nn.Layer, model_name: str) -> list[nn.Layer]:
     layers = [layer for layer in model.sublayers(include_self=True) if is_quantized(layer)]
     if not layers:
         raise LowbitError(f"{model_name} is not quantized: there are no integers to write it in int8 with")
+    if edge_quantizers(model):
+        raise LowbitError(
+            f"{model_name} quantizes the tensors between its layers, too (outputs: quantized), which "
+            "Paddle's int8 form keeps in floats: deploy its ONNX file, or quantize with outputs: full"
+        )
     weights = Counter(layer.weight.name for layer in layers)
     for layer in layers:
         if weights[layer.weight.name] > 1:

@@ -5,6 +5,7 @@
 | `comparison` | model and engines on all images |
 | `candidates` | the engines that are compared, and the files they read |
 | `agreement`, `evidence` | how often they agree, and what that proves |
+| `integer_reference` | the runtime in the place of the model, once its integers are proven equal |
 | `layer_differences` | the first layer that differs |
 | `latency` | speed of the quantized form against fp32, interleaved |
 | `predictions` | classes by model and engine, for the confusion matrix |

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ from paddle import nn
 from lowbit.data.dataset import topk_hits
 from lowbit.data.loader import Batch
 from lowbit.deploy.compare import compare_logits
-from lowbit.deploy.engines import LowbitEngine
 from lowbit.deploy.verify.evidence import ROUNDING, Ties, count_ties, lower_bound, relative_error
-from lowbit.deploy.verify.layer_differences import LOGITS, OnnxGraph, integers_read, layers_in_order
 from lowbit.errors import LowbitError
-from lowbit.nn import eval_mode, integer_reference
+from lowbit.nn import eval_mode
 
 Answer = Callable[[np.ndarray], np.ndarray]  # images [N, C, H, W] to logits [N, classes]
 
@@ -45,6 +42,7 @@ class Agreement:
 class _Answers:
     hits: np.ndarray = field(default_factory=lambda: np.zeros(2))
     logits: list[np.ndarray] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)  # their numbers
     seconds: float = 0.0
 
 
@@ -58,90 +56,32 @@ def model_answer(model: nn.Layer) -> Answer:
     return answer
 
 
-class IntegerReference:
-    """The model with its sums in exact integers; counts where its integers are not the model's own.
-
-    reference = IntegerReference(model, Path("export/inference.onnx"))
-    logits = reference(images)
-    print(reference.unequal, "of", reference.integers)
-
-    lowbit's runtime computes it from the exported file, where there is one: its sums are exact. Where its
-    integers are the model's own, that is proven. Where they are not, floats between two layers were rounded
-    otherwise (a batch norm that was folded, sums in another order): from then on, and without a file, the
-    model itself computes with exact sums, which is slow.
-    """
-
-    def __init__(self, model: nn.Layer, onnx: Path | None = None) -> None:
-        self._model = model
-        self._layers: dict[str, nn.Layer] | None = None
-        self._runtime = None if onnx is None else LowbitEngine(onnx)
-        self._graph = None if onnx is None else OnnxGraph(onnx)
-        self._own: tuple[np.ndarray, dict[str, np.ndarray], np.ndarray] | None = None
-        self.integers = 0
-        self.unequal = 0
-        self.first_layer: str | None = None  # whose integers are not equal
-
-    def model_answer(self, images: np.ndarray) -> np.ndarray:
-        """What the model answers; its integers are kept for the call with the same images that follows."""
-        if self._layers is None:
-            self._layers = layers_in_order(self._model, images)
-        with eval_mode(self._model), integers_read(self._layers) as own:
-            logits = self._model(paddle.to_tensor(images)).numpy()
-        self._own = (images, own, logits)
-        return logits
-
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        if self._own is None or self._own[0] is not images:
-            self.model_answer(images)
-        (_, own, _), self._own = self._own, None
-        found = self._by_runtime(images)
-        if found is None or any((own[name] != found[1][name]).any() for name in self._layers):
-            self._runtime = None  # it would differ on other images, too
-            found = self._by_model(images)
-        logits, exact = found
-        for name in self._layers:
-            unequal = int((own[name] != exact[name]).sum())
-            self.integers += own[name].size
-            self.unequal += unequal
-            if unequal and self.first_layer is None:
-                self.first_layer = name
-        return logits
-
-    def _by_runtime(self, images: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]] | None:
-        if self._runtime is None or not self._graph.inputs.keys() >= self._layers.keys():
-            return None  # a layer's integers have no name in the file
-        tensors = {name: self._graph.inputs[name] for name in self._layers}
-        answers = self._runtime.run_with(images, list(dict.fromkeys(tensors.values())))
-        exact = {
-            name: answers[tensor].astype(np.int32) - self._graph.zero_point(tensor)
-            for name, tensor in tensors.items()
-        }
-        return answers[LOGITS], exact
-
-    def _by_model(self, images: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        with integer_reference(self._model), integers_read(self._layers) as exact:
-            return self._model(paddle.to_tensor(images)).numpy(), exact
-
-
 def measure_agreement(
     model: Answer,
     others: Mapping[str, Answer],
     batches: Iterable[Batch],
     *,
+    only: Mapping[str, Collection[int]] | None = None,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[Agreement, dict[str, Agreement]]:
     """What the model and each of the others answer, on the same images.
 
+    `only` has the numbers of the batches that one of the others gets, where that is not all.
+
     own, others = measure_agreement(model_answer(net), {"ONNX Runtime": engine.run}, loader.epoch(0))
     """
+    only = only or {}
     collected = {name: _Answers() for name in (None, *others)}
     count, labelled = 0, True
     labels: list[np.ndarray] = []
-    for batch in batches:
+    for number, batch in enumerate(batches):
         count, labelled = count + 1, labelled and batch.labels is not None
         if labelled:
             labels.append(batch.labels)
         for name, answers in collected.items():
+            if name in only and number not in only[name]:
+                continue
+            answers.batches.append(number)
             start = time.perf_counter()
             logits = (model if name is None else others[name])(batch.images)
             answers.seconds += time.perf_counter() - start
@@ -152,13 +92,16 @@ def measure_agreement(
         on_batch()
     if not count:
         raise LowbitError("no images to verify on")
-    expected = np.concatenate(collected[None].logits)
-    known = np.concatenate(labels) if labelled else None
-    results = {name: _agreement(answers, expected, known) for name, answers in collected.items()}
+    own = collected[None].logits
+    known = labels if labelled else None
+    results = {name: _agreement(answers, own, known) for name, answers in collected.items()}
     return results.pop(None), results
 
 
-def _agreement(answers: _Answers, expected: np.ndarray, labels: np.ndarray | None) -> Agreement:
+def _agreement(answers: _Answers, own: list[np.ndarray], known: list[np.ndarray] | None) -> Agreement:
+    """Of the model's own logits and labels, those of the batches that were answered."""
+    expected = np.concatenate([own[number] for number in answers.batches])
+    labels = None if known is None else np.concatenate([known[number] for number in answers.batches])
     logits = np.concatenate(answers.logits)
     comparison = compare_logits(expected, logits)
     difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))

@@ -56,11 +56,13 @@ class Predictions:
         """Plain values for `verify.json`, of labelled images; `order[i]` is the index in the data set of the
         i-th image.
 
-        `confusion[name][label][predicted]` is a number of images. `differing` has the images to which fp32
+        `confusion[name][label][predicted]` is a number of images; an engine that got some of the images only
+        has none. `differing` has the images to which fp32
         and the quantized model give different classes; None where fp32 is not known.
         """
         labels = np.concatenate(self._labels)
         classes = {name: np.concatenate(found) for name, found in self._classes.items()}
+        classes = {name: found for name, found in classes.items() if len(found) == len(labels)}
         differing = None
         if FP32 in classes:
             differing = _differing(labels, classes, dataset, order)

@@ -158,6 +158,8 @@ def _integers(report: Report) -> dict[str, Any] | None:
         "integers": report.integers_compared,
         "unequal": report.integers_unequal,
         "first_layer": report.integers_first_layer,
+        "integers_images": report.integers_images,
+        "by_network": report.model.images if report.by_network is None else report.by_network,
     }
 
 

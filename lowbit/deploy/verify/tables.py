@@ -84,10 +84,19 @@ def _about_answers(report: Report) -> list[str]:
         change = points(report.model.top1 - report.fp32.top1)
         lines.append(f"Quantized minus fp32: {change} points of top-1.")
     if report.integers is not None:
-        if report.integers_unequal == 0:
+        if report.by_network is not None:
             lines.append(
-                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers are "
-                "exactly the trained model's."
+                f"The trained model itself computed {report.by_network} of the images, spread evenly: its "
+                "classes are those of the integer reference (lowbit's runtime), which stands in for it on "
+                f"the others. On {report.integers_images} of them, all {report.integers_compared:,} integers "
+                "of all quantized layers were compared, and are equal."
+            )
+        elif report.integers_unequal == 0:
+            some = report.integers_images < report.model.images
+            on = f" on {report.integers_images} images" if some else ""
+            lines.append(
+                f"Integer reference: all {report.integers_compared:,} integers of all quantized layers{on} "
+                "are exactly the trained model's."
             )
         else:
             lines.append(

@@ -5,6 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
+import lowbit
 from lowbit.deploy import PaddleEngine
 from lowbit.deploy.paddle_int8 import export_int8 as export_module
 from lowbit.deploy.paddle_int8.export_int8 import _bounded, merge
@@ -139,6 +140,16 @@ def test_answers_that_depart_are_not_put_in_place(every_kind, export_int8, tmp_p
     with pytest.raises(LowbitError, match="answers differently"):
         export_int8(quantized(every_kind), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_quantized_edges_are_refused(export_int8, tmp_path):
+    net = nn.Sequential(nn.Conv2D(3, 4, 3), nn.ReLU(), nn.AvgPool2D(2), nn.Flatten(), nn.Linear(196, 4))
+    images = paddle.randn([4, 3, 16, 16])
+    net = lowbit.quantize(net, "ptq_w8a8", data=[images]).eval()
+    with pytest.raises(LowbitError, match="outputs: quantized"):
+        export_int8(net, tmp_path)
+    made = lowbit.export(net, tmp_path, example=images, formats="paddle")  # nothing is left behind
+    assert made.formats[0].same_class == 1
 
 
 def test_a_model_without_integers_is_refused(export_int8, tmp_path):

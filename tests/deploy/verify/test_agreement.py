@@ -5,8 +5,7 @@ import paddle
 import pytest
 
 from lowbit.data import Batch
-from lowbit.deploy.onnx import export_onnx
-from lowbit.deploy.verify.agreement import IntegerReference, measure_agreement, model_answer
+from lowbit.deploy.verify.agreement import measure_agreement, model_answer
 from lowbit.errors import LowbitError
 from tests.support.small_net import images, small_net
 
@@ -58,43 +57,18 @@ def test_no_images_and_labels_of_other_data():
         measure_agreement(model, {}, batches(1, labels=(0, 1, 2, 9)))
 
 
-def test_the_integer_reference_has_the_models_integers_exactly():
-    model = small_net()
-    reference = IntegerReference(model)
-    _, results = measure_agreement(model_answer(model), {"integers": reference}, batches(2))
-    assert reference.unequal == 0 and reference.first_layer is None
-    assert reference.integers == 8 * (3 * 64 + 8 * 64 * 2 + 8)
-    assert results["integers"].agreement == 1.0 and results["integers"].max_difference < 1e-4
+def test_an_engine_that_gets_some_of_the_batches():
+    model, data = small_net(), batches()
+    asked = []
 
+    def other(x):
+        asked.append(x)
+        return -model_answer(model)(x)
 
-def test_the_integer_reference_finds_sums_that_are_not_exact(monkeypatch):
-    """Sums of floats that lose a bit, as those beyond 2^24 would, are found in the layer after."""
-    model = small_net()
-    product = model.stem.product
-
-    def inexact(x, weight, bias, *geometry):
-        sums = product(x, weight, bias, *geometry)
-        return sums if x.dtype == paddle.float64 else sums + 3000 * (sums > 2000).astype("float32")
-
-    monkeypatch.setattr(model.stem, "product", inexact)
-    reference = IntegerReference(model)
-    reference(images(4))
-    assert reference.unequal > 0 and reference.first_layer == "left"
-
-
-def test_the_runtime_computes_the_integer_reference(tmp_path, monkeypatch):
-    """With a file, the slow way is taken only for a batch whose integers are not the model's own."""
-    model = small_net()
-    made = export_onnx(model, tmp_path / "inference.onnx", model_name="small", image_shape=(3, 8, 8))
-    reference, slow = IntegerReference(model, made.path), []
-    plain = IntegerReference._by_model
-    monkeypatch.setattr(IntegerReference, "_by_model", lambda self, x: slow.append(1) or plain(self, x))
-    _, results = measure_agreement(reference.model_answer, {"integers": reference}, batches(2))
-    assert not slow and reference.unequal == 0 and reference.integers == 8 * (3 * 64 + 8 * 64 * 2 + 8)
-    assert results["integers"].agreement == 1.0
-    found = reference._by_runtime
-    monkeypatch.setattr(
-        reference, "_by_runtime", lambda x: (found(x)[0], {n: v + 1 for n, v in found(x)[1].items()})
-    )
-    reference(images(4))
-    assert slow == [1] and reference.unequal == 0
+    own, results = measure_agreement(model_answer(model), {"other": other}, data, only={"other": [0, 2]})
+    expected = np.concatenate([model(paddle.to_tensor(data[n].images)).numpy() for n in (0, 2)])
+    labels = np.concatenate([data[n].labels for n in (0, 2)])
+    assert asked[0] is data[0].images and asked[1] is data[2].images and len(asked) == 2
+    assert own.images == 12 and results["other"].images == 8
+    assert results["other"].top1 == (expected.argmin(1) == labels).mean()
+    assert results["other"].agreement == (expected.argmin(1) == expected.argmax(1)).mean()

@@ -11,6 +11,7 @@ from lowbit.data import ArrayDataset, Loader
 from lowbit.deploy import OnnxRuntimeEngine
 from lowbit.deploy.verify import Candidate, Size, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
+from lowbit.deploy.verify.tables import report_sections
 from lowbit.errors import LowbitError
 from tests.support.small_net import LAYERS, Answering, Watch, small_net, write_qdq
 
@@ -58,7 +59,37 @@ def test_a_sound_export_passes(loader, tmp_path):
     assert [row.name for row in report.engines[0].layers] == [*LAYERS, "logits"]
     assert [found.batch_size for found in report.engines[0].latency] == [1, 16]
     assert all(total == done for _, total, done in watch.log)
-    assert [title for title, *_ in watch.log] == ["verify", f"layers in {engine.name}", "latency"]
+    titles = ["the network itself, on a sample", "verify", f"layers in {engine.name}", "latency"]
+    assert [title for title, *_ in watch.log] == titles
+    assert report.by_network is None  # 20 images are few: the network computed all
+
+
+def test_the_network_computes_a_sample_and_the_reference_the_rest(tmp_path):
+    rng = np.random.default_rng(0)
+    loader = _loader(rng.integers(0, 256, (64, 8, 8, 3), np.uint8), rng.integers(0, 4, 64))
+    model, asked = small_net(), []
+    file = write_qdq(model, tmp_path / "inference.onnx")
+
+    def simulated(images):
+        asked.append(len(images))
+        return model_answer(model)(images)
+
+    candidates = [
+        Candidate("onnxruntime", OnnxRuntimeEngine(file, threads=1), onnx=file),
+        Candidate("paddle", Answering(simulated)),
+    ]
+    report = verify(model, candidates, loader, limit=0.8, latency=False)
+    assert report.by_network == sum(asked) == 16  # 14 show a limit of 80 %
+    assert [engine.result.images for engine in report.engines] == [64, 16]
+    assert report.failing == [] and report.model.images == report.integers.images == 64
+    assert "% of the images" in report.verdict(report.engines[0])
+    assert "100.00 % of 16 images" in report.verdict(report.engines[1])
+    (line,) = [line for line in report_sections(report, [])[0].lines if "itself" in line]
+    assert line.startswith("The trained model itself computed 16 of the images")
+    values = report_values(report, [])
+    assert values["integer_reference"]["by_network"] == 16
+    everything = verify(model, candidates[:1], loader, limit=1.0, latency=False)
+    assert everything.by_network is None and everything.integers_compared > report.integers_compared
 
 
 def test_a_damaged_export_fails_and_its_layer_is_named_without_being_asked(loader, tmp_path):

@@ -1,33 +1,41 @@
-// Steps on bytes without weights: to and from fp32, tables, sums and products, concatenation. See
+// Steps on bytes without weights: to and from fp32, tables, concatenation. See
 // quantized.h.
 #include "runtime/byte_loops.h"
+#include "runtime/byte_table.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
 namespace lowbit::runtime {
 namespace {
 
-#define LOWBIT_BYTE_LOOPS(name, target)                                                                    \
-    target void quantize_##name(const float* x, int64_t n, const Rounding& to, uint8_t* y) {               \
-        quantize_loop(x, n, to, y);                                                                        \
-    }                                                                                                      \
-    target void dequantize_##name(const uint8_t* x, int64_t n, float scale, int zero, float* y) {          \
-        dequantize_loop(x, n, scale, zero, y);                                                             \
-    }                                                                                                      \
-    target void pair_##name(const Pair& pair, const uint8_t* a, const uint8_t* b, int64_t n, uint8_t* y) { \
-        pair_loop(pair, a, b, n, y);                                                                       \
-    }                                                                                                      \
-    target void max_##name(const uint8_t* x, int64_t n, uint8_t* y) { max_loop(x, n, y); }                 \
-    target void sum_##name(const uint8_t* x, int64_t n, int32_t* sums) { sum_loop(x, n, sums); }           \
-    const ByteLoops kLoops_##name = {quantize_##name, dequantize_##name, pair_##name, max_##name, sum_##name};
+#define LOWBIT_BYTE_LOOPS(name, target, multiplies)                                                          \
+    target void quantize_##name(const float* x, int64_t n, const Rounding& to, uint8_t* y) {                 \
+        if (multiplies && to.reciprocal.is_exact) return quantize_loop<multiplies>(x, n, to, y);             \
+        quantize_loop<false>(x, n, to, y);                                                                   \
+    }                                                                                                        \
+    target void quantize_pixels_##name(const float* x, int64_t plane, int64_t channels, int64_t n,           \
+                                       const Rounding& to, uint8_t* y) {                                     \
+        if (multiplies && to.reciprocal.is_exact)                                                            \
+            return quantize_pixels_loop<multiplies>(x, plane, channels, n, to, y);                           \
+        quantize_pixels_loop<false>(x, plane, channels, n, to, y);                                           \
+    }                                                                                                        \
+    target void dequantize_##name(const uint8_t* x, int64_t n, float scale, int zero, float* y) {            \
+        dequantize_loop(x, n, scale, zero, y);                                                               \
+    }                                                                                                        \
+    target void max_##name(const uint8_t* x, int64_t n, uint8_t* y) { max_loop(x, n, y); }                   \
+    target void sum_##name(const uint8_t* x, int64_t stride, int64_t pixels, int64_t channels,               \
+                           int32_t* sums) {                                                                  \
+        sum_loop(x, stride, pixels, channels, sums);                                                         \
+    }                                                                                                        \
+    const ByteLoops kLoops_##name = {quantize_##name, quantize_pixels_##name, dequantize_##name, max_##name, \
+                                     sum_##name};
 
-LOWBIT_BYTE_LOOPS(baseline, )
+LOWBIT_BYTE_LOOPS(baseline, , false)
 #if LOWBIT_X86
-LOWBIT_BYTE_LOOPS(avx2, LOWBIT_TARGET_AVX2)
-LOWBIT_BYTE_LOOPS(avx512, LOWBIT_TARGET_AVX512)
+LOWBIT_BYTE_LOOPS(avx2, LOWBIT_TARGET_AVX2_FMA, true)
+LOWBIT_BYTE_LOOPS(avx512, LOWBIT_TARGET_AVX512, true)
 #endif
 
 constexpr int64_t kBlock = 256;  // values that are converted at a time
@@ -50,52 +58,44 @@ void each_plane_row(const Layout& layout, bool is_image, ThreadPool& pool, const
 class QuantizeStep : public Step {
   public:
     QuantizeStep(int from, const Dims& dims, const Bytes& to)
-        : from_(from), is_image_(dims.rank == 4), to_(to) {
+        : from_(from), is_image_(dims.rank == 4), to_(to), rounding_(to.grid, Reciprocal(to.grid)) {
         reads = {from}, writes = {to.slot};
     }
     void run(const Memory& memory, ThreadPool& pool) const override {
         uint8_t* to = memory.at(to_.slot);
         const float* values = memory.at<float>(from_);
         fill_halo(to_.layout, to_.grid.zero, to);
-        const Rounding rounding(to_.grid);
+        const Layout& layout = to_.layout;
         const ByteLoops& loops = byte_loops();
-        if (is_image_) return quantize_images(values, rounding, loops, pool, to);
-        const int64_t channels = to_.layout.channels;
-        pool.parallel_for(to_.layout.images, [&](int64_t n) {
-            loops.quantize(values + n * channels, channels, rounding, to + to_.layout.offset(n, 0, 0));
+        const int64_t h = layout.height, w = layout.width, c = layout.channels;
+        pool.parallel_for(layout.images * h, [&](int64_t item) {
+            const int64_t n = item / h, y = item % h;
+            uint8_t* row = to + layout.offset(n, y, 0);
+            if (!is_image_) return loops.quantize(values + n * c, c, rounding_, row);
+            const float* from = values + (n * c * h + y) * w;
+            if (layout.stride == 4) return loops.quantize_pixels(from, h * w, c, w, rounding_, row);
+            for (int64_t first = 0; first < c; first += 4) {
+                quantize_four(from + first * h * w, std::min<int64_t>(4, c - first), loops, row + first);
+            }
         });
     }
 
   private:
-    // Four channels of some pixels are rounded, then interleaved.
-    void quantize_images(const float* values, const Rounding& rounding, const ByteLoops& loops,
-                         ThreadPool& pool, uint8_t* to) const {
+    // Four channels of a row of pixels.
+    void quantize_four(const float* from, int64_t channels, const ByteLoops& loops, uint8_t* to) const {
         const Layout& layout = to_.layout;
-        const int64_t h = layout.height, w = layout.width, c = layout.channels;
-        pool.parallel_for(layout.images * h, [&](int64_t item) {
-            const int64_t n = item / h, y = item % h;
-            uint8_t block[4][kBlock] = {};
-            for (int64_t first = 0; first < c; first += 4) {
-                const int64_t together = std::min<int64_t>(4, c - first);
-                for (int64_t i = 0; i < w; i += kBlock) {
-                    const int64_t now = std::min(kBlock, w - i);
-                    for (int64_t k = 0; k < together; k++) {
-                        loops.quantize(values + ((n * c + first + k) * h + y) * w + i, now, rounding,
-                                       block[k]);
-                    }
-                    uint8_t* pixel = to + layout.offset(n, y, i) + first;
-                    for (int64_t j = 0; j < now; j++, pixel += layout.stride) {
-                        const uint8_t four[4] = {block[0][j], block[1][j], block[2][j], block[3][j]};
-                        memcpy(pixel, four, 4);
-                    }
-                }
-            }
-        });
+        uint8_t words[4 * kBlock];
+        for (int64_t i = 0; i < layout.width; i += kBlock) {
+            const int64_t now = std::min(kBlock, layout.width - i);
+            loops.quantize_pixels(from + i, layout.height * layout.width, channels, now, rounding_, words);
+            for (int64_t j = 0; j < now; j++) memcpy(to + (i + j) * layout.stride, words + 4 * j, 4);
+        }
     }
 
     int from_;
     bool is_image_;
     Bytes to_;
+    Rounding rounding_;
 };
 
 class DequantizeStep : public Step {
@@ -154,8 +154,8 @@ class ExportStep : public Step {
 
 class TableStep : public Step {
   public:
-    TableStep(const Bytes& from, const Bytes& to, const uint8_t* table) : from_(from), to_(to) {
-        std::copy(table, table + 256, table_.begin());
+    TableStep(const Bytes& from, const Bytes& to, const ByteTable& table)
+        : from_(from), to_(to), table_(table) {
         reads = {from.slot}, writes = {to.slot};
     }
     void run(const Memory& memory, ThreadPool& pool) const override {
@@ -166,46 +166,13 @@ class TableStep : public Step {
             const int64_t n = item / layout.height, h = item % layout.height;
             const uint8_t* x = memory.at(from_.slot) + from_.layout.offset(n, h, 0);
             uint8_t* y = to + layout.offset(n, h, 0);
-            for (int64_t i = 0; i < layout.width * layout.stride; i++) y[i] = table_[x[i]];
+            table_.apply(x, layout.width * layout.stride, y);
         });
     }
 
   private:
     Bytes from_, to_;
-    std::array<uint8_t, 256> table_;
-};
-
-class PairStep : public Step {
-  public:
-    PairStep(bool product, const Bytes& a, const Bytes& b, const Unary& activation, const Bytes& to)
-        : a_(a), b_(b), to_(to), pair_{product, a.grid.scale, b.grid.scale, 0,
-                                       0,       a.grid.zero,  b.grid.zero,  Rounding(to.grid)} {
-        const bool clamps = activation.function == Function::clamp;
-        pair_.lowest = clamps ? activation.a : -std::numeric_limits<float>::infinity();
-        pair_.highest = clamps ? activation.b : std::numeric_limits<float>::infinity();
-        reads = {a.slot, b.slot}, writes = {to.slot};
-    }
-    void run(const Memory& memory, ThreadPool& pool) const override {
-        uint8_t* to = memory.at(to_.slot);
-        fill_halo(to_.layout, to_.grid.zero, to);
-        const Layout& layout = to_.layout;
-        const ByteLoops& loops = byte_loops();
-        const bool one_pixel = b_.layout.height * b_.layout.width == 1 && layout.height * layout.width > 1;
-        pool.parallel_for(layout.images * layout.height, [&](int64_t item) {
-            const int64_t n = item / layout.height, h = item % layout.height;
-            const uint8_t* a = memory.at(a_.slot) + a_.layout.offset(n, h, 0);
-            const uint8_t* b = memory.at(b_.slot) + b_.layout.offset(n, one_pixel ? 0 : h, 0);
-            uint8_t* y = to + layout.offset(n, h, 0);
-            if (!one_pixel) return loops.pair(pair_, a, b, layout.width * layout.stride, y);
-            for (int64_t w = 0; w < layout.width; w++) {
-                loops.pair(pair_, a + w * layout.stride, b, layout.stride, y + w * layout.stride);
-            }
-        });
-    }
-
-  private:
-    Bytes a_, b_, to_;
-    Pair pair_;
+    ByteTable table_;
 };
 
 class ConcatStep : public Step {
@@ -213,11 +180,7 @@ class ConcatStep : public Step {
     ConcatStep(const std::vector<Bytes>& parts, const Bytes& to) : parts_(parts), to_(to) {
         for (const Bytes& part : parts) {
             reads.push_back(part.slot);
-            std::array<uint8_t, 256> table;
-            for (int i = 0; i < 256; i++) {
-                table[i] = quantize_one(dequantize_one(static_cast<uint8_t>(i), part.grid), to.grid);
-            }
-            tables_.push_back(table);
+            tables_.emplace_back(part.grid, to.grid);
         }
         writes = {to.slot};
     }
@@ -232,7 +195,8 @@ class ConcatStep : public Step {
                 for (size_t i = 0; i < parts_.size(); i++) {
                     const Bytes& part = parts_[i];
                     const uint8_t* x = memory.at(part.slot) + part.layout.offset(n, h, w);
-                    for (int64_t c = 0; c < part.layout.channels; c++) *y++ = tables_[i][x[c]];
+                    tables_[i].apply(x, part.layout.channels, y);
+                    y += part.layout.channels;
                 }
             }
         });
@@ -241,7 +205,7 @@ class ConcatStep : public Step {
   private:
     std::vector<Bytes> parts_;
     Bytes to_;
-    std::vector<std::array<uint8_t, 256>> tables_;
+    std::vector<ByteTable> tables_;
 };
 
 }  // namespace
@@ -249,7 +213,8 @@ class ConcatStep : public Step {
 const ByteLoops& byte_loops() {
 #if LOWBIT_X86
     if (instruction_set() >= InstructionSet::avx512) return kLoops_avx512;
-    if (instruction_set() >= InstructionSet::avx2) return kLoops_avx2;
+    static const bool has_fma = __builtin_cpu_supports("fma");
+    if (instruction_set() >= InstructionSet::avx2 && has_fma) return kLoops_avx2;
 #endif
     return kLoops_baseline;
 }
@@ -286,7 +251,32 @@ void fill_halo(const Layout& layout, int zero, uint8_t* tensor) {
     }
 }
 
-uint8_t quantize_one(float value, const Grid& grid) { return round_to_byte(value, Rounding(grid)); }
+uint8_t quantize_one(float value, const Grid& grid) {
+    return static_cast<uint8_t>(rounded<false>(value, Rounding(grid)));
+}
+
+Reciprocal::Reciprocal(const Grid& grid) {
+#if LOWBIT_X86
+    if (!__builtin_cpu_supports("fma")) return;
+#else
+    return;
+#endif
+    high = static_cast<float>(1 / static_cast<double>(grid.scale));
+    low = static_cast<float>(1 / static_cast<double>(grid.scale) - high);
+    if (!std::isfinite(high) || std::fpclassify(high) != FP_NORMAL) return;
+    is_exact = true;
+    // Both are within two units in the last place of v / scale, so that they can only round differently near
+    // a half: all floats there are compared.
+    constexpr int kNear = 8;
+    for (int k = grid.lowest - grid.zero - 1; k <= grid.highest - grid.zero; k++) {
+        float v = grid.scale * (static_cast<float>(k) + 0.5f);
+        for (int i = 0; i < kNear; i++) v = std::nextafterf(v, -INFINITY);
+        for (int i = 0; i <= 2 * kNear; i++, v = std::nextafterf(v, INFINITY)) {
+            const float quick = std::fmaf(v, high, v * low);
+            is_exact = is_exact && std::nearbyintf(quick) == std::nearbyintf(v / grid.scale);
+        }
+    }
+}
 
 StepPointer quantize_step(int from, const Dims& dims, const Bytes& to) {
     return std::make_unique<QuantizeStep>(from, dims, to);
@@ -297,12 +287,8 @@ StepPointer dequantize_step(const Bytes& from, const Dims& dims, int to) {
 StepPointer export_step(const Bytes& from, const Dims& dims, bool is_signed, int to) {
     return std::make_unique<ExportStep>(from, dims, is_signed, to);
 }
-StepPointer table_step(const Bytes& from, const Bytes& to, const uint8_t* table) {
+StepPointer table_step(const Bytes& from, const Bytes& to, const ByteTable& table) {
     return std::make_unique<TableStep>(from, to, table);
-}
-StepPointer pair_step(bool product, const Bytes& a, const Bytes& b, const Unary& activation,
-                      const Bytes& to) {
-    return std::make_unique<PairStep>(product, a, b, activation, to);
 }
 StepPointer concat_step(const std::vector<Bytes>& parts, const Bytes& to) {
     return std::make_unique<ConcatStep>(parts, to);

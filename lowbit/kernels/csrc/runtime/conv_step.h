@@ -20,7 +20,7 @@ struct ConvShape {
 struct PackedWeights {
     ConvShape shape;
     gemm::Microkernel kernel;
-    int64_t step_bytes = 64;              // 128 for int16, 32 for two weights per byte
+    int64_t step_bytes = 64;              // 32 for two weights per byte
     double largest_sum = 0;               // bound of its magnitude
     int64_t panels = 0, panel_bytes = 0;  // of a group
     std::vector<uint8_t> bytes;
@@ -30,13 +30,13 @@ struct PackedWeights {
     // other weights.
     std::vector<int32_t> extra_first, extra_steps;
     std::vector<uint8_t> extra_bytes;
-    bool depthwise = false;  // [16 channels][pair of taps]: see depthwise_step.cpp
+    bool depthwise = false, depthwise_fours = false;  // other layouts: see depthwise_step.cpp
 };
 
 using PackedPointer = std::shared_ptr<const PackedWeights>;
 
-// For sources with this grid and the instruction set in use. Throws if sums could exceed int32.
-PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source);
+// For such a source and the instruction set in use. Throws if sums could exceed int32.
+PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Bytes& source);
 
 struct ConvTarget {
     bool to_float = false;

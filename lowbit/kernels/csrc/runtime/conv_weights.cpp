@@ -5,7 +5,8 @@
 // weights, but for almost all: four weights of a channel rarely have all large magnitudes and one sign. So a
 // weight w that would overflow is split into w' + w'': w' stays in the panel, w'' becomes part of an extra
 // step for the same source bytes. Sums are exact. Which way is fastest for a layer follows from the number of
-// extra steps.
+// extra steps. Images of three channels have the first one twice, in different pairs of a step: there, w' and
+// w'' fit into the same step.
 #include "common/cpu.h"
 #include "runtime/conv_step.h"
 
@@ -20,7 +21,7 @@ using gemm::kPanel;
 constexpr int64_t kWords = kPanel * 4;  // weights of a step
 constexpr int kExtraLimit = 64;         // of a weight in an extra step: two of them times 255 fit 16 bits
 
-enum class Storage { bytes, words, nibbles };
+enum class Storage { bytes, pairs, nibbles };
 
 // Weights of all panels as [panel][step][16][4].
 using Steps = std::vector<int16_t>;
@@ -69,6 +70,19 @@ int64_t split_panel(int16_t* weights, int64_t steps, int64_t largest_source, boo
     return count;
 }
 
+// Steps of three channels and the first again: moves what is too much for the first two to the last two.
+void use_repeated(Steps* weights, int64_t largest_source) {
+    const int limit = static_cast<int>(INT16_MAX / largest_source);
+    for (size_t i = 0; i < weights->size(); i += 4) {
+        int16_t* four = weights->data() + i;
+        const int sum = std::abs(four[0] + four[1]), over = sum - limit;
+        if (four[0] * four[1] <= 0 || over <= 0) continue;
+        const int moved = std::min(over, std::abs(static_cast<int>(four[0])));
+        four[3] = static_cast<int16_t>(four[0] > 0 ? moved : -moved);
+        four[0] = static_cast<int16_t>(four[0] - four[3]);
+    }
+}
+
 #if LOWBIT_X86
 // The cheapest way with AVX2 for weights whose products may exceed 16 bits; costs are relative to one step
 // that is widened, measured.
@@ -88,8 +102,7 @@ Storage choose_avx2(Steps* weights, int64_t steps, int64_t largest_source, Packe
     const bool paired = costs[1] <= costs[0];
     if (kWide * all < costs[paired]) {
         packed->kernel = {1, run_wide_avx2, run_wide_avx2, 0};
-        packed->step_bytes = 128;
-        return Storage::words;
+        return Storage::pairs;
     }
     packed->kernel = paired ? gemm::Microkernel{1, gemm::run_int8_paired_avx2, gemm::run_int8_paired_avx2, 0}
                             : gemm::Microkernel{1, gemm::run_int8_acc32_avx2, gemm::run_int8_acc32_avx2, 0};
@@ -136,8 +149,8 @@ Storage choose_kernel(Steps* weights, int64_t steps, int64_t largest_source, Pac
 
 // The weight of a channel (of 16) and an input (of 4) in the bytes of a step.
 void store_weight(Storage storage, int64_t lane, int64_t input, int16_t value, uint8_t* step) {
-    if (storage == Storage::words) {  // [first two inputs, last two][16 channels][2], int16
-        memcpy(step + input / 2 * 64 + lane * 4 + input % 2 * 2, &value, 2);
+    if (storage == Storage::pairs) {  // [first two inputs, last two][16 channels][2]
+        step[input / 2 * 32 + lane * 2 + input % 2] = static_cast<uint8_t>(value);
     } else if (storage == Storage::bytes) {
         step[lane * 4 + input] = static_cast<uint8_t>(value);
     } else {  // with 8 added; the upper half of a byte is the channel 8 further
@@ -149,7 +162,8 @@ void store_weight(Storage storage, int64_t lane, int64_t input, int16_t value, u
 
 }  // namespace
 
-PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Grid& source) {
+PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, const Bytes& from) {
+    const Grid& source = from.grid;
     const int64_t per_output = shape.inputs * shape.taps(), outputs = shape.groups * shape.outputs;
     int64_t largest = 0;
     for (int64_t i = 0; i < outputs * per_output; i++)
@@ -183,6 +197,7 @@ PackedPointer pack_weights(const ConvShape& shape, const int16_t* integers, cons
         }
         packed->initial[panel * kPanel + lane] = static_cast<int32_t>(-source.zero * sum);
     }
+    if (from.repeats_first && shape.inputs == 3) use_repeated(&weights, largest_source);
     const Storage storage = choose_kernel(&weights, steps, largest_source, packed.get());
     packed->panel_bytes = steps * packed->step_bytes;
     packed->bytes.resize(static_cast<size_t>(panels * packed->panel_bytes));

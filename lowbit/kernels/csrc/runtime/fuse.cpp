@@ -80,14 +80,21 @@ bool absorb_sum(const Facts& facts, int tensor, Chain* chain) {
     return true;
 }
 
-// The only reader of an integer tensor, if it turns it into floats: its output, or -1.
+// The only reader of an integer tensor, if it turns it into floats: its output, or -1. Floats that are rounded
+// to the same grid again stay what they are.
 int only_values(const Facts& facts, int tensor, std::vector<int>* nodes) {
     const int node = next(facts, tensor, "DequantizeLinear");
     if (node < 0) return -1;
     const int out = facts.graph().nodes[node].outputs[0];
     if (facts.source(out) != tensor) return -1;
     nodes->push_back(node);
-    return out;
+    std::vector<int> longer = *nodes;
+    const int again = next_integers(facts, out, &longer);
+    if (again < 0 || !(facts.integers(again)->grid == facts.integers(tensor)->grid)) return out;
+    const int values = only_values(facts, again, &longer);
+    if (values < 0) return out;
+    *nodes = longer;
+    return values;
 }
 
 // Behind `functions` of the integer tensor `from`, whose value is `at`: more functions of one number, then
@@ -102,11 +109,13 @@ bool absorb_table(const Facts& facts, int from, int at, std::vector<Unary> funct
     longer.output = next_integers(facts, at, &longer.nodes);
     if (functions.empty() || longer.output < 0) return false;
     const Grid &source = facts.integers(from)->grid, &target = facts.integers(longer.output)->grid;
+    uint8_t table[256];
     for (int byte = 0; byte < 256; byte++) {
         float v = dequantize_one(static_cast<uint8_t>(byte), source);
         for (const Unary& one : functions) v = apply(one, v);
-        longer.table[byte] = quantize_one(v, target);
+        table[byte] = quantize_one(v, target);
     }
+    longer.table = ByteTable(table);
     longer.to_integers = longer.has_table = true;
     longer.before_table = from;
     *chain = longer;

@@ -67,7 +67,7 @@ struct Chain {
     Unary second;
     bool has_table = false;  // of bytes on the grid of `before_table` to those of `output`
     int before_table = -1;
-    uint8_t table[256] = {};
+    ByteTable table;
 };
 
 enum class ChannelAxis { second, last };

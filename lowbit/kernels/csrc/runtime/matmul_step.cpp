@@ -45,8 +45,9 @@ class MatMulStep : public Step {
         pool.parallel_for(dims_.product(0, dims_.rank - 1), [&](int64_t item) {
             const int64_t matrix = item / rows;
             const uint8_t* left =
-                memory.at(a_.slot) + (operand_matrix(matrix, a_.dims) * rows + item % rows) * inner;
-            const uint8_t* right = memory.at(b_.slot) + operand_matrix(matrix, b_.dims) * inner * columns;
+                memory.at(a_.slot) + (broadcast_matrix(matrix, dims_, a_.dims) * rows + item % rows) * inner;
+            const uint8_t* right =
+                memory.at(b_.slot) + broadcast_matrix(matrix, dims_, b_.dims) * inner * columns;
             float* to = memory.at<float>(to_) + item * columns;
             for (int64_t first = 0; first < columns; first += kColumns) {
                 const int64_t now = std::min(kColumns, columns - first);
@@ -61,19 +62,6 @@ class MatMulStep : public Step {
     }
 
   private:
-    // The number of an operand's matrix for matrix `index` of the result.
-    int64_t operand_matrix(int64_t index, const Dims& operand) const {
-        int64_t found = 0, step = 1;
-        for (int axis = dims_.rank - 3, own = operand.rank - 3; axis >= 0; axis--, own--) {
-            const int64_t at = index % dims_[axis];
-            index /= dims_[axis];
-            if (own < 0) continue;
-            found += operand[own] == 1 ? 0 : at * step;
-            step *= operand[own];
-        }
-        return found;
-    }
-
     MatMulOperand a_, b_;
     Dims dims_;
     int to_;

@@ -43,7 +43,7 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load(const uint8_t* from) {
 
 }  // namespace
 
-// Bytes of the source are widened in registers, weights are int16: exact for any 8-bit weights.
+// Bytes of source and weights are widened to int16 in registers: exact for any 8-bit weights.
 LOWBIT_TARGET_AVX2 void run_wide_avx2(const gemm::Strip& strip) {
     constexpr int kPixels = 4;
     const __m256i first_two = _mm256_set1_epi32(static_cast<int>(0x80018000u));
@@ -59,17 +59,22 @@ LOWBIT_TARGET_AVX2 void run_wide_avx2(const gemm::Strip& strip) {
         const uint8_t* panel = strip.panel;
         for (int64_t s = 0; s < strip.count; s++) {
             int64_t at = strip.segments[s].offset;
-            for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 128) {
+            for (int64_t end = at + 4 * strip.segments[s].steps; at != end; at += 4, panel += 64) {
+                __m256i weights[4];  // first two inputs of channels 0-7 and 8-15, then the last two
+                for (int i = 0; i < 4; i++) {
+                    const __m128i* two = reinterpret_cast<const __m128i*>(panel + 16 * i);
+                    weights[i] = _mm256_cvtepi8_epi16(_mm_loadu_si128(two));
+                }
                 for (int i = 0; i < kPixels; i++) {
                     int32_t word;
                     memcpy(&word, from[i] + at, 4);
                     const __m256i bytes = _mm256_set1_epi32(word);
                     const __m256i first = _mm256_shuffle_epi8(bytes, first_two);
                     const __m256i last = _mm256_shuffle_epi8(bytes, last_two);
-                    add32(sums[i][0], _mm256_madd_epi16(first, load(panel)));
-                    add32(sums[i][1], _mm256_madd_epi16(first, load(panel + 32)));
-                    add32(sums[i][0], _mm256_madd_epi16(last, load(panel + 64)));
-                    add32(sums[i][1], _mm256_madd_epi16(last, load(panel + 96)));
+                    add32(sums[i][0], _mm256_madd_epi16(first, weights[0]));
+                    add32(sums[i][1], _mm256_madd_epi16(first, weights[1]));
+                    add32(sums[i][0], _mm256_madd_epi16(last, weights[2]));
+                    add32(sums[i][1], _mm256_madd_epi16(last, weights[3]));
                 }
             }
         }

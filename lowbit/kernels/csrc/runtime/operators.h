@@ -83,16 +83,25 @@ float apply(const Unary& unary, float x);
 
 using Table = std::map<std::string, Operator>;
 void add_elementwise(Table& table);
+void add_quantization(Table& table);
 void add_movement(Table& table);
+void add_joins(Table& table);
 void add_layers(Table& table);
 void add_reductions(Table& table);
 void add_resize(Table& table);
 
 Dims broadcast(const Dims& a, const Dims& b, const Node& node);
+// For matrix number `index` of a product's result [..., rows, columns]: the number of the operand's matrix.
+int64_t broadcast_matrix(int64_t index, const Dims& result, const Dims& operand);
 const Argument& need(const Arguments& in, size_t number, const Node& node);
 void need_type(const Argument& argument, Type type, const Node& node);
 // The integers of an input that must be a constant (int64), such as axes.
 std::vector<int64_t> constant_ints(const Arguments& in, size_t number, const Node& node);
+// The same where the input may be left out; and of an input that is there, when the operator runs.
+std::vector<int64_t> optional_ints(const Arguments& in, size_t number, const Node& node);
+std::vector<int64_t> view_ints(const Views& in, size_t number);
+// How far apart the elements of each axis are.
+void row_major(const Dims& dims, int64_t* step);
 inline bool present(const Arguments& in, size_t number) {
     return number < in.size() && in[number].type != Type::none;
 }

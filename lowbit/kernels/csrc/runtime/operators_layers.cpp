@@ -196,19 +196,6 @@ void infer_matmul(const Node& node, const Arguments& in, Arguments& out) {
     check_dims(out[0].dims, node.describe());
 }
 
-// The number of an operand's matrix for matrix `index` of the result.
-int64_t broadcast_matrix(int64_t index, const Dims& result, const Dims& operand) {
-    int64_t found = 0, step = 1;
-    for (int axis = result.rank - 3, own = operand.rank - 3; axis >= 0; axis--, own--) {
-        const int64_t at = index % result[axis];
-        index /= result[axis];
-        if (own < 0) continue;
-        found += operand[own] == 1 ? 0 : at * step;
-        step *= operand[own];
-    }
-    return found;
-}
-
 void run_matmul(const Node&, const Views& in, const Views& out, ThreadPool& pool) {
     const Dims &a = in[0].dims, &b = in[1].dims, &y = out[0].dims;
     const int64_t rows = y[y.rank - 2], columns = y[y.rank - 1], inner = a[a.rank - 1];

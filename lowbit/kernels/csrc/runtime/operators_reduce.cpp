@@ -189,16 +189,6 @@ void run_batch_norm(const Node& node, const Views& in, const Views& out, ThreadP
     }
 }
 
-Table make_table() {
-    Table table;
-    add_elementwise(table);
-    add_movement(table);
-    add_layers(table);
-    add_reductions(table);
-    add_resize(table);
-    return table;
-}
-
 }  // namespace
 
 void add_reductions(Table& table) {
@@ -209,47 +199,6 @@ void add_reductions(Table& table) {
     table["Softmax"] = {infer_softmax, run_softmax};
     table["LayerNormalization"] = {infer_layer_norm, run_layer_norm};
     table["BatchNormalization"] = {infer_batch_norm, run_batch_norm};
-}
-
-const Operator* find_operator(const std::string& kind) {
-    static const Table table = make_table();
-    const auto found = table.find(kind);
-    return found == table.end() ? nullptr : &found->second;
-}
-
-Dims broadcast(const Dims& a, const Dims& b, const Node& node) {
-    Dims dims = a.rank >= b.rank ? a : b;
-    const Dims& other = a.rank >= b.rank ? b : a;
-    for (int axis = 1; axis <= other.rank; axis++) {
-        int64_t& size = dims[dims.rank - axis];
-        const int64_t second = other[other.rank - axis];
-        check(size == second || size == 1 || second == 1,
-              node.describe() + " cannot combine " + to_string(a) + " and " + to_string(b));
-        size = size == 1 ? second : size;
-    }
-    check_dims(dims, node.describe());
-    return dims;
-}
-
-const Argument& need(const Arguments& in, size_t number, const Node& node) {
-    check(present(in, number), node.describe() + " lacks its input " + std::to_string(number + 1));
-    return in[number];
-}
-
-void need_type(const Argument& argument, Type type, const Node& node) {
-    check(argument.type == type, node.describe() + " of " + type_name(argument.type) +
-                                     " is not supported, only of " + type_name(type));
-}
-
-std::vector<int64_t> constant_ints(const Arguments& in, size_t number, const Node& node) {
-    const Tensor* tensor = need(in, number, node).constant;
-    check(tensor && (tensor->type == Type::int64 || tensor->type == Type::int32),
-          node.describe() + ": its input " + std::to_string(number + 1) + " must be constant integers");
-    check(tensor->dims.rank <= 1,
-          node.describe() + ": its input " + std::to_string(number + 1) + " is no list");
-    const int64_t count = tensor->count();
-    if (tensor->type == Type::int32) return {tensor->as<int32_t>(), tensor->as<int32_t>() + count};
-    return {tensor->as<int64_t>(), tensor->as<int64_t>() + count};
 }
 
 }  // namespace lowbit::runtime

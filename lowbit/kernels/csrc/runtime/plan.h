@@ -8,6 +8,9 @@
 
 namespace lowbit::runtime {
 
+// Weights are packed for a tensor, its source's zero point, highest byte and fourth byte, and instructions.
+using PackedKey = std::tuple<int, int, int, bool, InstructionSet>;
+
 // A model with what its plans share: threads, and weights that are packed once.
 struct Engine {
     Engine(Graph of, int threads) : graph(std::move(of)), pool(threads) {}
@@ -15,8 +18,7 @@ struct Engine {
     const Graph graph;
     ThreadPool pool;
     std::mutex mutex;  // of `packed`
-    // By weight tensor, source's zero point and highest byte, and instruction set.
-    std::map<std::tuple<int, int, int, InstructionSet>, PackedPointer> packed;
+    std::map<PackedKey, PackedPointer> packed;
 };
 
 struct Slot {

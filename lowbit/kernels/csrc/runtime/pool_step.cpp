@@ -1,8 +1,8 @@
 // Maximum and mean over windows of bytes; see quantized.h.
 #include "runtime/byte_loops.h"
+#include "runtime/byte_table.h"
 
 #include <algorithm>
-#include <array>
 
 namespace lowbit::runtime {
 namespace {
@@ -54,12 +54,8 @@ class PoolStep : public Step {
 
 class MaxPoolStep : public PoolStep {
   public:
-    MaxPoolStep(const Bytes& from, const Window& window, const Bytes& to) : PoolStep(from, window, to) {
-        for (int i = 0; i < 256; i++) {
-            table_[i] = quantize_one(dequantize_one(static_cast<uint8_t>(i), from.grid), to.grid);
-            is_identity_ = is_identity_ && table_[i] == i;
-        }
-    }
+    MaxPoolStep(const Bytes& from, const Window& window, const Bytes& to)
+        : PoolStep(from, window, to), table_(from.grid, to.grid) {}
     void run(const Memory& memory, ThreadPool& pool) const override {
         const uint8_t* from = memory.at(from_.slot);
         uint8_t* to = memory.at(to_.slot);
@@ -74,14 +70,12 @@ class MaxPoolStep : public PoolStep {
                     loops.max(from + from_.layout.offset(n, rows.at(i), columns.at(j)), bytes, y);
                 }
             }
-            if (is_identity_) return;
-            for (int64_t c = 0; c < bytes; c++) y[c] = table_[y[c]];
+            if (!table_.is_identity()) table_.apply(y, bytes, y);
         });
     }
 
   private:
-    std::array<uint8_t, 256> table_;
-    bool is_identity_ = true;
+    ByteTable table_;
 };
 
 class AveragePoolStep : public PoolStep {
@@ -104,10 +98,9 @@ class AveragePoolStep : public PoolStep {
                 int32_t sums[kBlock];
                 std::fill(sums, sums + now, static_cast<int32_t>(-values * from_.grid.zero));
                 for (int64_t i = rows.begin; i < rows.end; i++) {
-                    for (int64_t j = columns.begin; j < columns.end; j++) {
-                        loops.sum(from + from_.layout.offset(n, rows.at(i), columns.at(j)) + first, now,
-                                  sums);
-                    }
+                    if (!columns.count()) continue;
+                    loops.sum(from + from_.layout.offset(n, rows.at(i), columns.at(columns.begin)) + first,
+                              from_.layout.stride * window_.dilation[1], columns.count(), now, sums);
                 }
                 for (int64_t c = 0; c < now; c++) {
                     float v = static_cast<float>(sums[c]) * from_.grid.scale / static_cast<float>(count);

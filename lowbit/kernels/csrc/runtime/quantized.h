@@ -19,6 +19,16 @@ struct Grid {
     }
 };
 
+// Division by a grid's scale as two operations: v * high + v * low, where high + low is 1 / scale to 48 bits.
+// The rounded result is that of the division for every v, which is checked around every boundary when a plan
+// is made; where it is not (or the processor lacks FMA), `is_exact` is false and the division itself is used.
+struct Reciprocal {
+    Reciprocal() = default;
+    explicit Reciprocal(const Grid& grid);
+    float high = 0, low = 0;
+    bool is_exact = false;
+};
+
 struct Layout {
     int64_t images = 1, height = 1, width = 1, channels = 1;
     int64_t stride = 1;  // bytes of a pixel
@@ -66,6 +76,7 @@ struct Bytes {  // a tensor of bytes that a step reads or writes
     int slot = -1;
     Layout layout;
     Grid grid;
+    bool repeats_first = false;  // three channels, and the first again in the fourth byte of a pixel
 };
 
 class Step {
@@ -79,6 +90,7 @@ class Step {
 };
 
 using StepPointer = std::unique_ptr<Step>;
+class ByteTable;  // byte_table.h
 
 // fp32 in ONNX's order to bytes and back. `dims` is the tensor's shape.
 StepPointer quantize_step(int from, const Dims& dims, const Bytes& to);
@@ -87,7 +99,7 @@ StepPointer dequantize_step(const Bytes& from, const Dims& dims, int to);
 StepPointer export_step(const Bytes& from, const Dims& dims, bool is_signed, int to);
 
 // to = table[from]
-StepPointer table_step(const Bytes& from, const Bytes& to, const uint8_t* table);
+StepPointer table_step(const Bytes& from, const Bytes& to, const ByteTable& table);
 // Sum or product of two tensors; the second may have one pixel per image, which is used for all of them.
 StepPointer pair_step(bool product, const Bytes& a, const Bytes& b, const Unary& activation, const Bytes& to);
 // Parts with their tables, one after the other along the channels.

@@ -82,51 +82,53 @@ LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE __m256i steps_avx2(__m256 v, const GridAvx2
     return _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(steps, grid.lowest), grid.highest));
 }
 
-// Sixteen int32 to bytes between two bounds, which are the same in all channels.
-struct PackAvx2 {
-    __m256i zero;
-    __m128i lowest, highest;
-    int64_t written;
-};
-
-LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE PackAvx2 pack_avx2(const Epilogue& e, const StripOutput& out) {
-    return {_mm256_set1_epi16(static_cast<int16_t>(e.out.zero)), _mm_set1_epi8(static_cast<char>(e.lowest)),
-            _mm_set1_epi8(static_cast<char>(e.highest)), out.written};
-}
-
-LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE void store_avx2(__m256i low, __m256i high, const PackAvx2& pack,
-                                                     uint8_t* to) {
-    const __m256i words =
-        _mm256_adds_epi16(_mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8), pack.zero);
-    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    bytes = _mm_min_epu8(_mm_max_epu8(bytes, pack.lowest), pack.highest);
-    if (pack.written == kChannels) {
+LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE void store_avx2(__m128i bytes, int64_t written, uint8_t* to) {
+    if (written == kChannels) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
     } else {
         alignas(16) uint8_t all[16];
         _mm_store_si128(reinterpret_cast<__m128i*>(all), bytes);
-        memcpy(to, all, static_cast<size_t>(pack.written));
+        memcpy(to, all, static_cast<size_t>(written));
     }
 }
 
-// Scale, bias and rounding alone.
-LOWBIT_TARGET_AVX2_FMA void requantize_short_avx2(const Epilogue& e, const int32_t* sums,
-                                                  const StripOutput& out) {
-    const float *scale = e.scale.data() + out.channel, *bias = e.bias.data() + out.channel;
-    const __m256 scales[2] = {_mm256_loadu_ps(scale), _mm256_loadu_ps(scale + 8)};
-    const __m256 biases[2] = {_mm256_loadu_ps(bias), _mm256_loadu_ps(bias + 8)};
-    const GridAvx2 grid = grid_avx2(e.out, e.out_reciprocal);
-    const PackAvx2 pack = pack_avx2(e, out);
-    for (int64_t p = 0; p < out.pixels; p++, sums += kChannels) {
-        __m256i steps[2];
+// Scale, bias and rounding alone: a pixel.
+struct ShortAvx2 {
+    LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE ShortAvx2(const Epilogue& e, int64_t channel)
+        : grid(grid_avx2(e.out, e.out_reciprocal)) {
+        for (int half = 0; half < 2; half++) {
+            scales[half] = _mm256_loadu_ps(e.scale.data() + channel + 8 * half);
+            biases[half] = _mm256_loadu_ps(e.bias.data() + channel + 8 * half);
+        }
+    }
+    LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE void operator()(const int32_t* sums, __m256i (&steps)[2]) const {
         for (int half = 0; half < 2; half++) {
             const __m256i sum = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums) + half);
             const __m256 v =
                 _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), scales[half]), biases[half]);
             steps[half] = _mm256_cvtps_epi32(divide_avx2(v, grid));
         }
-        store_avx2(steps[0], steps[1], pack, out.to + out.offsets[p]);
     }
+    GridAvx2 grid;
+    __m256 scales[2], biases[2];
+};
+
+LOWBIT_TARGET_AVX2_FMA void requantize_short_avx2(const Epilogue& e, const int32_t* sums,
+                                                  const StripOutput& out) {
+    const ShortAvx2 round(e, out.channel);
+    const BytePack pack(e.out.zero, e.lowest, e.highest);
+    __m256i a[2], b[2];
+    int64_t p = 0;
+    for (; p + 1 < out.pixels; p += 2) {
+        round(sums + p * kChannels, a);
+        round(sums + (p + 1) * kChannels, b);
+        const __m256i bytes = pack(a, b);
+        store_avx2(_mm256_castsi256_si128(bytes), out.written, out.to + out.offsets[p]);
+        store_avx2(_mm256_extracti128_si256(bytes, 1), out.written, out.to + out.offsets[p + 1]);
+    }
+    if (p == out.pixels) return;
+    round(sums + p * kChannels, a);
+    store_avx2(pack(a), out.written, out.to + out.offsets[p]);
 }
 
 template <bool kSum>
@@ -137,7 +139,7 @@ LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE void requantize_avx2(const Epilogue& e, con
     const __m256 biases[2] = {_mm256_loadu_ps(bias), _mm256_loadu_ps(bias + 8)};
     const GridAvx2 grid = grid_avx2(e.out, e.out_reciprocal),
                    middle = grid_avx2(e.middle, e.middle_reciprocal);
-    const PackAvx2 pack = pack_avx2(e, out);
+    const BytePack pack(e.out.zero, e.lowest, e.highest);
     const __m256 residual_scale = _mm256_set1_ps(e.residual.scale);
     const __m256i residual_zero = _mm256_set1_epi32(e.residual.zero);
     for (int64_t p = 0; p < out.pixels; p++, sums += kChannels) {
@@ -156,7 +158,7 @@ LOWBIT_TARGET_AVX2_FMA LOWBIT_INLINE void requantize_avx2(const Epilogue& e, con
             }
             steps[half] = steps_avx2(v, grid);
         }
-        store_avx2(steps[0], steps[1], pack, out.to + out.offsets[p]);
+        store_avx2(pack(steps), out.written, out.to + out.offsets[p]);
     }
 }
 
@@ -302,29 +304,6 @@ LOWBIT_TARGET_AVX2 void values_avx2(const Epilogue& e, const int32_t* sums, int6
 
 }  // namespace
 
-Reciprocal::Reciprocal(const Grid& grid) {
-#if LOWBIT_X86
-    if (!__builtin_cpu_supports("fma")) return;
-#else
-    return;
-#endif
-    high = static_cast<float>(1 / static_cast<double>(grid.scale));
-    low = static_cast<float>(1 / static_cast<double>(grid.scale) - high);
-    if (!std::isfinite(high) || std::fpclassify(high) != FP_NORMAL) return;
-    is_exact = true;
-    // Both are within two units in the last place of v / scale, so that they can only round differently near
-    // a half: all floats there are compared.
-    constexpr int kNear = 8;
-    for (int k = grid.lowest - grid.zero - 1; k <= grid.highest - grid.zero; k++) {
-        float v = grid.scale * (static_cast<float>(k) + 0.5f);
-        for (int i = 0; i < kNear; i++) v = std::nextafterf(v, -INFINITY);
-        for (int i = 0; i <= 2 * kNear; i++, v = std::nextafterf(v, INFINITY)) {
-            const float quick = std::fmaf(v, high, v * low);
-            is_exact = is_exact && std::nearbyintf(quick) == std::nearbyintf(v / grid.scale);
-        }
-    }
-}
-
 void Epilogue::prepare(double largest) {
     out_reciprocal = Reciprocal(out);
     if (has_middle) middle_reciprocal = Reciprocal(middle);
@@ -362,6 +341,7 @@ void requantize(const Epilogue& epilogue, const int32_t* sums, const StripOutput
     requantize_portable(epilogue, sums, out);
 #endif
     if (!epilogue.has_table) return;
+    if (out.written == kChannels) return epilogue.table.apply_at(out.offsets, out.pixels, out.to);
     for (int64_t p = 0; p < out.pixels; p++) {
         uint8_t* bytes = out.to + out.offsets[p];
         for (int64_t c = 0; c < out.written; c++) bytes[c] = epilogue.table[bytes[c]];

@@ -7,17 +7,20 @@
 //
 //   lowbit/runtime/lowbit_runtime.h   the C interface, which api.cpp implements
 //   runtime.h                this file: the types that all files share
-//   onnx_reader.h, .cpp      protobuf bytes to a Graph; every length is checked, since files may be damaged
-//   operators.h              operators in fp32 (and shapes in int64): sizes of the results, and the loops
-//   operators_*.cpp          ... elementwise, movement of data, layers, reductions, resizing
+//   protobuf.h, onnx_reader.h, .cpp   bytes to a Graph; every length is checked, since files may be damaged
+//   graph.cpp                attributes of nodes; names and sizes of types
+//   operators.h, .cpp        operators in fp32 (and shapes in int64): sizes of the results, and the loops
+//   operators_*.cpp          ... elementwise, changes of type, movement of data, layers, reductions, resizing
 //   quantized.h              tensors of bytes: their layout in memory, their grid; what a step is
-//   bytes_step.cpp, byte_loops.h, pool_step.cpp, matmul_step.cpp   steps without weights
+//   bytes_step.cpp, pair_step.cpp, pool_step.cpp, matmul_step.cpp   steps without weights
+//   byte_loops.h, byte_table.h, .cpp   loops over bytes; functions of one byte
 //   conv_step.h, .cpp        convolutions and linear layers over the micro-kernels of gemm/
 //   conv_weights.cpp, microkernels.cpp   packing; weights of 4 bits, and of 7 and 8 bits without VNNI
 //   depthwise_step.cpp       depthwise convolutions
 //   requantize.h, .cpp       int32 sums to the bytes of the next layer
 //   fuse.h, facts.cpp, fuse.cpp   what is known of each tensor, and which operators become one step
-//   plan.h, planner.cpp, plan.cpp   from a graph to steps; the arena; running
+//   planner.h, planner*.cpp  from a graph to steps
+//   plan.h, plan.cpp         a plan: the arena; running
 //   thread_pool.h, .cpp      the engine's own threads
 //
 // The arithmetic is that of the project's integer reference, in fp32 without contraction, in this order:

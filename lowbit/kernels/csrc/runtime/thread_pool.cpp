@@ -8,7 +8,7 @@
 namespace lowbit::runtime {
 namespace {
 
-constexpr int kSpins = 20000;  // some tens of microseconds
+constexpr int kSpins = 2000;  // some tens of microseconds
 
 void pause() {
 #if defined(__x86_64__)
@@ -33,16 +33,24 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(int64_t count, const void* body, Call call) {
     const std::lock_guard<std::mutex> alone(one_loop_);
+    body_ = body, call_ = call, count_ = count;
+    next_ = 0;
+    open_ = true;
     {
         const std::lock_guard<std::mutex> lock(sleeping_);
-        body_ = body, call_ = call, count_ = count;
-        next_ = 0;
-        busy_ = static_cast<int>(workers_.size());
         generation_++;
     }
     wake_.notify_all();
     take_items();
-    while (busy_.load(std::memory_order_acquire)) pause();
+    // A worker first says that it is inside, then looks whether it may be: it is waited for, or it leaves.
+    open_ = false;
+    for (int spin = 0; inside_; spin++) {
+        if (spin < kSpins) {
+            pause();
+        } else {
+            std::this_thread::yield();
+        }
+    }
 }
 
 void ThreadPool::take_items() {
@@ -58,8 +66,9 @@ void ThreadPool::work() {
         }
         if (ends_) return;
         seen = generation_;
-        take_items();
-        busy_.fetch_sub(1, std::memory_order_release);
+        inside_++;
+        if (open_) take_items();
+        inside_--;
     }
 }
 

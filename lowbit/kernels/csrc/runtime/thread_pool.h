@@ -1,5 +1,6 @@
 // The threads of an engine. They wait between steps: first spinning, since the next step is near, then
-// asleep.
+// asleep. A loop waits only for threads that have entered it: one that gets no processor, on a busy machine,
+// does not hold up the others.
 #pragma once
 #include "runtime/runtime.h"
 
@@ -40,8 +41,9 @@ class ThreadPool {
     std::vector<std::thread> workers_;
     std::mutex one_loop_, sleeping_;
     std::condition_variable wake_;
-    std::atomic<uint64_t> generation_{0};  // of the loop that is running
-    std::atomic<int> busy_{0};
+    std::atomic<uint64_t> generation_{0};  // counts loops
+    std::atomic<bool> open_{false};        // whether a loop may be entered
+    std::atomic<int> inside_{0};           // workers that are in a loop, or about to see that it is closed
     std::atomic<bool> ends_{false};
     std::atomic<int64_t> next_{0};
     int64_t count_ = 0;
