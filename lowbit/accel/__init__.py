@@ -8,6 +8,7 @@
 | `onednn`, `onednn_objects` | oneDNN in Paddle's wheel: products; its C interface |
 | `norm_ops`, `fused_norm` | batch norm, ReLU, max-pool by lowbit's kernels; batch norm with sum and ReLU |
 | `optimizer_step` | Momentum, Adam and AdamW for all parameters in one call |
+| `open_batch` | `fold` in programs for batches of any size |
 | `process_settings` | the AMD fix, the allocator |
 
 All of it is undone on exit. Users reach it by `lowbit.accelerate()`.

@@ -110,6 +110,7 @@ def export(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     classes: Sequence[str] = (),
     transforms: Sequence[Mapping[str, Any]] = (),
     latency: bool = True,
@@ -128,6 +129,7 @@ def export(
     - `target`: the processor for the ONNX file: `avx2`, `vnni`, `arm` or `gpu`; default: this machine.
     - `weight_bits`: 7 rounds 8-bit weights to 7 bits, which processors without VNNI multiply exactly and
       fast; the result has the agreement with the network.
+    - `any_size`: the ONNX file accepts images of any height and width; Paddle's program those of the example.
     - `classes` and `transforms` (PaddleClas's transform_ops) are stored in `inference.yml`, for `lowbit
       infer` and PaddleX.
     - `latency`: measure a quantized network against fp32 in every installed engine, which takes a few
@@ -154,7 +156,15 @@ def export(
         ):
             raise LowbitError("a run has its own example, classes and transforms: give data as a folder only")
         return export_run(
-            net, directory, formats=formats, form=form, target=target, data_path=data, latency=latency
+            net,
+            directory,
+            formats=formats,
+            form=form,
+            target=target,
+            weight_bits=weight_bits,
+            any_size=any_size,
+            data_path=data,
+            latency=latency,
         )
     if directory is None or example is None:
         raise LowbitError("lowbit.export(net, directory, example=x): give the folder and a batch of inputs")
@@ -163,6 +173,7 @@ def export(
     directory = Path(directory)
     wanted = _formats_of_form(form, formats) or ["paddle", "onnx"]
     _check_target(target, wanted)
+    _check_any_size(any_size, wanted)
     net = net._layers if isinstance(net, paddle.DataParallel) else net
     tensors = example_inputs(net, example)
     inputs = ModelInputs(input_names(net, len(tensors)), tuple(one.numpy() for one in tensors))
@@ -178,8 +189,8 @@ def export(
         transform_ops=_ops(transforms),
         classes=list(classes),
     )
-    writer = Writer(files, directory, inputs, own, is_classifier(inputs, own))
-    strict = formats is not None or form is not None
+    writer = Writer(files, directory, inputs, own, is_classifier(inputs, own), any_size=any_size)
+    strict = formats is not None or form is not None or any_size
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
     with _weights_in_bits(files, weight_bits) as rounded:
@@ -197,6 +208,7 @@ def export_classifier(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     latency: bool = False,
 ) -> Export:
     """Export a trained classifier of images with what its checkpoint says about it.
@@ -207,12 +219,13 @@ def export_classifier(
     """
     wanted = _formats_of_form(form, formats) or (["paddle", "onnx"] if files.is_quantized else ["paddle"])
     _check_target(target, wanted)
+    _check_any_size(any_size, wanted)
     images = np.random.default_rng(0).standard_normal((_EXAMPLES, *files.image_shape), dtype=np.float32)
     inputs = ModelInputs(input_names(files.model, 1), (images,))
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
-    writer = Writer(files, directory, inputs, own, classifier=True)
-    strict = formats is not None or form is not None
+    writer = Writer(files, directory, inputs, own, classifier=True, any_size=any_size)
+    strict = formats is not None or form is not None or any_size
     if form == "fp32":
         writer = writer.in_fp32(directory / FP32_FOLDER)
     with _weights_in_bits(files, weight_bits) as rounded:
@@ -229,6 +242,7 @@ def export_run(
     form: str | None = None,
     target: str | None = None,
     weight_bits: int | None = None,
+    any_size: bool = False,
     latency: bool = True,
     config: StrPath | None = None,
     override: Sequence[str] = (),
@@ -258,6 +272,7 @@ def export_run(
         form=form,
         target=target,
         weight_bits=weight_bits,
+        any_size=any_size,
         latency=latency,
     )
 
@@ -351,6 +366,11 @@ def _check_target(target: str | None, formats: Sequence[str]) -> None:
         resolve_target(target)
         if "onnx" not in formats:
             raise LowbitError("target is about the ONNX file: add it to the formats, or leave target out")
+
+
+def _check_any_size(any_size: bool, formats: Sequence[str]) -> None:
+    if any_size and "onnx" not in formats:
+        raise LowbitError("any_size is about the ONNX file: add onnx to the formats, or leave any_size out")
 
 
 def _formats(formats: str | Sequence[str] | None) -> list[str]:

@@ -31,6 +31,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn import quantization_mode
 
 _NAME = "inference"
+_COMPARED = 3  # images; not 1 and not 2, so that a batch's size that became a constant shows
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Writer:
     own: list[np.ndarray[Any, Any]]  # the answers of the network as it was trained
     classifier: bool
     full: bool = False  # nothing is quantized, though the network is
+    any_size: bool = False  # the ONNX file takes images of any height and width
 
     def write_all(
         self, formats: Sequence[str], target: str | None, *, strict: bool, latency: bool = False
@@ -186,12 +188,19 @@ class Writer:
             path,
             model_name=self.files.model_name,
             image_shape=self.files.image_shape if self.classifier else None,
-            inputs=None if self.classifier else self.inputs,
+            inputs=self._few_images() if self.classifier else self.inputs,
             target=target,
             quantized=self.files.is_quantized and not self.full,
             checkpoint=self.files.digest,
+            any_size=self.any_size,
         )
         return self._described("onnx", OnnxRuntimeEngine(path), [path], made.fp32_size, tuple(made.notes))
+
+    def _few_images(self) -> ModelInputs | None:
+        """Some of the example's images, on which rounding is what it will be; None where they are too few."""
+        if self.inputs.batch < _COMPARED:
+            return None
+        return ModelInputs(("x",), tuple(self.inputs.first(_COMPARED)))
 
     def _describe_images(self) -> None:
         """Write how images are prepared for the ONNX file, unless the yml of a Paddle model there says it."""

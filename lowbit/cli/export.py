@@ -63,6 +63,9 @@ def export(
     form: ExportForm = None,
     target: ExportTarget = None,
     weight_bits: WeightBits = None,
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="ONNX: take images of any height and width.")
+    ] = False,
     no_latency: NoLatency = False,
     config: ConfigFile = None,
     override: Overrides = None,
@@ -90,6 +93,7 @@ def export(
     - `lowbit export -c ResNet18.yaml --pretrained ResNet18.pdparams --output inference`
     - `lowbit export runs/w8a8 --format onnx --target avx2 --weight-bits 7`
     - `lowbit export runs/w8a8 --format paddle-int8` writes runs/w8a8/export/int8
+    - `lowbit export runs/w8a8 --format onnx --any-size`
     - `lowbit export runs/w8a8 --form fp32` writes runs/w8a8/export/fp32
     """
     from lowbit.api.deploy import export_run
@@ -101,6 +105,7 @@ def export(
         form=form,
         target=target,
         weight_bits=weight_bits,
+        any_size=any_size,
         latency=not no_latency,
         config=config,
         override=override or (),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_serializer, model_validator
 
-from lowbit.config.base import Number, Section
+from lowbit.config.base import Number, Positive, Section
 from lowbit.config.transform_ops import Probability, dump_op, parse_named
 
 _Alpha = Annotated[Number, Field(gt=0)]
@@ -74,7 +74,31 @@ class OpSampler(BatchOp):
         return {type(op).__name__: op.model_dump(mode="json") | {"prob": prob} for op, prob in self.ops}
 
 
-BATCH_OPS: dict[str, type[BatchOp]] = {**MIXERS, "OpSampler": OpSampler}
+class MixupCutmixHybrid(BatchOp):
+    """timm's: Mixup or Cutmix, drawn for each batch, and smoothed labels."""
+
+    mixup_alpha: Annotated[Number, Field(ge=0)] = 1.0
+    cutmix_alpha: Annotated[Number, Field(ge=0)] = 0.0
+    prob: Probability = 1.0
+    switch_prob: Probability = 0.5  # that it is Cutmix, where both have an alpha
+    mode: Literal["batch"] = "batch"
+    correct_lam: Literal[True] = True
+    cutmix_minmax: None = None
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.1
+    num_classes: Positive | None = None  # the data's count
+
+    @model_validator(mode="after")
+    def _mixes(self) -> MixupCutmixHybrid:
+        if not self.mixup_alpha and not self.cutmix_alpha:
+            raise ValueError("mixup_alpha and cutmix_alpha are both 0: give one of them")
+        return self
+
+
+BATCH_OPS: dict[str, type[BatchOp]] = {
+    **MIXERS,
+    "OpSampler": OpSampler,
+    "MixupCutmixHybrid": MixupCutmixHybrid,
+}
 
 
 def _parse_batch_op(entry: Any) -> BatchOp:

@@ -14,7 +14,17 @@ Rate = Annotated[Number, Field(ge=0)]
 class Schedule(Section):
     """The learning rate, by epoch. Which keys count depends on `name`."""
 
-    name: Literal["Constant", "ConstLR", "Linear", "Piecewise", "MultiStepDecay", "Step", "Cosine"] = "Step"
+    name: Literal[
+        "Constant",
+        "ConstLR",
+        "Linear",
+        "Piecewise",
+        "MultiStepDecay",
+        "Step",
+        "Cosine",
+        "Cyclic",
+        "OneCycleLR",
+    ] = "Step"
     learning_rate: Rate = 0.1
     # Piecewise: values[i] until decay_epochs[i]
     decay_epochs: list[Count] | None = None
@@ -27,6 +37,21 @@ class Schedule(Section):
     eta_min: Rate = 0.0
     end_lr: Rate = 0.0
     power: Annotated[Number, Field(gt=0)] = 1.0
+    # Cyclic: from base_learning_rate up to max_learning_rate in step_size_up steps, down in step_size_down;
+    # the height of a cycle stays (triangular), halves each time (triangular2), or is exp_gamma ** step of it
+    base_learning_rate: Rate | None = None
+    max_learning_rate: Annotated[Number, Field(gt=0)] | None = None
+    step_size_up: Positive | None = None
+    step_size_down: Positive | None = None
+    mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
+    exp_gamma: Annotated[Number, Field(gt=0)] = 1.0
+    # OneCycleLR: from max_learning_rate / divide_factor up to it in phase_pct of the run, and down to
+    # end_learning_rate; with three_phase first down to where it began
+    divide_factor: Annotated[Number, Field(gt=0)] = 25.0
+    end_learning_rate: Rate = 1e-10
+    phase_pct: Annotated[Number, Field(gt=0, lt=1)] = 0.3
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    three_phase: bool = False
     # Any: from warmup_start_lr up to learning_rate, in warmup_epoch epochs
     warmup_epoch: Annotated[Number, Field(ge=0)] = 0.0
     warmup_start_lr: Rate = 0.0
@@ -52,6 +77,28 @@ class Schedule(Section):
                 raise ValueError("milestones must ascend")
         return self
 
+    @model_validator(mode="after")
+    def _cycle_is_given(self) -> Schedule:
+        if self.name == "Cyclic":
+            for key in ("base_learning_rate", "max_learning_rate", "step_size_up"):
+                if getattr(self, key) is None:
+                    raise ValueError(f"Cyclic needs {key}")
+        if self.name == "OneCycleLR":
+            if self.max_learning_rate is None:
+                raise ValueError("OneCycleLR needs max_learning_rate")
+            if self.three_phase and self.phase_pct >= 0.5:
+                raise ValueError("three_phase needs a phase_pct below 0.5: up, down, and a rest")
+        return self
+
+    @property
+    def warmup_target(self) -> float:
+        """The rate that a warm-up rises to."""
+        if self.name == "Piecewise" and self.values:
+            return self.values[0]
+        targets = {"Cyclic": self.base_learning_rate, "OneCycleLR": self.max_learning_rate}
+        found = targets.get(self.name)
+        return self.learning_rate if found is None else found
+
 
 class Regularizer(Section):
     """Weight decay, added to the gradient (AdamW: decoupled)."""
@@ -61,9 +108,9 @@ class Regularizer(Section):
 
 
 class OptimizerSection(Section):
-    """SGD with or without momentum, RMSProp, Adam or AdamW."""
+    """SGD with or without momentum, RMSProp, Adam or AdamW; AdamWDL is AdamW with layer-wise decay."""
 
-    name: Literal["Momentum", "SGD", "RMSProp", "Adam", "AdamW"] = "Momentum"
+    name: Literal["Momentum", "SGD", "RMSProp", "Adam", "AdamW", "AdamWDL"] = "Momentum"
     momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.9
     use_nesterov: bool = False
     rho: Annotated[Number, Field(gt=0, lt=1)] = 0.9
@@ -76,6 +123,9 @@ class OptimizerSection(Section):
     multi_precision: bool = False
     one_dim_param_no_weight_decay: bool = False  # spare biases and batch norm
     no_weight_decay_name: str | None = None  # spare parameters with one of these words in their name
+    # AdamWDL: the learning rate of a transformer's block is this many times the next one's
+    layerwise_decay: Annotated[Number, Field(gt=0, le=1)] | None = None
+    filter_bias_and_bn: bool = True  # AdamWDL's word for one_dim_param_no_weight_decay
     clip_norm: Annotated[Number, Field(gt=0)] | None = None  # of the whole gradient
     clip_grad: Annotated[Number, Field(gt=0)] | None = None  # another name for it
 
@@ -100,6 +150,17 @@ class OptimizerSection(Section):
     def spared_words(self) -> list[str]:
         """Parts of names of parameters that have no weight decay."""
         return (self.no_weight_decay_name or "").split()
+
+    @property
+    def spares_one_dimension(self) -> bool:
+        """Whether biases, norms and other parameters of one dimension have no weight decay."""
+        return self.one_dim_param_no_weight_decay or (self.name == "AdamWDL" and self.filter_bias_and_bn)
+
+    @model_validator(mode="after")
+    def _layers_decay(self) -> OptimizerSection:
+        if self.layerwise_decay is not None and self.name != "AdamWDL":
+            raise ValueError(f"layerwise_decay is a key of AdamWDL, not of {self.name}")
+        return self
 
     @model_validator(mode="after")
     def _one_decay(self) -> OptimizerSection:

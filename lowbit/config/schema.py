@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from lowbit.config.base import Count, Integer, Number, Positive, Section, unknown_key
+from lowbit.config.batch_ops import MixupCutmixHybrid
 from lowbit.config.data import DataLoaders
 from lowbit.config.optimizer import OptimizerSection
 from lowbit.config.transform_ops import Op
@@ -196,7 +197,8 @@ class CrossEntropy(Section):
 
 
 class AuxiliaryCrossEntropy(Section):
-    """PaddleClas's name for cross entropy where a network has auxiliary classifiers, which always count."""
+    """PaddleClas's other names for cross entropy: where a network has auxiliary classifiers, which always
+    count, and where batches are mixed."""
 
     weight: Annotated[Number, Field(gt=0)] = 1.0
 
@@ -206,13 +208,15 @@ class LossItem(OneOf):
 
     CELoss: CrossEntropy | None = None
     GoogLeNetLoss: AuxiliaryCrossEntropy | None = None
+    SoftTargetCrossEntropy: AuxiliaryCrossEntropy | None = None  # cross entropy with mixed labels
 
     @property
     def cross_entropy(self) -> CrossEntropy:
         """The loss of the network's answer."""
         if self.CELoss is not None:
             return self.CELoss
-        return CrossEntropy(weight=self.GoogLeNetLoss.weight if self.GoogLeNetLoss else 1.0)
+        other = self.GoogLeNetLoss or self.SoftTargetCrossEntropy
+        return CrossEntropy(weight=other.weight if other else 1.0)
 
 
 class LossSection(Section):
@@ -325,6 +329,25 @@ class Config(Section):
     Slim: SlimSection | None = None  # PaddleClas's way to ask for PACT
     Recipe: str | dict[str, Any] | None = None  # ours: what is quantized how: a name, a file or values
     Distillation: DistillationSection | None = None
+
+    @property
+    def train_loss(self) -> CrossEntropy:
+        """The loss of training; the batches' MixupCutmixHybrid may say by how much labels are smoothed."""
+        loss, smoothing = self.Loss.Train[0].cross_entropy, self._batches_smooth
+        return loss.model_copy(update={"epsilon": smoothing}) if smoothing else loss
+
+    @property
+    def _batches_smooth(self) -> float:
+        ops = self.DataLoader.Train.dataset.batch_transform_ops if self.DataLoader.Train else []
+        return sum(op.label_smoothing for op in ops if isinstance(op, MixupCutmixHybrid))
+
+    @model_validator(mode="after")
+    def _one_smoothing(self) -> Config:
+        if self._batches_smooth and self.Loss.Train[0].cross_entropy.epsilon:
+            raise ValueError(
+                "MixupCutmixHybrid.label_smoothing and the loss's epsilon both smooth labels: give one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_class_count(self) -> Config:

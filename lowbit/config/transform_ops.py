@@ -205,6 +205,19 @@ class TimmAutoAugment(TransformOp):
         return text
 
 
+class AugMix(TransformOp):
+    """The image blended with a mixture of chains of operations (Hendrycks et al., 2020).
+
+    `mixture_depth` operations a chain, -1: 1 to 3; each at a level drawn up to `aug_severity` of 10.
+    """
+
+    prob: Probability = 0.5
+    aug_prob_coeff: Annotated[Number, Field(gt=0)] = 0.1
+    mixture_width: Annotated[Count, Field(ge=1)] = 3
+    mixture_depth: Literal[-1] | Annotated[Count, Field(ge=1)] = 1
+    aug_severity: Annotated[Number, Field(gt=0, le=10)] = 1.0
+
+
 class NormalizeImage(TransformOp):
     """(x · scale - mean) / std, per channel, in fp32."""
 

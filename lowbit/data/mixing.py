@@ -79,8 +79,10 @@ def _low_frequency_noise(height: int, width: int, decay: float, rng: np.random.G
 
 
 def _sampler(op: specs.OpSampler) -> Mixer:
-    mixers = [(_MIXERS[type(each)](each), probability) for each, probability in op.ops]
+    return _one_of([(_MIXERS[type(each)](each), probability) for each, probability in op.ops])
 
+
+def _one_of(mixers: Sequence[tuple[Mixer, float]]) -> Mixer:
     def mix(images: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float] | None:
         left = rng.random()
         for mixer, probability in mixers:
@@ -92,9 +94,20 @@ def _sampler(op: specs.OpSampler) -> Mixer:
     return mix
 
 
+def _hybrid(op: specs.MixupCutmixHybrid) -> Mixer:
+    cutmix = op.switch_prob if op.mixup_alpha and op.cutmix_alpha else float(not op.mixup_alpha)
+    mixers = []
+    if cutmix:
+        mixers.append((_cutmix(specs.CutmixOperator(alpha=op.cutmix_alpha)), op.prob * cutmix))
+    if cutmix < 1:
+        mixers.append((_mixup(specs.MixupOperator(alpha=op.mixup_alpha)), op.prob * (1 - cutmix)))
+    return _one_of(mixers)
+
+
 _MIXERS: dict[type[BatchOp], Callable[..., Mixer]] = {
     specs.MixupOperator: _mixup,
     specs.CutmixOperator: _cutmix,
     specs.FmixOperator: _fmix,
     specs.OpSampler: _sampler,
+    specs.MixupCutmixHybrid: _hybrid,
 }

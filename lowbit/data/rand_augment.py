@@ -1,4 +1,4 @@
-"""RandAugment in PaddleClas's variants, and timm's RandAugment and AugMix."""
+"""RandAugment and AugMix, in PaddleClas's variants and in timm's."""
 
 from __future__ import annotations
 
@@ -215,14 +215,55 @@ class _AugMix(_Operations):
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         policy = self.policy
-        weights = rng.dirichlet([policy.alpha] * policy.width)
-        share = rng.beta(policy.alpha, policy.alpha)
-        mixture = np.zeros(image.shape, np.float32)
-        for weight in weights:
-            depth = policy.depth if policy.depth > 0 else int(rng.integers(1, 4))
-            chained = image
-            for name in rng.choice(self.names, depth):
-                chained = self.apply(str(name), chained, rng)
-            mixture += np.float32(weight) * chained
-        blended = (1 - share) * image.astype(np.float32) + share * mixture
-        return np.clip(np.rint(blended), 0, 255).astype(np.uint8)
+
+        def change(one: np.ndarray) -> np.ndarray:
+            return self.apply(str(rng.choice(self.names)), one, rng)
+
+        return _mixture(image, rng, change, policy.alpha, policy.width, policy.depth)
+
+
+def _mixture(
+    image: np.ndarray,
+    rng: np.random.Generator,
+    change: Callable[[np.ndarray], np.ndarray],
+    alpha: float,
+    width: int,
+    depth: int,
+) -> np.ndarray:
+    """The image blended with `width` chains of `depth` changes each; a depth of -1 is drawn from 1 to 3."""
+    weights, share = rng.dirichlet([alpha] * width), rng.beta(alpha, alpha)
+    mixture = np.zeros(image.shape, np.float32)
+    for weight in weights:
+        chained = image
+        for _ in range(depth if depth > 0 else int(rng.integers(1, 4))):
+            chained = change(chained)
+        mixture += np.float32(weight) * chained
+    blended = (1 - share) * image.astype(np.float32) + share * mixture
+    return np.clip(np.rint(blended), 0, 255).astype(np.uint8)
+
+
+# PaddleClas's own AugMix, with the operations of the paper.
+
+
+def augmix(op: specs.AugMix) -> Step:
+    """For `prob` of the images a mixture of chains, each operation at a level of its own."""
+    moves = Moves((0, 0, 0), cv2.INTER_LINEAR)
+    common = _moves_and_colours(moves, lambda level, side: level * side / 3)
+    words = ("AutoContrast", "Equalize", "Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+    table: list[_Leveled] = [
+        *(common[word] for word in words),
+        lambda image, level, sign: ops.posterize(image, 4 - int(4 * level)),
+        lambda image, level, sign: ops.solarize(image, 256 - int(256 * level)),
+    ]
+
+    def step(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if rng.random() >= op.prob:
+            return image
+
+        def change(one: np.ndarray) -> np.ndarray:
+            level = rng.uniform(min(0.1, op.aug_severity), op.aug_severity) / 10
+            return table[int(rng.integers(len(table)))](one, level, 1 if rng.random() < 0.5 else -1)
+
+        return _mixture(image, rng, change, op.aug_prob_coeff, op.mixture_width, op.mixture_depth)
+
+    return step

@@ -18,7 +18,7 @@ from lowbit.config.transform_ops import TransformOp
 from lowbit.data import image_ops
 from lowbit.data.auto_augment import auto_augment
 from lowbit.data.erasing import ERASERS
-from lowbit.data.rand_augment import rand_augment, timm_augment
+from lowbit.data.rand_augment import augmix, rand_augment, timm_augment
 from lowbit.errors import LowbitError
 
 # The loader's threads share out the images; OpenCV's own threads inside one image would get in their way.
@@ -320,4 +320,5 @@ _STEPS: dict[type[TransformOp], Callable[..., Step]] = {
     specs.RandAugmentV2: rand_augment,
     specs.RandAugmentV3: rand_augment,
     specs.TimmAutoAugment: timm_augment,
+    specs.AugMix: augmix,
 }

@@ -17,6 +17,7 @@ import paddle
 from paddle import nn
 from paddle.static import InputSpec
 
+from lowbit.accel.open_batch import open_batch
 from lowbit.config.transform_ops import TransformOp, prepared_size
 from lowbit.deploy.engines.engine import format_shape
 from lowbit.deploy.engines.paddle_engine import PaddleEngine
@@ -29,7 +30,7 @@ from lowbit.deploy.model_files import (
 )
 from lowbit.errors import LowbitError
 from lowbit.models import not_finite
-from lowbit.nn import eval_mode, frozen
+from lowbit.nn import eval_mode, frozen, reparameterized
 from lowbit.nn.eval_mode import cause, failing_layer
 
 
@@ -68,9 +69,13 @@ def save_static(
     specs: Sequence[InputSpec],
     explain: Callable[[Exception], LowbitError],
 ) -> None:
-    """`paddle.jit.save`; whatever Paddle meets while it translates the model's Python is explained."""
+    """`paddle.jit.save`; whatever Paddle meets while it translates the model's Python is explained.
+
+    Blocks with branches are merged in what is written (see `reparameterized`).
+    """
     try:
-        paddle.jit.save(model, str(prefix), input_spec=list(specs))
+        with open_batch():
+            paddle.jit.save(reparameterized(model), str(prefix), input_spec=list(specs))
     except Exception as error:  # anything can come out of the user's own code
         if isinstance(error, OSError) and error.errno is not None:  # a disk's; Paddle's own have no number
             raise

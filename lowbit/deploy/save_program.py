@@ -31,12 +31,13 @@ class ModelInputs:
 
     names: tuple[str, ...]
     examples: tuple[np.ndarray[Any, Any], ...]
+    any_size: bool = False  # images [N, C, H, W] of any height and width
 
     @staticmethod
-    def images(shape: tuple[int, int, int]) -> ModelInputs:
+    def images(shape: tuple[int, int, int], *, any_size: bool = False) -> ModelInputs:
         """Random images, always the same."""
         numbers = np.random.default_rng(0).standard_normal((_IMAGES, *shape), dtype=np.float32)
-        return ModelInputs(("x",), (numbers,))
+        return ModelInputs(("x",), (numbers,), any_size)
 
     @property
     def batch(self) -> int:
@@ -46,7 +47,11 @@ class ModelInputs:
     def specs(self) -> list[InputSpec]:
         """For programs that take batches of any size."""
         return [
-            InputSpec([None, *example.shape[1:]], str(example.dtype), name)
+            InputSpec(
+                [None, example.shape[1], None, None] if self.any_size else [None, *example.shape[1:]],
+                str(example.dtype),
+                name,
+            )
             for name, example in zip(self.names, self.examples, strict=True)
         ]
 

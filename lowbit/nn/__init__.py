@@ -13,6 +13,7 @@
 | `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
 | `batch_norm`, `bn_folding`, `fused_blocks` | batch norm; folded into a layer; fused with sum and ReLU |
 | `edges`, `edge_trace`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
+| `reparameterize` | branches of a block merged into one convolution, as they are deployed |
 | `deployed_form` | integers and scales of a layer as it is deployed |
 | `eval_mode` | evaluation mode for a while |
 """
@@ -42,6 +43,7 @@ from lowbit.nn.int_forward import integer_reference
 from lowbit.nn.oscillation import OscillationControl
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
 from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.reparameterize import reparameterize, reparameterized
 
 __all__ = [
     "DeployedOperand",
@@ -74,5 +76,7 @@ __all__ = [
     "quantize_layer",
     "refresh_batch_norm",
     "refreshed_batch_norm",
+    "reparameterize",
+    "reparameterized",
     "weights_in_bits",
 ]

@@ -31,6 +31,7 @@ from lowbit.nn.int_matmul import Executor
 from lowbit.nn.oscillation import track_oscillations
 from lowbit.nn.qt_autograd import BackwardQuantizers
 from lowbit.nn.quant_layers import has_quantized_layers, is_quantized, quantize_layer
+from lowbit.nn.reparameterize import reparameterize
 from lowbit.nn.scale_schedule import prepare_schedule
 from lowbit.recipe import LayerPlan, Recipe
 
@@ -49,6 +50,7 @@ class Preparation:
     batch_norms: Folded = field(default_factory=Folded)
     products: QuantizedProducts = field(default_factory=QuantizedProducts)  # of two activations
     edges: Edges = field(default_factory=Edges)
+    merged: tuple[str, ...] = ()  # blocks whose branches were made one convolution
 
     @property
     def quantized(self) -> list[str]:
@@ -83,6 +85,8 @@ class Preparation:
             when = "at calibration" if self.recipe.batch_norm.fold == "calibration" else "in training"
             lines.append(f"{folded} of {folded + len(apart)} batch norms are folded {when}")
         lines += [f"  {name} stays by itself: {why}" for name, why in apart.items()]
+        if self.merged:
+            lines.append(f"the branches of {len(self.merged)} blocks were merged, as they are deployed")
         steps = self.recipe.batch_norm.freeze_after
         if steps is not None:
             lines.append(f"the statistics of batch norms stand still after {steps} training steps")
@@ -99,6 +103,9 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
     `inputs` are needed with `outputs: quantized` and where batch norm is folded before export: any that the
     model takes, for which it is traced to find the tensors between layers, or run to find the layer that each
     batch norm follows.
+
+    Blocks with branches that are deployed as one convolution (RepVGG's) are merged first, unless gradients
+    are quantized: load fp32 weights of such a model before.
 
     >>> model = prepare(nn.Sequential(nn.Linear(4, 2)), make_recipe({"weight_bits": 4}))
     >>> print(preparation_of(model))
@@ -119,6 +126,7 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
             "calibration.correct_bias goes with batch_norm.fold: calibration or export, where a layer's bias "
             "stands before its batch norm: leave out one of the two"
         )
+    merged = () if recipe.quantizes_gradients else tuple(reparameterize(model))
     layers = tuple(recipe.assign(model))
     quantized = [assigned for assigned in layers if not assigned.plan.is_full]
     if not quantized:
@@ -163,7 +171,12 @@ def prepare(model: nn.Layer, recipe: Recipe, *inputs: Tensor) -> nn.Layer:
         plans = {found.layer.name: found.plan for found in quantized}
         attach(model, edges, plans, pact=recipe.pact, lsq=recipe.lsq)
     preparation = Preparation(
-        recipe=recipe, layers=layers, batch_norms=batch_norms, edges=edges, products=products
+        recipe=recipe,
+        layers=layers,
+        batch_norms=batch_norms,
+        edges=edges,
+        products=products,
+        merged=merged,
     )
     note_preparation(model, preparation)
     return model

@@ -104,7 +104,7 @@ def _settings(config: Config, preset: Preset, images: int, given: Collection[str
     epochs = config.Global.epochs if _is_given("Global.epochs", given) else preset.epochs(images)
     schedule = config.Optimizer.lr
     piecewise = schedule.name == "Piecewise" and schedule.values
-    rate = max(schedule.values) if piecewise else schedule.learning_rate
+    rate = max(schedule.values) if piecewise else schedule.max_learning_rate or schedule.learning_rate
     found: dict[str, Any] = {
         "Global.epochs": epochs,
         "Optimizer.lr.name": "Cosine",

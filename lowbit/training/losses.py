@@ -12,7 +12,7 @@ import paddle.nn.functional as F
 from paddle.nn import Layer
 
 from lowbit.config import Config
-from lowbit.config.schema import CrossEntropy, DistillationSection, LossItem
+from lowbit.config.schema import CrossEntropy, DistillationSection
 from lowbit.data import Batch
 from lowbit.errors import LowbitError
 from lowbit.models import build_model, load_weights
@@ -93,7 +93,7 @@ def mixed_cross_entropy(
     return loss if section.weight == 1 else section.weight * loss
 
 
-def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
+def batch_loss(section: CrossEntropy, heads: list[paddle.Tensor], batch: Batch) -> paddle.Tensor:
     """The training loss of a batch: of the network's logits, and 0.3 of those of auxiliary classifiers."""
     labels = paddle.to_tensor(batch.labels)
     mixed: tuple[paddle.Tensor, ...] = ()
@@ -102,8 +102,8 @@ def batch_loss(item: LossItem, heads: list[paddle.Tensor], batch: Batch) -> padd
 
     def of(logits: paddle.Tensor) -> paddle.Tensor:
         if mixed:
-            return mixed_cross_entropy(item.cross_entropy, logits, labels, *mixed)
-        return cross_entropy(item.cross_entropy, logits, labels)
+            return mixed_cross_entropy(section, logits, labels, *mixed)
+        return cross_entropy(section, logits, labels)
 
     loss = of(heads[0])
     for logits in heads[1:]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -28,9 +30,8 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
         step -= step % steps_per_epoch
     epoch, values = step / steps_per_epoch, schedule.values or []  # values: of Piecewise, which needs them
     if epoch < schedule.warmup_epoch:
-        target = values[0] if schedule.name == "Piecewise" else schedule.learning_rate
         progress = epoch / schedule.warmup_epoch
-        return schedule.warmup_start_lr + (target - schedule.warmup_start_lr) * progress
+        return schedule.warmup_start_lr + (schedule.warmup_target - schedule.warmup_start_lr) * progress
     if schedule.name == "Piecewise":
         return values[bisect.bisect_right(schedule.decay_epochs, epoch)]
     if schedule.name == "Step":
@@ -47,6 +48,13 @@ def learning_rate(schedule: Schedule, step: int, *, steps_per_epoch: int, epochs
         progress = _progress(schedule, epoch, epochs)
         span = schedule.learning_rate - schedule.eta_min
         return schedule.eta_min + span * (1 + math.cos(math.pi * progress)) / 2
+    if schedule.name in ("Cyclic", "OneCycleLR"):
+        step -= int(schedule.warmup_epoch * steps_per_epoch)
+        return (
+            _cyclic(schedule, step)
+            if schedule.name == "Cyclic"
+            else _one_cycle(schedule, step, steps_per_epoch * epochs)
+        )
     return schedule.learning_rate
 
 
@@ -54,6 +62,33 @@ def _progress(schedule: Schedule, epoch: float, epochs: int) -> float:
     """From 0 where the warm-up ends, without which the rate would jump there, to 1 at the end."""
     length = max(epochs - schedule.warmup_epoch, 1e-9)
     return min((epoch - schedule.warmup_epoch) / length, 1.0)
+
+
+def _cyclic(schedule: Schedule, step: int) -> float:
+    up, low, top = schedule.step_size_up, schedule.base_learning_rate, schedule.max_learning_rate
+    assert up is not None and low is not None and top is not None  # the schema requires them
+    down = schedule.step_size_down or up
+    cycle, within = divmod(step, up + down)
+    height = within / up if within <= up else (up + down - within) / down
+    shrunk = {"triangular": 1.0, "triangular2": 0.5**cycle, "exp_range": schedule.exp_gamma**step}
+    return low + (top - low) * height * shrunk[schedule.mode]
+
+
+def _one_cycle(schedule: Schedule, step: int, total: int) -> float:
+    """Up and down between rates at given steps, as in paddle.optimizer.lr.OneCycleLR."""
+    top = schedule.max_learning_rate
+    assert top is not None  # the schema requires it
+    first = top / schedule.divide_factor
+    length = schedule.phase_pct * total
+    corners = [(0.0, first), (length - 1, top)]
+    corners += [(2 * length - 2, first)] * schedule.three_phase
+    corners.append((total - 1, schedule.end_learning_rate))
+    for (start, before), (end, after) in itertools.pairwise(corners):
+        if start < end and step <= end:
+            part = (step - start) / (end - start)
+            part = part if schedule.anneal_strategy == "linear" else (1 - math.cos(math.pi * part)) / 2
+            return before + (after - before) * part
+    return schedule.end_learning_rate
 
 
 def warmup_note(schedule: Schedule, *, steps_per_epoch: int, epochs: int) -> str | None:
@@ -82,7 +117,7 @@ def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.
         raise LowbitError("the model has no parameter to train (all have stop_gradient=True)")
     common = {
         "learning_rate": section.lr.learning_rate,
-        "parameters": _groups(section, model),
+        "parameters": _by_layer(section, _groups(section, model), model),
     }
     if section.name == "SGD":
         optimizer = rules.SGD(**common, multi_precision=section.multi_precision)
@@ -98,7 +133,7 @@ def build_optimizer(section: OptimizerSection, model: paddle.nn.Layer) -> rules.
             **common, rho=section.rho, momentum=section.momentum, epsilon=section.epsilon or 1e-8
         )
     else:
-        rule = rules.AdamW if section.name == "AdamW" else rules.Adam
+        rule = rules.Adam if section.name == "Adam" else rules.AdamW
         optimizer = rule(
             **common,
             beta1=section.beta1,
@@ -176,8 +211,46 @@ def _groups(section: OptimizerSection, model: paddle.nn.Layer) -> list[dict]:
 
 
 def _is_spared(section: OptimizerSection, name: str, parameter: paddle.Tensor) -> bool:
-    by_shape = section.one_dim_param_no_weight_decay and parameter.ndim <= 1
+    by_shape = section.spares_one_dimension and parameter.ndim <= 1
     return by_shape or any(word in name for word in section.spared_words)
+
+
+_FIRST = ("embed", "token", "conv1", "ln_pre")  # parts of names of what stands before a transformer's blocks
+
+
+def _by_layer(section: OptimizerSection, groups: list[dict], model: paddle.nn.Layer) -> list[dict]:
+    """The groups divided by the layer that parameters are in, with `layerwise_decay` (BEiT, CAE).
+
+    The rate of block i of n is `layerwise_decay ** (n - i)` times the optimizer's, that of the embeddings
+    `layerwise_decay ** (n + 1)`, that of the head is the optimizer's.
+    """
+    if section.layerwise_decay is None:
+        return groups
+    names = {parameter.name: name for name, parameter in model.named_parameters()}
+    blocks = {
+        name: int(found[1]) for name in names.values() if (found := re.search(r"blocks\.(\d+)\.", name))
+    }
+    if not blocks:
+        raise LowbitError(
+            "AdamWDL's layerwise_decay needs a transformer with layers called blocks.0, blocks.1 and so on, "
+            f"which {type(model).__name__}'s are not: leave layerwise_decay out, or take AdamW"
+        )
+    depth = max(blocks.values()) + 1
+    divided: list[dict] = []
+    for group in groups:
+        by_ratio: dict[float, list[paddle.Tensor]] = {}
+        for parameter in group["params"]:
+            name, above = names[parameter.name], 0
+            if name in blocks:
+                above = depth - blocks[name]
+            elif any(word in name for word in _FIRST):
+                above = depth + 1
+            by_ratio.setdefault(section.layerwise_decay**above, []).append(parameter)
+        divided += [
+            group | {"params": parameters, "learning_rate": group.get("learning_rate", 1.0) * ratio}
+            for ratio, parameters in by_ratio.items()
+        ]
+    return divided
 
 
 def unmatched_words(section: OptimizerSection, model: paddle.nn.Layer) -> list[str]:

@@ -78,7 +78,7 @@ class TrainingStep:
         with precision.autocast():
             heads = self._outputs(images)
         heads = [logits.astype("float32") for logits in heads]
-        loss = batch_loss(session.config.Loss.Train[0], heads, batch)
+        loss = batch_loss(session.config.train_loss, heads, batch)
         parts: dict[str, float] = {}
         if taught is not None:
             loss, parts = distilled(session.config.Distillation, loss, heads[0], taught)

@@ -19,8 +19,10 @@ needs_ppcls = pytest.mark.skipif(not ppcls_is_installed(), reason=f"no ppcls: {p
 
 def test_what_passes():
     assert model_sweep.problems(RESULT) == ""
-    low = RESULT | {"w8a8": GOOD | {"openvino": 63 / 64}}
-    assert model_sweep.problems(low) == "w8a8 in openvino: same class on 98.4%"
+    low = RESULT | {"w8a8": GOOD | {"openvino": 63 / 64, "openvino_near_ties": 1}}
+    assert model_sweep.problems(low) == "w8a8 in openvino: same class on 98.4% (1 near-ties)"
+    guessing = RESULT | {"fp32": GOOD | {"top1": 0.5}}
+    assert model_sweep.problems(guessing) == "fp32: it learned too little, top-1 50%"
     assert model_sweep.problems(RESULT | {"failed": "fp32: no operator | of that name"}).startswith("fp32")
 
 
@@ -35,13 +37,21 @@ def test_results_are_of_models_in_the_sweep():
     cases = {case.name: case for case in model_sweep.CASES}
     for name, found in model_sweep.read_results().items():
         assert found["family"] == cases[name].family and found["size"] == cases[name].size
-    assert model_sweep.table(model_sweep.read_results()) in model_sweep.PAGE.read_text("utf-8")
+    page = model_sweep.PAGE.read_text("utf-8")
+    assert model_sweep.table(model_sweep.read_results()) in page
+    assert model_sweep.summary(model_sweep.read_results()) in page
 
 
 @needs_ppcls
 def test_every_model_of_the_sweep_has_a_name():
-    known = {*ppcls_names(), *lowbit.models.model_names()}
+    known = {*ppcls_names(), *lowbit.models.model_names(), "paddle.vision.models:LeNet"}
     assert {case.name.removeprefix("ppcls:") for case in model_sweep.CASES} <= known
+
+
+def test_every_model_of_paddle_vision_is_in_the_sweep():
+    ours = {name for name in lowbit.models.model_names() if hasattr(paddle.vision.models, name)}
+    assert len(ours) > 30
+    assert ours <= {case.name for case in model_sweep.CASES}
 
 
 DOZEN = [

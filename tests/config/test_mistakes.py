@@ -35,7 +35,8 @@ _OPS = f"{_TRAIN}.transform_ops"
             '"Piecewise"',
             "Piecewize",
             "Optimizer.lr.name",
-            "must be 'Constant', 'ConstLR', 'Linear', 'Piecewise', 'MultiStepDecay', 'Step' or 'Cosine'",
+            "must be 'Constant', 'ConstLR', 'Linear', 'Piecewise', 'MultiStepDecay', 'Step', 'Cosine', "
+            "'Cyclic' or 'OneCycleLR'",
         ),
         ('"Piecewise"', "Piecewize", "Optimizer.lr.name", "got 'Piecewize'; did you mean \"Piecewise\"?"),
         ('"ImageNetDataset"', "ImagenetDataset", f"{_TRAIN}.name", "unknown name 'ImagenetDataset', valid: "),

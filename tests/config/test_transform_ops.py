@@ -43,6 +43,7 @@ def test_the_operations_of_paddleclas_and_ours():
         "RandAugmentV2",
         "RandAugmentV3",
         "TimmAutoAugment",
+        "AugMix",
         "Cutout",
         "GridMask",
         "HideAndSeek",
@@ -72,7 +73,7 @@ def test_as_written(entry, op):
     ("entry", "message"),
     [
         ({"CropImag": {"size": 8}}, 'unknown operation "CropImag", did you mean "CropImage"'),
-        ({"Mixup": {}}, 'unknown operation "Mixup", valid: AutoAugment, ColorJitter'),
+        ({"Mixup": {}}, 'unknown operation "Mixup", valid: AugMix, AutoAugment, ColorJitter'),
         ("ToCHW", 'did you mean "ToCHWImage"'),
         ({}, "expected one operation"),
         (5, "expected one operation"),

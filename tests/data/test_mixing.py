@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit.config.batch_ops import CutmixOperator, FmixOperator, MixupOperator, OpSampler
+from lowbit.config.batch_ops import CutmixOperator, FmixOperator, MixupCutmixHybrid, MixupOperator, OpSampler
 from lowbit.config.transform_ops import NormalizeImage
 from lowbit.data import ArrayDataset, Loader, compose
 from lowbit.data.mixing import build_mixer
@@ -49,16 +49,28 @@ def test_cutmix_cuts_a_box():
     assert gone.sum() == len(rows) * len(columns)
 
 
-def test_a_sampler_chooses_by_probability_and_sometimes_nothing():
-    op = OpSampler(ops=[({"MixupOperator": {"alpha": 0.2}}, 0.25), ({"CutmixOperator": {}}, 0.5)])
+def kinds_of(op) -> list[str]:
     mixer, kinds = build_mixer([op]), []
     for seed in range(400):
         images = numbered()
         found = mixer(images, np.random.default_rng(seed))
         whole = (images == images[:, :1, :1, :1]).all()
         kinds.append("none" if found is None else "mixup" if whole else "cutmix")
+    return kinds
+
+
+def test_a_sampler_chooses_by_probability_and_sometimes_nothing():
+    op = OpSampler(ops=[({"MixupOperator": {"alpha": 0.2}}, 0.25), ({"CutmixOperator": {}}, 0.5)])
+    kinds = kinds_of(op)
     assert 70 < kinds.count("mixup") < 200 and 130 < kinds.count("cutmix") < 260
     assert 60 < kinds.count("none") < 140
+
+
+def test_mixup_or_cutmix_by_the_switch():
+    both = kinds_of(MixupCutmixHybrid(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.8, switch_prob=0.25))
+    assert 180 < both.count("mixup") < 310 and 40 < both.count("cutmix") < 110
+    assert 50 < both.count("none") < 120
+    assert "cutmix" not in kinds_of(MixupCutmixHybrid(mixup_alpha=0.8))
 
 
 def test_nothing_listed_mixes_nothing():

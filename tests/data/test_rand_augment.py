@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lowbit.config.transform_ops import (
+    AugMix,
     ColorJitter,
     CropImageAtRatio,
     DecodeImage,
@@ -17,7 +18,7 @@ from lowbit.config.transform_ops import (
     parse_timm,
 )
 from lowbit.data import image_ops
-from lowbit.data.rand_augment import rand_augment, timm_augment
+from lowbit.data.rand_augment import augmix, rand_augment, timm_augment
 from lowbit.data.transforms import compose
 
 PHOTO = np.random.default_rng(0).integers(0, 255, (40, 60, 3)).astype(np.uint8)
@@ -51,6 +52,18 @@ def test_timm(policy, interpolation):
     assert all(image.shape == PHOTO.shape and image.dtype == np.uint8 for image in images)
     assert any((image != PHOTO).any() for image in images)
     np.testing.assert_array_equal(images[7], step(PHOTO, np.random.default_rng(7)))
+
+
+@pytest.mark.parametrize("options", [{}, {"mixture_depth": -1, "aug_severity": 10}, {"mixture_width": 1}])
+def test_augmix(options):
+    step = augmix(AugMix(prob=1.0, aug_prob_coeff=1.0, **options))
+    images = [step(PHOTO, np.random.default_rng(seed)) for seed in range(40)]
+    assert all(image.shape == PHOTO.shape and image.dtype == np.uint8 for image in images)
+    assert sum((image != PHOTO).any() for image in images) > 20
+    np.testing.assert_array_equal(images[7], step(PHOTO, np.random.default_rng(7)))
+    sometimes = augmix(AugMix(prob=0.25, aug_prob_coeff=1.0))
+    changed = sum((sometimes(PHOTO, np.random.default_rng(seed)) is not PHOTO) for seed in range(200))
+    assert 25 < changed < 80
 
 
 def test_timm_words():

@@ -218,6 +218,38 @@ def test_warm_up_then_cosine_equals_paddles():
     assert rates(schedule, steps_per_epoch=4, epochs=5) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"anneal_strategy": "linear", "phase_pct": 0.4, "end_learning_rate": 0.001},
+        {"three_phase": True, "divide_factor": 10.0},
+    ],
+)
+def test_one_cycle_equals_paddles(options, warmup):
+    schedule = Schedule(name="OneCycleLR", max_learning_rate=0.4, warmup_epoch=warmup, **options)
+    given = {"end_learning_rate": 1e-10} | options
+    expected = paddle.optimizer.lr.OneCycleLR(0.4, total_steps=20, **given)
+    if warmup:
+        expected = paddle.optimizer.lr.LinearWarmup(expected, 8, 0.0, 0.4)
+    assert rates(schedule, steps_per_epoch=4, epochs=5) == pytest.approx(of_paddle(expected, 20))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mode": "triangular2", "step_size_down": 2},
+        {"mode": "exp_range", "exp_gamma": 0.9},
+    ],
+)
+def test_cyclic_equals_paddles(options):
+    cycle = {"base_learning_rate": 0.1, "max_learning_rate": 0.4, "step_size_up": 3} | options
+    expected = of_paddle(paddle.optimizer.lr.CyclicLR(**cycle), 20)
+    assert rates(Schedule(name="Cyclic", **cycle), steps_per_epoch=4, epochs=5) == pytest.approx(expected)
+
+
 def test_step_cuts_every_so_many_epochs():
     schedule = Schedule(name="Step", learning_rate=0.1, step_size=2, gamma=0.1)
     assert rates(schedule, steps_per_epoch=1, epochs=5) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
@@ -333,3 +365,33 @@ def test_paddleclas_section_and_ours():
     values["Global"]["ema"] = 0.9
     with pytest.raises(LowbitError, match="differ; give it once"):
         validate(values | {"EMA": {"decay": 0.99}}, {}, "c")
+
+
+class Transformer(paddle.nn.Layer):
+    """Names as those of PaddleClas's transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed = paddle.nn.Linear(3, 3)
+        self.blocks = paddle.nn.LayerList([paddle.nn.Linear(3, 3) for _ in range(2)])
+        self.head = paddle.nn.Linear(3, 2)
+
+
+def test_layers_further_down_learn_more_slowly():
+    model = Transformer()
+    chosen = OptimizerSection(name="AdamWDL", layerwise_decay=0.5, weight_decay=0.1)
+    optimizer = optimizer_of(chosen, model)
+    before = {name: parameter.numpy() for name, parameter in model.named_parameters()}
+    sum((parameter * 1).sum() for parameter in model.parameters()).backward()
+    optimizer.set_lr(0.01)
+    optimizer.step()
+    ratios = {"patch_embed": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "head": 1.0}
+    for name, parameter in model.named_parameters():
+        rate = 0.01 * ratios[name.rpartition(".")[0]]  # Adam's first step is the rate
+        decayed = before[name] * (1 - rate * 0.1 * (parameter.ndim > 1))
+        np.testing.assert_allclose(parameter.numpy(), decayed - rate, rtol=1e-4, atol=1e-6)
+
+
+def test_layerwise_decay_needs_blocks():
+    with pytest.raises(LowbitError, match="layerwise_decay needs a transformer"):
+        build_optimizer(OptimizerSection(name="AdamWDL", layerwise_decay=0.5), build_tiny())

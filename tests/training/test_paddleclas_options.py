@@ -136,7 +136,7 @@ def test_other_heads_have_their_share_of_the_loss():
     ]
     batch = Batch(np.zeros((4, 3, 2, 2), np.float32), np.array([0, 1, 2, 0]), 1.0)
     each = [float(cross_entropy(CrossEntropy(), head, paddle.to_tensor(batch.labels))) for head in heads]
-    found = float(batch_loss(LossItem(GoogLeNetLoss={}), heads, batch))
+    found = float(batch_loss(LossItem(GoogLeNetLoss={}).cross_entropy, heads, batch))
     assert found == pytest.approx(each[0] + 0.3 * (each[1] + each[2]), rel=1e-5)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from lowbit.deploy.onnx.trace import called_layers, read_program, trace
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.digest import ONNX, add_digest
 from lowbit.errors import LowbitError
-from lowbit.nn import DeployedOperand, deployed_edges, has_quantized_layers, quantization_mode
+from lowbit.nn import (
+    DeployedOperand,
+    deployed_edges,
+    has_quantized_layers,
+    quantization_mode,
+    reparameterized,
+)
 
 _TOLERANCE = 1e-3  # of the largest logit, in fp32
 _CONSTANT = (
@@ -52,13 +59,16 @@ def export_onnx(
     target: str | None = None,
     quantized: bool = True,
     checkpoint: str | None = None,
+    any_size: bool = False,
 ) -> OnnxModel:
     """Write the model as ONNX for batches of any size: quantized (QDQ), or with `quantized=False` in fp32.
 
-    The model takes images of `image_shape`, or whatever `inputs` says. Batch norm is folded. The file is
-    checked, run in ONNX Runtime and compared with the model before it is put in place. The model itself stays
-    as it is, also in the middle of training. `checkpoint` is the SHA-256 of the file that the model is from,
-    which is kept in the ONNX file.
+    The model takes images of `image_shape`, or whatever `inputs` says; with both, `inputs` are images to
+    compare on, in the place of random ones. Batch norm is folded. The file is checked, run in ONNX Runtime
+    and compared with the model before it is put in place. The model itself stays as it is, also in the
+    middle of training. `checkpoint` is the SHA-256 of the file that the model is from, which is kept in the
+    ONNX file. With `any_size` the file takes images of any height and width that the model takes; it is
+    compared on images of two sizes.
 
     made = export_onnx(net, "inference.onnx", model_name="resnet18", image_shape=(3, 224, 224))
     print(f"{made.fp32_size / made.size:.1f} times smaller")
@@ -67,7 +77,9 @@ def export_onnx(
     model = model._layers if isinstance(model, paddle.DataParallel) else model
     if image_shape is not None:
         check_image_shape(image_shape)
-        inputs = ModelInputs.images(image_shape)
+        inputs = replace(inputs or ModelInputs.images(image_shape), any_size=any_size)
+    elif any_size:
+        raise LowbitError("any_size is for models that take images: give image_shape")
     elif inputs is None:
         raise LowbitError("export_onnx needs to know what the model takes: give image_shape or inputs")
     check_finite(model, model_name)
@@ -81,6 +93,11 @@ def export_onnx(
             expected = [expected_logits(model, inputs.examples[0], model_name)]
         else:
             expected = answers_of(model, inputs.examples, model_name)
+        compared = [(inputs, expected)]
+        if inputs.any_size:
+            larger = ModelInputs.images(_larger(inputs.examples[0].shape[1:]))
+            compared.append((larger, [expected_logits(model, larger.examples[0], model_name)]))
+    model = reparameterized(model)
     program = trace(model, inputs.specs(), model_name)
     called = called_layers(program)  # a layer that evaluation does not call has no scales, and needs none
     layers = deployed_layers(model, called, quantized=quantized)
@@ -92,10 +109,18 @@ def export_onnx(
     with drafting(path.parent, str(path)) as draft:
         content = add_digest(written.SerializeToString(), ONNX)
         (draft / path.name).write_bytes(content)
-        notes.append(_compare(model, draft / path.name, inputs, expected, model_name, quantized))
+        for given, answers in compared:
+            line = _compare(model, draft / path.name, given, answers, model_name, quantized)
+        notes.append(line)
         put_in_place(draft, path.parent, [path.name])
     size = fp32.ByteSize() + ONNX.length  # as if it had been written, too
     return OnnxModel(path, len(content), size, resolved, tuple(notes))
+
+
+def _larger(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Images of another size, not square, whose sides are multiples of 32 if those of `shape` are."""
+    channels, height, width = shape
+    return channels, height + 32, width + 64
 
 
 def _build(

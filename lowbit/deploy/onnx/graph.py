@@ -360,6 +360,9 @@ def _in_opset(nodes: list[Node], opset: int) -> tuple[list[Node], dict[str, np.n
 
 
 def _value(name: str, graph: Graph) -> onnx.ValueInfoProto:
-    shape = ["batch" if size == -1 else size for size in graph.shapes[name]]
+    words = ["batch", *(f"{name}.{axis}" for axis in range(1, len(graph.shapes[name])))]
+    if name in graph.inputs and len(words) == 4:
+        words[2:] = ["height", "width"]
+    shape = [word if size == -1 else size for word, size in zip(words, graph.shapes[name], strict=True)]
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(graph.types.get(name, "float32")))
     return helper.make_tensor_value_info(name, kind, shape)

@@ -11,6 +11,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.static import InputSpec
 
+from lowbit.accel.open_batch import open_batch
 from lowbit.deploy.export import untranslatable
 from lowbit.deploy.onnx.converters import Op, Result, find_converter
 from lowbit.deploy.onnx.graph import MARK, Graph
@@ -29,7 +30,7 @@ def trace(model: nn.Layer, specs: Sequence[InputSpec], model_name: str) -> Any:
     Quantized layers give their plain product between marks, which `read_mark` knows; other convolutions and
     Linear layers have a mark behind their output. The model comes back as it was, also after an error.
     """
-    with eval_mode(model), _marked(model), warnings.catch_warnings():
+    with eval_mode(model), open_batch(), _marked(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Paddle's own, about its own code
         try:
             # Through a layer of ours: what to_static leaves on its object does not stay on the model.

@@ -1,9 +1,8 @@
-"""Converters of operators that pick numbers by index: gather, embedding, argmax, top-k, sorting."""
+"""Converters of operators that pick numbers by index: gather, embedding, top-k, sorting."""
 
 from __future__ import annotations
 
 import numpy as np
-from onnx.helper import np_dtype_to_tensor_dtype
 
 from lowbit.deploy.onnx.converters.registry import Op, Result, converts
 from lowbit.deploy.onnx.graph import Graph
@@ -43,18 +42,6 @@ def take_along_axis(op: Op, graph: Graph) -> Result:
     return graph.add("GatherElements", op.inputs, shape=op.shape, axis=op["axis"])
 
 
-@converts("argmax", "argmin")
-def argmax(op: Op, graph: Graph) -> Result:
-    x, axis, shape = op.inputs[0], int(op.number(1, graph)), op.shape
-    if op["flatten"]:
-        raise op.refuse("looks for the extreme of the whole batch: give it an axis")
-    kind = "ArgMax" if op.name == "pd_op.argmax" else "ArgMin"
-    found = graph.add(kind, [x], shape=shape, axis=axis, keepdims=int(op["keepdims"]))
-    if op.type == "int64":
-        return found
-    return graph.add("Cast", [found], shape=shape, to=int(np_dtype_to_tensor_dtype(np.dtype(op.type))))
-
-
 @converts("topk")
 def topk(op: Op, graph: Graph) -> Result:
     x, count = op.inputs[0], graph.constant(np.array([int(op.number(1, graph))], np.int64))
@@ -81,15 +68,6 @@ def one_hot(op: Op, graph: Graph) -> Result:
     depth = graph.constant(np.array(int(op.number(1, graph)), np.int64))
     values = graph.constant(np.array([0, 1], np.float32))
     return graph.add("OneHot", [op.inputs[0], depth, values], shape=op.shape, axis=-1)
-
-
-@converts("cumsum")
-def cumsum(op: Op, graph: Graph) -> Result:
-    if op["flatten"]:
-        raise op.refuse("sums over the whole batch: give it an axis")
-    axis = graph.constant(np.array(int(op.number(1, graph)), np.int64))
-    how = {"exclusive": int(op["exclusive"]), "reverse": int(op["reverse"])}
-    return graph.add("CumSum", [op.inputs[0], axis], shape=op.shape, **how)
 
 
 def _gather(x: str, indices: str, axis: int, op: Op, graph: Graph) -> str:

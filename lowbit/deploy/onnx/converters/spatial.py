@@ -29,11 +29,13 @@ def _pool(op: Op, graph: Graph, kind: str, kernel: list[int]) -> str:
     if op["global_pooling"] or (op["adaptive"] and kernel == [1, 1]):
         name = "GlobalMaxPool" if kind == "max" else "GlobalAveragePool"
         return graph.add(name, [x], shape=op.shape)
+    strides = list(op["strides"])
     if -1 in sizes:
-        raise op.refuse("pools images whose size is only known at run time")
+        if op["adaptive"] or op["ceil_mode"]:
+            raise op.refuse("pools images whose size is only known at run time")
+        return _pool_any_size(op, graph, kind, kernel, strides)
     if op["adaptive"]:
         return _adaptive(op, graph, kind, kernel)
-    strides = list(op["strides"])
     pads = _pads(op, sizes, kernel, strides)
     # As far behind the image as the windows go (ceil_mode): engines disagree about that, not about padding.
     before = pads[:2]
@@ -50,6 +52,16 @@ def _pool(op: Op, graph: Graph, kind: str, kernel: list[int]) -> str:
     pads = [*before, *behind]
     name = "MaxPool" if kind == "max" else "AveragePool"
     return graph.add(name, [x], shape=op.shape, kernel_shape=kernel, strides=strides, pads=pads)
+
+
+def _pool_any_size(op: Op, graph: Graph, kind: str, kernel: list[int], strides: list[int]) -> str:
+    """Windows that do not fit are left out, by ONNX's operators as by Paddle's."""
+    x = op.inputs[0]
+    pads = _pads(op, graph.shapes[x][2:], kernel, strides)
+    name, more = (
+        ("MaxPool", {}) if kind == "max" else ("AveragePool", {"count_include_pad": int(not op["exclusive"])})
+    )
+    return graph.add(name, [x], shape=op.shape, kernel_shape=kernel, strides=strides, pads=pads, **more)
 
 
 def _pads(op: Op, sizes: list[int], kernel: list[int], strides: list[int]) -> list[int]:
@@ -109,9 +121,15 @@ def bicubic(op: Op, graph: Graph) -> Result:
 def _resize(op: Op, graph: Graph, mode: str, coordinates: str, **more: Any) -> str:
     x = op.inputs[0]
     before, after = graph.shapes[x], op.shape
-    if op["data_format"] != "NCHW" or -1 in (*before[1:], *after[1:]):
-        raise op.refuse("resizes images with the channels last, or of a size only known at run time")
-    scales = np.array([1, 1, *(a / b for a, b in zip(after[2:], before[2:], strict=True))], np.float32)
+    if op["data_format"] != "NCHW":
+        raise op.refuse("resizes images with the channels last")
+    if -1 not in (*before[2:], *after[2:]):
+        factors = [a / b for a, b in zip(after[2:], before[2:], strict=True)]
+    elif op["scale"]:
+        factors = list(op["scale"]) * (2 // len(op["scale"]))
+    else:
+        raise op.refuse("resizes images of a size only known at run time to a given size")
+    scales = np.array([1, 1, *factors], np.float32)
     return graph.add(
         "Resize",
         [x, "", graph.constant(scales)],
@@ -147,3 +165,11 @@ def unfold(op: Op, graph: Graph) -> Result:
     )  # fmt: skip
     sizes_out = graph.constant(np.array([0, rows, out[0] * out[1]], np.int64))
     return graph.add("Reshape", [patches, sizes_out], shape=[graph.shapes[x][0], rows, out[0] * out[1]])
+
+
+@converts("pixel_shuffle")
+def pixel_shuffle(op: Op, graph: Graph) -> Result:
+    if op["data_format"] != "NCHW":
+        raise op.refuse("has the channels last")
+    factor = op["upscale_factor"]
+    return graph.add("DepthToSpace", [op.inputs[0]], shape=op.shape, blocksize=factor, mode="CRD")

@@ -83,6 +83,7 @@ def test_attention(kind, same_in_engines):
         lambda x: F.pixel_shuffle(x.tile([1, 4, 1, 1]), 2),
         lambda x: F.unfold(x, 3, strides=2, paddings=1),
         lambda x: F.unfold(x, [2, 3], dilations=2, paddings=[1, 0]),
+        lambda x: F.fold(F.unfold(x, 3, strides=2, paddings=1), 8, 3, strides=2, paddings=1),
         lambda x: paddle.prod(x, 1),
         lambda x: paddle.amax(x, [1, 2]),
         lambda x: paddle.std(x, 1),
