@@ -375,8 +375,8 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
         f"Setting: images of {CLASSES} classes with noise; fp32 training with AdamW until the losses of "
         f"three batches are below {LEARNED}, {FEWEST_STEPS} to {MOST_STEPS} steps; {QAT_STEPS} of QAT at a "
         f"tenth of the learning rate; {IMAGES} other images; one seed; one thread. A model passes if it "
-        f"learned the classes (top-1 of {TOP1:.0%} or more), if each engine gives its class on {LIMIT:.0%} or "
-        "more of the images, in fp32 and W8A8, and if the W4A4G4 step has a finite loss. "
+        f"learned the classes (top-1 of {TOP1:.0%} or more), if each engine gives its class on {LIMIT:.0%} "
+        "or more of the images, in fp32 and W8A8, and if the W4A4G4 step has a finite loss. "
         f"**{good} of {len(results)} models pass**; {engines.count(1.0)} of {len(engines)} comparisons "
         "agree on every image."
     )
