@@ -80,8 +80,8 @@ bool absorb_sum(const Facts& facts, int tensor, Chain* chain) {
     return true;
 }
 
-// The only reader of an integer tensor, if it turns it into floats: its output, or -1. Floats that are rounded
-// to the same grid again stay what they are.
+// The only reader of an integer tensor, if it turns it into floats: its output, or -1. Floats that are
+// rounded to the same grid again stay what they are.
 int only_values(const Facts& facts, int tensor, std::vector<int>* nodes) {
     const int node = next(facts, tensor, "DequantizeLinear");
     if (node < 0) return -1;
