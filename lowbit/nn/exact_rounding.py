@@ -65,9 +65,11 @@ def align_scales(model: nn.Layer) -> int:
     """
     roundings: Sequence[RoundedOperator] = getattr(model, ROUNDINGS, ())
     layers, moved = dict(model.named_sublayers()), 0
-    settled: set[int] = set()  # quantizers whose scale others depend on
+    settled: set[int] = set()  # quantizers of earlier sums and means, which must not move again
     with eval_mode(model):
         for one in roundings:
+            if one.kind == "layer":  # its weight follows the scales around it, below
+                continue
             sources = [_quantizer(layers, at) for at in one.sources]
             target = _quantizer(layers, one.target)
             if one.kind == "sum":

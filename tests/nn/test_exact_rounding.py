@@ -18,6 +18,7 @@ from lowbit.deploy.onnx import export_onnx
 from lowbit.deploy.verify.integer_reference import IntegerReference
 from lowbit.nn import calibrate, edge_quantizers, eval_mode, integer_reference, prepare
 from lowbit.nn.calibration import correct_biases
+from lowbit.nn.convert import preparation_of
 from lowbit.nn.edges import find_edges
 from lowbit.nn.exact_rounding import align_scales, odd_ratio
 from lowbit.recipe import find_layers, make_recipe
@@ -124,6 +125,26 @@ def test_aligned_twice_is_aligned_once():
     align_scales(net)
     for name, value in net.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), once[name], err_msg=name)
+
+
+def test_both_operands_of_every_sum_have_scales_in_255ths_of_the_result():
+    """A sum's result is settled by its skip branch; the other branch then follows."""
+    batches = [paddle.to_tensor(normal(4, 3, 64, 64, seed=1))]
+    net = trained(mobilenet_v2)
+    prepare(net, recipe(8), batches[0])
+    calibrate(net, batches)
+    align_scales(net)
+    layers = dict(net.named_sublayers())
+    sums = [one for one in preparation_of(net).edges.roundings if one.kind == "sum"]
+    assert len(sums) == 10
+    for one in sums:
+        target, *sources = (
+            float(getattr(layers[owner], f"{place}_quantizer").scale())
+            for owner, place in (one.target, *one.sources)
+        )
+        for source in sources:
+            of_255 = 255 * source / target
+            assert of_255 == pytest.approx(round(of_255), rel=1e-6), (one.target, source / target)
 
 
 def test_what_was_calibrated_is_deployed_integer_for_integer(tmp_path):
