@@ -1,4 +1,7 @@
-"""Other implementations instead of Paddle's operators, while a `with` is open and in its thread only."""
+"""Other implementations instead of Paddle's operators, while a `with` is open and in its thread only.
+
+Also `change_class`, by which layers get another forward in place.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,23 @@ from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
 
-from paddle import Tensor, _C_ops, autograd
+from paddle import Tensor, _C_ops, autograd, nn
 
 from lowbit.errors import LowbitError
+
+
+def change_class(layer: nn.Layer, to: type[nn.Layer]) -> None:
+    """Give a layer another class in place: a subclass of its own, or one that it had before.
+
+    Its parameters, hooks and name stay, and so does every reference to it. Conversions use it, such as
+    quantizing and fusing.
+
+    >>> norm = nn.BatchNorm2D(3)
+    >>> change_class(norm, type("Watched", (nn.BatchNorm2D,), {}))
+    """
+    if not (issubclass(to, type(layer)) or issubclass(type(layer), to)):
+        raise TypeError(f"{type(layer).__name__} and {to.__name__} are not subclasses of each other")
+    layer.__class__ = to
 
 
 class ScopedPatch:

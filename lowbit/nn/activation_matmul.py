@@ -19,6 +19,7 @@ from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
+from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
@@ -97,7 +98,7 @@ def quantize_products(model: nn.Layer, settings: ActivationMatmul) -> QuantizedP
         layer.gradient_quantizer = gradient and Quantizer(
             gradient, _LAYOUT, "gradient", shape=[1] * 4, name=name
         )
-        layer.__class__ = QuantizedMatmul
+        change_class(layer, QuantizedMatmul)
         layer.train() if layer.training else layer.eval()
     return QuantizedProducts(tuple(products), tuple(left_alone))
 
@@ -176,7 +177,7 @@ def _replace_forward(layer: nn.Layer, known: KnownAttention) -> str:
     if why:
         del layer.qk_product, layer.av_product
         return why
-    layer.__class__ = _with_forward(kind, known)
+    change_class(layer, _with_forward(kind, known))
     return ""
 
 

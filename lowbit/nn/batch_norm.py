@@ -15,6 +15,7 @@ from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
 from lowbit.accel.norm_ops import batch_norm_operator
+from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError
 from lowbit.nn.bn_folding import BATCH_NORM, Pair, has_paddles_forward
 from lowbit.nn.eval_mode import eval_mode
@@ -35,7 +36,7 @@ def freeze_after(norm: nn.Layer, steps: int, *, name: str = "") -> None:
     True
     """
     check_can_freeze(norm, name)
-    norm.__class__ = _prepared_class(type(norm))
+    change_class(norm, _prepared_class(type(norm)))
     norm.freeze_after = steps
     norm.register_buffer("steps", paddle.zeros([1], "int32"))
 
@@ -52,7 +53,7 @@ def check_can_freeze(norm: nn.Layer, name: str) -> None:
 
 def follow(norm: nn.Layer, pair: Pair) -> None:
     """Make the batch norm, in place, the identity whenever the pair's layer has it folded in."""
-    norm.__class__ = _prepared_class(type(norm))
+    change_class(norm, _prepared_class(type(norm)))
     norm.fold = pair
 
 
@@ -142,7 +143,7 @@ def convert_sync_batch_norm(model: nn.Layer) -> nn.Layer:
     for name, layer in model.named_sublayers(include_self=True):
         if type(layer) in _SYNCED:
             # In place: hooks, and a layer that the model uses in two places, stay what they were.
-            layer.__class__ = _SYNCED[type(layer)]
+            change_class(layer, _SYNCED[type(layer)])
         elif isinstance(layer, nn.layer.norm._BatchNormBase) and not isinstance(layer, _Synced):
             raise LowbitError(
                 f'layer "{name}" ({type(layer).__name__}) cannot be synchronized on a CPU: use '

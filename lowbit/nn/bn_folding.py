@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 from paddle import Tensor, nn
 
+from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError
 from lowbit.nn.eval_mode import cause, eval_mode
 from lowbit.nn.quant_layers import is_quantized
@@ -294,7 +295,7 @@ class Pair:
 def fold_in_training(layer: nn.Layer, pair: Pair) -> None:
     """Make the quantized layer, in place, quantize its weight with the pair's batch norm folded into it."""
     layer.fold = pair
-    layer.__class__ = _folded_class(type(layer))
+    change_class(layer, _folded_class(type(layer)))
 
 
 def folded_weight_and_bias(layer: nn.Layer, norm: nn.Layer) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from paddle import Tensor, nn
 from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
 from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
+from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
@@ -85,8 +86,7 @@ def unfuse(net: nn.Layer) -> None:
     """Undo `fuse`: every layer has its own class again."""
     for layer in net.sublayers(include_self=True):
         if isinstance(layer, _Fused):
-            plain: Any = layer._plain
-            layer.__class__ = plain
+            change_class(layer, layer._plain)
 
 
 def norm_act(
@@ -155,14 +155,14 @@ def _convert(layer: nn.Layer) -> str | None:
     kind = type(layer)
     known = _REGISTRY.get(kind)
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
-        layer.__class__ = _fused_class(kind, known.forward)
+        change_class(layer, _fused_class(kind, known.forward))
         return known.what
     if kind.forward is not nn.Sequential.forward:
         return None
     members = list(layer._sub_layers.values())
     if pairs := _pairs(members):
         kinds = ", ".join(dict.fromkeys(type(members[at + 1]).__name__ for at in sorted(pairs)))
-        layer.__class__ = _fused_class(kind, _sequential)
+        change_class(layer, _fused_class(kind, _sequential))
         return f"batch norm + {kinds}: {len(pairs)}"
     return None
 
@@ -309,8 +309,8 @@ def _fuse_named(net: nn.Layer, groups: Sequence[Sequence[str]], example: Tensor 
     with fast_norm_ops():
         before = _trial(net, example)
         for norm, relu in pairs:
-            norm.__class__ = _fused_class(type(norm), _norm_with_relu)
-            relu.__class__ = _fused_class(type(relu), _relu_after_norm)
+            change_class(norm, _fused_class(type(norm), _norm_with_relu))
+            change_class(relu, _fused_class(type(relu), _relu_after_norm))
         after = _trial(net, example)
     if not all(paddle.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(before, after, strict=True)):
         unfuse(net)

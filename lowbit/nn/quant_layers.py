@@ -8,6 +8,7 @@ from typing import Any
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
+from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError
 from lowbit.nn.int_forward import (
     along_outputs,
@@ -202,7 +203,7 @@ def quantize_layer(
         kinds = ", ".join(kind.__name__ for kind in QUANTIZED)
         raise LowbitError(f'layer "{name}" is a {type(layer).__name__}; those that can be quantized: {kinds}')
     _set_plan(layer, base, plan, name=name, number=number, pact=pact, lsq=lsq)
-    layer.__class__ = _quantized_class(type(layer), base)
+    change_class(layer, _quantized_class(type(layer), base))
     return layer
 
 

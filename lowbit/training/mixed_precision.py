@@ -15,6 +15,7 @@ from paddle.optimizer import Optimizer
 
 from lowbit.accel import bf16_products
 from lowbit.accel.amp_autocast import AmpContext, squared_norm, unscale_in_place
+from lowbit.accel.op_overrides import change_class
 from lowbit.config.schema import AmpLevel
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.nn import is_quantized
@@ -167,7 +168,7 @@ def spare_quantizers(model: nn.Layer, amp: AmpContext) -> bool:
     for layer in layers:
         layer.amp = amp
         layer.executor = "simulate"  # on the narrow grid there are no integers
-        layer.__class__ = _sparing_class(type(layer))
+        change_class(layer, _sparing_class(type(layer)))
     return bool(layers)
 
 

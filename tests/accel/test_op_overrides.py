@@ -9,7 +9,7 @@ import pytest
 from paddle import _C_ops
 from paddle.nn import functional as F
 
-from lowbit.accel.op_overrides import OpOverrides
+from lowbit.accel.op_overrides import OpOverrides, change_class
 from lowbit.errors import LowbitError
 
 
@@ -93,3 +93,13 @@ def test_a_retained_graph_is_refused_and_backward_is_put_back():
     assert (paddle.Tensor.backward, paddle.autograd.backward) == originals
     (x * 2).backward(retain_graph=True)
     assert x.grad.item() == 4
+
+
+def test_a_layer_takes_subclasses_of_its_own_and_its_own_again() -> None:
+    layer, plain = paddle.nn.ReLU(), paddle.nn.ReLU
+    change_class(layer, type("Other", (plain,), {}))
+    assert type(layer).__name__ == "Other"
+    change_class(layer, plain)
+    assert type(layer) is plain
+    with pytest.raises(TypeError, match="ReLU and Conv2D are not subclasses"):
+        change_class(layer, paddle.nn.Conv2D)
