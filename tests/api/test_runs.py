@@ -63,7 +63,7 @@ def _recipe(folder):
 
 
 def test_a_run_and_the_arguments_of_a_network_do_not_go_together(tmp_path):
-    with pytest.raises(lowbit.LowbitError, match="a run knows its example"):
+    with pytest.raises(lowbit.LowbitError, match="a run has its own example"):
         lowbit.export(tmp_path, example=[[1.0]])
     with pytest.raises(lowbit.LowbitError, match="a run has its export"):
         lowbit.verify(tmp_path, tmp_path / "export")

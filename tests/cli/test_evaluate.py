@@ -112,7 +112,7 @@ def test_overrides_change_the_checkpoints_config(run, trained):
         (("--device=tpu", "TRAINED"), "unknown device"),
         (("--data-path=nowhere", "TRAINED"), "nowhere: no such folder"),
         (("TRAINED", "--pretrained=w.pdparams"), "give either a checkpoint"),
-        (("TRAINED/export", "--pretrained=w.pdparams"), "leave out --pretrained"),
+        (("TRAINED/export", "--pretrained=w.pdparams"), "omit --pretrained"),
         (
             ("TRAINED/export", "--data-path=d", "-o", "Global.epochs=1"),
             "and so do -c and -o; give one of them",

@@ -182,7 +182,7 @@ def test_without_a_bias_or_with_a_folded_batch_norm():
     net = prepare(nn.Sequential(nn.Linear(2, 2, bias_attr=False)), make_recipe({"weight_bits": 8}))
     with pytest.raises(LowbitError, match="1 quantized layers have no bias to correct: prepare"):
         correct_biases(net, [paddle.ones([1, 2])])
-    with pytest.raises(LowbitError, match=r"correct_bias goes with batch_norm\.fold: export"):
+    with pytest.raises(LowbitError, match=r"correct_bias goes with batch_norm\.fold: calibration or export"):
         prepare(nn.Sequential(nn.Linear(2, 2)), recipe(batch_norm={"fold": "training"}), paddle.ones([1, 2]))
     with pytest.raises(LowbitError, match="correct_bias needs batches"):
         make_recipe({"rules": [{"skip": True}], "calibration": {"correct_bias": True}})

@@ -166,5 +166,5 @@ def test_what_a_grid_is_not_for():
         assert not grid.is_integer
         with pytest.raises(LowbitError, match=f"{grid} is not an integer grid: use one of int2 to int8"):
             _ = grid.highest
-        with pytest.raises(LowbitError, match="no integer grid"):
+        with pytest.raises(LowbitError, match="not an integer grid"):
             _ = grid.lowest

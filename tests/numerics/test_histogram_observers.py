@@ -229,5 +229,5 @@ def test_a_wider_batch_later(factor):
 
 
 def test_values_alone_are_not_enough():
-    with pytest.raises(LowbitError, match="gradients, which calibration alone has"):
+    with pytest.raises(LowbitError, match="gradients, which only calibration has"):
         parse_observer("sensitivity")(paddle.ones([4]), parse_grid("int8"), (0,))

@@ -292,7 +292,9 @@ def test_label_smoothing_is_paddles(tmp_path):
 def test_convolutions_run_in_oneDNN_unless_the_config_says_no(tmp_path, capsys, monkeypatch):
     used = []
     prepared = onednn.prepared
-    monkeypatch.setattr(onednn, "prepared", lambda geometry: used.append(geometry) or prepared(geometry))
+    monkeypatch.setattr(
+        onednn, "prepared", lambda *given, **named: used.append(given) or prepared(*given, **named)
+    )
     train(tiny_config(tmp_path / "paddle", epochs=1, fast_convolutions=False))
     assert "convolutions in Paddle" in capsys.readouterr().out and not used
     train(tiny_config(tmp_path / "onednn", epochs=1))
@@ -356,7 +358,7 @@ def test_auto_takes_the_newest_whole_checkpoint_and_says_so(tmp_path, capsys):
     capsys.readouterr()
     train(tiny_config(folder, checkpoints="auto"))
     out = capsys.readouterr().out
-    assert "model_0.lowbit, the newest checkpoint that is whole, because: " in out
+    assert "model_0.lowbit, the newest intact checkpoint, because: " in out
     assert "latest.lowbit is damaged" in out
     assert weights_hash(folder / "checkpoints/latest.lowbit") == expected
 

@@ -59,10 +59,15 @@ def test_no_weight_is_trained_but_scales_are_aligned(run, fp32):
     before = read_checkpoint(fp32 / "checkpoints/best.lowbit").model
     after = read_checkpoint(run / "checkpoints/latest.lowbit").model
     changed = [name for name in before if after[name].tobytes() != before[name].tobytes()]
-    # Biases are corrected by what rounding the weights adds. The largest weight of a channel gives its scale:
-    # it is moved by half a percent at most, so that every engine rounds alike (nn/exact_rounding.py).
-    assert sorted(changed) == ["conv.bias", "conv.weight", "head.bias"]
-    np.testing.assert_allclose(after["conv.weight"], before["conv.weight"], rtol=0.00501)
+    # Batch norm is folded into its layer. Biases are corrected by what rounding the weights adds. The largest
+    # weight of a channel gives its scale: it is moved by half a percent at most, so that every engine rounds
+    # alike (nn/exact_rounding.py).
+    norm = ["norm._mean", "norm._variance", "norm.bias", "norm.weight"]
+    assert sorted(changed) == ["conv.bias", "conv.weight", "head.bias", *norm]
+    gain = before["norm.weight"] / np.sqrt(before["norm._variance"] + 1e-5)
+    np.testing.assert_allclose(
+        after["conv.weight"], before["conv.weight"] * gain[:, None, None, None], rtol=0.00501
+    )
     for quantizer in find_quantizers(open_checkpoint(run).model):
         quantizer.check_ready()
 

@@ -40,21 +40,18 @@ typedef int32_t Int32x16 __attribute__((vector_size(kPanel * sizeof(int32_t))));
 #define LOWBIT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Int32x8{__VA_ARGS__})
 #endif
 
-LOWBIT_INLINE Int16x16 get(const int16_t* from) {
-    Int16x16 words;
-    memcpy(&words, from, sizeof words);
-    return words;
-}
+LOWBIT_INLINE void get(const int16_t* from, Int16x16& words) { memcpy(&words, from, sizeof words); }
 
 LOWBIT_INLINE void put(int16_t* to, const Int16x16& words) { memcpy(to, &words, sizeof words); }
+
+LOWBIT_INLINE void add_magnitude(const Int16x16& value, Int16x16& sum) {
+    const Int16x16 sign = value >> 15;  // -1 or 0
+    sum += (value ^ sign) - sign;
+}
 
 template <bool kSigned>
 LOWBIT_INLINE int64_t sum_magnitudes(const uint8_t* bytes, int64_t count) {
     constexpr int64_t kTurns = 64;  // of two bytes per lane, whose sum int16 holds
-    const auto magnitude = [](const Int16x16& value) LOWBIT_INLINE_LAMBDA {
-        const Int16x16 sign = value >> 15;  // -1 or 0
-        return (value ^ sign) - sign;
-    };
     int64_t total = 0, i = 0;
     while (count - i >= 2 * kPanel) {
         Int16x16 sums = {};
@@ -62,8 +59,8 @@ LOWBIT_INLINE int64_t sum_magnitudes(const uint8_t* bytes, int64_t count) {
             UInt16x16 pairs;
             memcpy(&pairs, bytes + i, sizeof pairs);
             if (kSigned) {
-                sums += magnitude(reinterpret_cast<Int16x16>(pairs << 8) >> 8);
-                sums += magnitude(reinterpret_cast<Int16x16>(pairs) >> 8);
+                add_magnitude(reinterpret_cast<Int16x16>(pairs << 8) >> 8, sums);
+                add_magnitude(reinterpret_cast<Int16x16>(pairs) >> 8, sums);
             } else {
                 sums += reinterpret_cast<Int16x16>((pairs & 255) + (pairs >> 8));
             }
@@ -158,7 +155,7 @@ LOWBIT_INLINE void transform_source(const Planes& planes, int64_t tiles, int16_t
             // Columns 4 and 5 of a tile are columns 0 and 1 of the next one.
             const int16_t* from = planes.first + j % kTile * planes.plane + t + j / kTile;
             LOWBIT_UNROLLED
-            for (int i = 0; i < kSide; i++) column[i] = get(from + i * planes.row);
+            for (int i = 0; i < kSide; i++) get(from + i * planes.row, column[i]);
             SourcePoints()(column, down[j]);
         }
         put_points(down, SourcePoints(), points + t, stride);
@@ -173,7 +170,7 @@ LOWBIT_INLINE void transform_gradient(const Planes& planes, int64_t tiles, int16
             Int16x16 column[kTile];
             LOWBIT_UNROLLED
             for (int i = 0; i < kTile; i++) {
-                column[i] = get(planes.first + i * planes.row + j * planes.plane + t);
+                get(planes.first + i * planes.row + j * planes.plane + t, column[i]);
             }
             GradientPoints()(column, down[j]);
         }
@@ -192,9 +189,8 @@ LOWBIT_INLINE int64_t transform_kernel(const int16_t* taps, int64_t channels, in
             Int16x16 column[3];
             LOWBIT_UNROLLED
             for (int i = 0; i < 3; i++) {
-                column[i] = get(taps + (3 * i + j) * channels + c);
-                const Int16x16 sign = column[i] >> 15;  // -1 or 0
-                magnitude += (column[i] ^ sign) - sign;
+                get(taps + (3 * i + j) * channels + c, column[i]);
+                add_magnitude(column[i], magnitude);
             }
             KernelPoints()(column, down[j]);
         }
@@ -247,8 +243,8 @@ constexpr int kTwos[kTile] = {3, 2, 1, 1};
 constexpr uint32_t kInverseOf9 = 954437177;
 static_assert(9 * kInverseOf9 == 1, "modulo 2^32");
 
-LOWBIT_INLINE Int32x8 without_factors(const UInt32x8& scaled, int row, int column) {
-    return reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
+LOWBIT_INLINE void remove_factors(const UInt32x8& scaled, int row, int column, Int32x8& result) {
+    result = reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
 }
 
 // Both halves of an inverse transform, from the points sums[i * stride] of eight tiles or channels.
@@ -272,7 +268,7 @@ LOWBIT_INLINE void inverse_transform(const int32_t* sums, int64_t stride, Invers
         UInt32x8 row[kResults];
         inverse(down[i], row);
         LOWBIT_UNROLLED
-        for (int j = 0; j < kResults; j++) results[i][j] = without_factors(row[j], i, j);
+        for (int j = 0; j < kResults; j++) remove_factors(row[j], i, j, results[i][j]);
     }
 }
 
