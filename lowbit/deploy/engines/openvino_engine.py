@@ -32,7 +32,6 @@ from lowbit.machine import cpu_info, hardware_info
 _ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_AMX = "AVX512_CORE_FP16"
 _LOCK = threading.Lock()
-_PROGRAMS = 4  # compiled for a batch size of their own
 
 
 class OpenVinoEngine:
@@ -44,8 +43,7 @@ class OpenVinoEngine:
 
     What the file leaves in fp32 is computed in fp32: OpenVINO would round it to bf16 on processors that
     multiply bf16 fast, which nobody trained for. AMX is not used, unless ONEDNN_MAX_CPU_ISA asks for it.
-    The first few batch sizes are compiled for, each when it is met (under a second): with sizes that are
-    known, OpenVINO is about 0.4 ms faster in every call. One engine is for one thread at a time.
+    One engine is for one thread at a time.
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
@@ -69,18 +67,16 @@ class OpenVinoEngine:
         )
         self._output = model.outputs[0].get_any_name()
         self._request = self._compile(model)
-        self._by_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._with_hooks: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
         check_one_in_one_out(*self._places, self.path)
-        inputs = [check_batch(batch, self.image_shape)]
-        return self._run(self._request_for(inputs), inputs)[0]
+        return self._run(self._request, [check_batch(batch, self.image_shape)])[0]
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
-        return self._run(self._request_for(inputs), inputs)
+        return self._run(self._request, inputs)
 
     def signature(self) -> Signature:
         """Names, element types and shapes of the inputs, and the outputs' names."""
@@ -105,21 +101,6 @@ class OpenVinoEngine:
                 raise unknown_tensor(name, sorted(known), self.path)
         model.add_outputs(list(names))
         return model
-
-    def _request_for(self, inputs: Sequence[np.ndarray]) -> Any:
-        """The program for inputs of these shapes, or that for all."""
-        shapes = tuple(tuple(one.shape) for one in inputs)
-        if shapes not in self._by_shapes:
-            known = [info.shape for info in self._signature.inputs]
-            if list(shapes) == known or len(self._by_shapes) == _PROGRAMS or not _fit(shapes, known):
-                return self._request
-            model = self._read()
-            try:
-                model.reshape(dict(enumerate(map(list, shapes))))
-            except Exception:  # its operators do not fit these shapes: running the general program says why
-                return self._request
-            self._by_shapes[shapes] = self._compile(model)
-        return self._by_shapes[shapes]
 
     def _read(self) -> Any:
         try:
@@ -153,16 +134,6 @@ class OpenVinoEngine:
             shapes = ", ".join(str(list(one.shape)) for one in inputs)
             raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error
         return [answers[index] for index in range(len(answers))]
-
-
-def _fit(shapes: Sequence[tuple[int, ...]], known: Sequence[tuple[int, ...]]) -> bool:
-    """Whether inputs of these shapes, none of them empty, can be given where -1 is any size."""
-    return len(shapes) == len(known) and all(
-        len(shape) == len(wanted)
-        and 0 not in shape
-        and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
-        for shape, wanted in zip(shapes, known, strict=True)
-    )
 
 
 def _shape(port: Any) -> tuple[int, ...]:
