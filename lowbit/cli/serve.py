@@ -32,7 +32,7 @@ def serve(
     instances: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of instances of the engine; default: 2 of lowbit's runtime, else 1."
+            min=1, help="Number of instances of the engine; default: 2, in Paddle Inference 1."
         ),
     ] = None,
     max_batch: Annotated[
