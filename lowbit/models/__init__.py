@@ -4,11 +4,12 @@
 |---|---|
 | `build` | a model by name: registered, PaddleClas's, or the user's own by import path |
 | `registry` | `register_model`; the names |
-| `resnet_cifar`, `vision`, `ppcls` | the models: small ResNets, paddle.vision's, PaddleClas's |
+| `resnet_cifar`, `mobilenet_cifar` | the models for 32×32 images |
+| `vision`, `ppcls` | the models of paddle.vision and of PaddleClas |
 | `weights` | weights from a file; every key must match |
 """
 
-from lowbit.models import resnet_cifar, vision  # noqa: F401  (they register their models)
+from lowbit.models import mobilenet_cifar, resnet_cifar, vision  # noqa: F401  (they register their models)
 from lowbit.models.build import build_model, check_name, check_trusted
 from lowbit.models.ppcls import list_ppcls_models, ppcls_is_installed, ppcls_names
 from lowbit.models.registry import ModelEntry, list_models, model_aliases, model_names, register_model
