@@ -91,11 +91,11 @@ def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path
 def fp32_answer(
     baseline: nn.Layer, trained: ToExport, folder: Path, engines: Iterable[str], threads: int | None
 ) -> Answer:
-    """The fp32 model as something that answers: in ONNX Runtime, where ONNX files are asked for.
+    """The model before quantization as something that answers, where ONNX is asked for in ONNX Runtime.
 
     That takes a fraction of the model's own time; the export compares both.
     """
-    if "ONNX" not in {FORMATS[key] for key in engines}:
+    if has_quantized_layers(baseline) or "ONNX" not in {FORMATS[key] for key in engines}:
         return model_answer(baseline)
     file = folder / "baseline.onnx"
     export_onnx(
