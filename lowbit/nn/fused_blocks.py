@@ -29,7 +29,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
-from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
+from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm, padded_shortcut
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
@@ -242,7 +242,13 @@ def _resnet(self: Any, x: Tensor) -> Tensor:
 def _cifar_block(self: Any, x: Tensor) -> Tensor:
     y = norm_act(self.bn1, self.conv1(x), F.relu)
     y = self.conv2(y)
-    return norm_act(self.bn2, y, F.relu, self._shortcut(x))
+    return norm_act(self.bn2, y, F.relu, _cifar_shortcut(self, x))
+
+
+def _cifar_shortcut(self: Any, x: Tensor) -> Tensor:
+    is_padded = self.stride > 1 and self.zero_channels and x.ndim == 4
+    shortcut = padded_shortcut(x, self.stride, self.zero_channels) if is_padded else None
+    return self._shortcut(x) if shortcut is None else shortcut
 
 
 @_known(resnet_cifar.CifarResNet, "batch norm + ReLU of the stem", "8c6c20786157")
