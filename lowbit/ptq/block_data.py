@@ -80,6 +80,14 @@ class BlockData:
     full: np.ndarray
     target: np.ndarray
 
+    def split(self, unseen: int) -> tuple[BlockData, BlockData]:
+        """Images to learn from and the last ones to measure on, at most an eighth; few are used for both."""
+        count = min(unseen, len(self.target) // 8)
+        if not count:
+            return self, self
+        arrays = self.quantized, self.full, self.target
+        return BlockData(*(a[:-count] for a in arrays)), BlockData(*(a[-count:] for a in arrays))
+
 
 @dataclass(frozen=True)
 class ImageWindow:

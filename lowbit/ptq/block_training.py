@@ -16,6 +16,7 @@ from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq.block_data import BlockData, ImageWindow
 from lowbit.ptq.blocks import Block
+from lowbit.ptq.compensation import is_compensated
 from lowbit.ptq.learned_rounding import (
     LearnedRounding,
     LearnedStep,
@@ -105,7 +106,12 @@ class _Parts:
         ]
         inside = {id(layer) for module in modules for layer in module.sublayers(include_self=True)}
         self._layers = [
-            _Layer(owner, norms[id(owner)] if id(norms.get(id(owner))) in inside else None, quantizer)
+            _Layer(
+                owner,
+                norms[id(owner)] if id(norms.get(id(owner))) in inside else None,
+                quantizer,
+                compensated=settings.compensate and is_compensated(owner),
+            )
             for owner, _, quantizer in found
             if quantizer.role == "weight"
         ]
@@ -171,9 +177,11 @@ class _Layer:
     and shift change by factors that are learned: they come to a scale of the weight and a bias per channel.
     """
 
-    def __init__(self, layer: nn.Layer, norm: nn.Layer | None, quantizer: Quantizer) -> None:
+    def __init__(
+        self, layer: nn.Layer, norm: nn.Layer | None, quantizer: Quantizer, *, compensated: bool
+    ) -> None:
         self.layer, self.norm = layer, norm
-        self.rounding = LearnedRounding(layer.weight, quantizer)
+        self.rounding = LearnedRounding(layer.weight, quantizer, compensated=compensated)
         self.affine: list[Tensor] = []
         self._weight: Any = None  # of this iteration
         self._gain: Any = None

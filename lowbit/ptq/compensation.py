@@ -42,6 +42,11 @@ class _Seen(Exception):
     """Ends a run of the block: what was wanted of the layer is known."""
 
 
+def is_compensated(layer: nn.Layer) -> bool:
+    """Whether `compensate_block` changes this layer's weight."""
+    return isinstance(layer, nn.Conv2D | nn.Linear)
+
+
 def compensate_block(
     layers: Mapping[str, nn.Layer],
     originals: Mapping[str, nn.Layer],
@@ -66,7 +71,7 @@ def compensate_block(
     images, full = data.quantized[:count], data.full[:count]
     for name, expected in _output_means(originals, block, names, full).items():
         layer, norm = layers[name], norms.get(id(layers[name]))
-        if isinstance(layer, nn.Conv2D | nn.Linear):
+        if is_compensated(layer):
             # The first and the second half of the images, or the only one twice.
             middle = len(images) // 2
             halves = [

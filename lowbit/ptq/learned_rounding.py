@@ -120,6 +120,7 @@ class _ShiftChannels(PyLayer):
 
 # The sigmoid is stretched beyond 0 and 1 and clipped, so that it gets there with a gradient on the way.
 _LOW, _HIGH = -0.1, 1.1
+_DECIDED = 0.95  # where weights start that are likely to be rounded up
 
 
 def parameter(value: np.ndarray) -> Tensor:
@@ -164,10 +165,11 @@ class LearnedRounding:
     """A weight between the two integers around it: floor(w / scale) + h, where h in [0, 1] is learned.
 
     The scale stays. `hard` is the weight in the end, exactly on its grid: rounding it to nearest gives the
-    integers that were learned, so that nobody else has to know of them.
+    integers that were learned, so that nobody else has to know of them. `compensated` weights are good as
+    they are rounded, not as they are: h starts near 0 or 1.
     """
 
-    def __init__(self, weight: Tensor, quantizer: Quantizer) -> None:
+    def __init__(self, weight: Tensor, quantizer: Quantizer, *, compensated: bool) -> None:
         scale = weight_scale(quantizer)
         grid = quantizer.grid()
         self.lowest, self.highest = float(grid.lowest), float(grid.highest)
@@ -176,6 +178,8 @@ class LearnedRounding:
             quotient = weight.detach() / self.scale
             self.floor = paddle.floor(quotient)
             rest = quotient - self.floor
+            if compensated:
+                rest = paddle.where(rest >= 0.5, _DECIDED, 1 - _DECIDED)
             # Outside of the grid only the nearest integer is there.
             inside = (quotient > self.lowest) & (quotient < self.highest)
             rest = paddle.where(inside, rest, (quotient >= self.highest).cast("float32"))

@@ -31,7 +31,7 @@ from lowbit.ptq.learned_rounding import unquantized
 from lowbit.recipe.recipe import Reconstruction
 
 MEMORY = 2 << 30  # bytes of activations that are held; more are kept in temporary files
-_MEASURED = 64  # images on which a block's error is measured
+_MEASURED = 64  # images on which a block's error is measured, and which it does not learn from
 _EXAMPLE = 2  # images to find the blocks with
 
 Inputs = Tensor | Sequence[Tensor]
@@ -47,7 +47,7 @@ class ReconstructionProgress(Protocol):
 
 @dataclass(frozen=True)
 class BlockResult:
-    """A block's squared error relative to its outputs: rounded to nearest, and as it was learned."""
+    """A block's squared error relative to its outputs: rounded to nearest, and in the end."""
 
     name: str
     nearest: float
@@ -86,7 +86,8 @@ def reconstruct(
     """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
 
     Blocks are trained in the order in which they run: inputs come from the quantized network before the
-    block, targets from the fp32 network. In `folder` every block that is done is saved: a call with the same
+    block, targets from the fp32 network. What is learned must be better on images that were left out, else
+    the block stays as it was compensated. In `folder` every block that is done is saved: a call with the same
     network, images, settings and seed goes on behind it and ends with the same bits. Images and activations
     take up to `memory` bytes, further ones are on disk.
 
@@ -132,14 +133,24 @@ def _reconstruct(
             if number < done:
                 results.append(saved.load(number, block, layers))
             else:
-                before = _error(block, layers, data)
+                shown, unseen = data.split(_MEASURED)
+                error = nearest = _error(block, layers, unseen)
                 if settings.compensate:
-                    compensate_block(layers, originals, block, norms, data)
-                window = find_window(partial(block.run, originals), data, settings.crop)
+                    compensate_block(layers, originals, block, norms, shown)
+                    error = _error(block, layers, unseen)
+                before = {key: tensor.clone() for key, tensor in _state(block, layers).items()}
+                window = find_window(partial(block.run, originals), shown, settings.crop)
                 rng = np.random.default_rng([seed, number])
                 advance = progress.advance if progress is not None else lambda: None
-                train_block(layers, block, norms, data, window, settings, rng, advance=advance)
-                results.append(BlockResult(block.name, before, _error(block, layers, data)))
+                train_block(layers, block, norms, shown, window, settings, rng, advance=advance)
+                learned = _error(block, layers, unseen)
+                if learned > error:
+                    for key, tensor in _state(block, layers).items():
+                        tensor.set_value(before[key])
+                    # Without iterations it only puts the weights on their grids.
+                    rounding = settings.model_copy(update={"iterations": 0})
+                    train_block(layers, block, norms, shown, window, rounding, rng)
+                results.append(BlockResult(block.name, nearest, min(learned, error)))
                 if saved:
                     saved.save(number, block, layers, results[-1])
             later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
@@ -161,7 +172,7 @@ def _kept(batches: Iterable[Inputs], store: ActivationStore) -> list[tuple[np.nd
 def _error(block: Block, layers: dict[str, nn.Layer], data: BlockData) -> float:
     """The squared error of the quantized block, relative to the squares of its targets."""
     wrong = total = 0.0
-    for at in range(0, min(_MEASURED, len(data.target)), 32):
+    for at in range(0, len(data.target), 32):
         y = block.run(layers, paddle.to_tensor(data.quantized[at : at + 32])).numpy()
         target = data.target[at : at + 32]
         wrong += float(np.square(y - target, dtype=np.float64).sum())
