@@ -1,4 +1,7 @@
-"""Batch norm, ReLU and max-pool of training by lowbit's kernels, instead of Paddle's operators."""
+"""Batch norm, ReLU and max-pool of training by lowbit's kernels, instead of Paddle's operators.
+
+Also two steps of known blocks that NumPy does in one pass: `padded_shortcut` and `channel_product`.
+"""
 
 from __future__ import annotations
 
