@@ -19,7 +19,7 @@ import signal
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ MOST_STEPS, FEWEST_STEPS, LEARNED = (
     0.05,
 )  # fp32 training ends when the loss of a batch is below LEARNED
 QAT_STEPS, LOW_PRECISION_STEPS = 16, 1
+UNNORMALIZED_RATE = 1e-4  # the learning rate of models without normalization, whose ReLUs die at a larger one
 LIMIT = 0.99  # of the images, on which an engine must answer with the model's class
 TOP1 = 0.9  # the model itself must have learned the classes: agreement on noise says nothing
 _SETTLE = 6  # batches
@@ -53,12 +54,12 @@ class Case:
     name: str
     size: int = 32
     kwargs: dict[str, Any] = field(default_factory=dict)
-    rate: float = 1e-3  # the learning rate
+    rate: float = 1e-3  # the learning rate, of a model with normalization
     batch: int = 16
     channels: int = 3
 
 
-# Of PaddleClas: one or two small members of each family.
+# Of PaddleClas: one or two small members of each family; compact networks have images of 64 pixels.
 _OF_32_PIXELS = {
     "ResNet": ("ppcls:ResNet18",),
     "ResNet_vd": ("ResNet18_vd",),
@@ -70,7 +71,7 @@ _OF_32_PIXELS = {
     "DenseNet": ("DenseNet121",),
     "DPN": ("DPN68",),
     "HRNet": ("HRNet_W18_C",),
-    "DLA": ("DLA34", "DLA46_c"),
+    "DLA": ("DLA34",),
     "Xception": ("Xception41", "Xception41_deeplab"),
     "DarkNet": ("DarkNet53",),
     "CSPNet": ("CSPDarkNet53",),
@@ -101,6 +102,7 @@ _OF_64_PIXELS = {
     "FasterNet": ("FasterNet_T0",),
     "MobileViT": ("MobileViT_XXS", "MobileViTV2_x0_5"),
     "MobileViTV3": ("MobileViTV3_XXS",),
+    "DLA": ("DLA46_c",),
 }
 # All of paddle.vision; those of lowbit's own names.
 _VISION_OF_32_PIXELS = {
@@ -120,8 +122,8 @@ _VISION_OF_64_PIXELS = {
 CASES = [
     *(Case(family, name, 32) for family, names in _OF_32_PIXELS.items() for name in names),
     *(Case(family, name, 64, rate=4e-3) for family, names in _OF_64_PIXELS.items() for name in names),
-    Case("VGG", "VGG11", 224, batch=4, rate=1e-4),
-    Case("AlexNet", "AlexNet", 224, rate=1e-4),
+    Case("VGG", "VGG11", 224, batch=4),
+    Case("AlexNet", "AlexNet", 224),
     Case("GoogLeNet", "GoogLeNet", 224, batch=4),
     Case("Inception", "InceptionV3", 96),
     Case("Inception", "InceptionV4", 96),
@@ -138,17 +140,18 @@ CASES = [
     Case("UniFormer", "UniFormer_small", 32, {"img_size": 32}, rate=2e-4),
     *(Case(family, name, 32) for family, names in _VISION_OF_32_PIXELS.items() for name in names),
     *(Case(family, name, 64, rate=4e-3) for family, names in _VISION_OF_64_PIXELS.items() for name in names),
-    Case("AlexNet", "alexnet", 224, rate=1e-4),
+    Case("AlexNet", "alexnet", 224),
     Case("GoogLeNet", "googlenet", 224, batch=4),
     Case("Inception", "inception_v3", 96),
     Case("LeNet", "paddle.vision.models:LeNet", 28, channels=1),
 ]
 
 
-# What is known about failures that are not lowbit's.
+# What is known about failures.
 REASONS = {
-    "CvT_13_224": "OpenVINO 2026.4's low-precision pass (MatMulTransformation) throws behind the concat of "
-    "the class token with the tokens, whose scales differ; ONNX Runtime runs the file",
+    "SwinTransformerV2_tiny_patch4_window8_256": "PaddleClas 2.6.0 cannot run its own model: the forward of "
+    "its patch embedding returns a variable that it never sets, whatever the arguments are",
+    "ShuffleNetV2_x0_25": "On one image the model itself prefers its class by less than rounding moves",
 }
 
 
@@ -170,6 +173,8 @@ def run_case(case: Case) -> dict[str, Any]:
     try:
         net = build_model(case.name, CLASSES, **case.kwargs)
         result["parameters"] = int(sum(one.size for one in net.parameters()))
+        if not any("Norm" in type(one).__name__ for one in net.sublayers()):
+            case = replace(case, rate=UNNORMALIZED_RATE)
         result["fp32"] = _train(net, case, MOST_STEPS, until=LEARNED)
         result["fp32"] |= _verify(net, case, quantized=False)
     except LowbitError as error:
@@ -373,7 +378,8 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
     ]
     return (
         f"Setting: images of {CLASSES} classes with noise; fp32 training with AdamW until the losses of "
-        f"three batches are below {LEARNED}, {FEWEST_STEPS} to {MOST_STEPS} steps; {QAT_STEPS} of QAT at a "
+        f"three batches are below {LEARNED}, {FEWEST_STEPS} to {MOST_STEPS} steps, at a learning rate of "
+        f"{UNNORMALIZED_RATE} without normalization, else 0.0001 to 0.004; {QAT_STEPS} of QAT at a "
         f"tenth of the learning rate; {IMAGES} other images; one seed; one thread. A model passes if it "
         f"learned the classes (top-1 of {TOP1:.0%} or more), if each engine gives its class on {LIMIT:.0%} "
         "or more of the images, in fp32 and W8A8, and if the W4A4G4 step has a finite loss. "

@@ -175,7 +175,9 @@ def _window(operation: Any) -> list[int]:
 
 
 def _moves(kind: str, attributes: Mapping[str, Any], used: list[str], not_zeros: set[str]) -> bool:
-    if kind in ("pad", "pad3d"):
+    if kind == "pad":  # its value is an input
+        return not not_zeros
+    if kind == "pad3d":
         return float(attributes["pad_value"]) == 0.0
     if kind == "concat":  # of one tensor with zeros; the axis is one more constant
         return len(used) == 1 and len(not_zeros) == 1

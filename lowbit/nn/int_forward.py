@@ -16,7 +16,7 @@ from lowbit.kernels import kernels
 from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_matmul import in_integers
-from lowbit.nn.linear_ops import LinearOp
+from lowbit.nn.linear_ops import LinearOp, in_floats
 from lowbit.nn.qtensor import QTensor, SavedQTensor, round_operand, with_axes_of
 from lowbit.nn.quantizer import Quantizer
 from lowbit.numerics import nearest
@@ -203,8 +203,9 @@ class _IntegerForward(PyLayer):
                 'set_executor(model, "simulate") multiplies in floats'
             )
         dy, dx, dweight = dy.contiguous(), None, None
+        linear_op = in_floats(ctx.linear_op, dy)
         if ctx.learning[0]:
-            dx = ctx.linear_op.grad_input(dy, ctx.weight.operand().values())
+            dx = linear_op.grad_input(dy, ctx.weight.operand().values())
         if ctx.learning[1]:
-            dweight = ctx.linear_op.grad_weight(dy, ctx.x.operand().values())
+            dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
         return dx, dweight

@@ -18,6 +18,7 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.accel import onednn, onednn_objects
+from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
@@ -213,6 +214,34 @@ class Convolution(LinearOp):
             dilation=list(geometry.dilation),
             groups=geometry.groups,
         )
+
+
+@dataclass(frozen=True)
+class _InFloats(Convolution):
+    """A convolution whose gradients are computed by Winograd's algorithm, which rounds."""
+
+    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
+        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(self.geometry.input)
+        winograd(self.geometry).grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        return dx
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
+        winograd(self.geometry).grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+
+def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
+    """The same products for a dY that is not on a grid: nobody needs its sums to be exact.
+
+    Where it is faster, gradients of 3x3 convolutions are computed by Winograd's algorithm; they differ by
+    about 1e-5 of the largest value.
+    """
+    if isinstance(linear_op, ChannelsLast):
+        return ChannelsLast(in_floats(linear_op.inner, dy))
+    if not isinstance(linear_op, Convolution) or not _in_onednn(dy) or winograd(linear_op.geometry) is None:
+        return linear_op
+    return _InFloats(linear_op.geometry)
 
 
 @dataclass(frozen=True)

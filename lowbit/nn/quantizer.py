@@ -397,6 +397,8 @@ class Quantizer(nn.Layer):
     def _layout_of(self, axes: int) -> str:
         if 0 < axes < len(self.layout) and self.role != "weight" and self.layout.endswith("C"):
             return self.layout[: axes - 1] + "C"
+        if axes > len(self.layout) and self.layout == "NHWC":
+            return f"N{'H' * (axes - 3)}WC"  # such as windows of windows, which a Linear layer takes too
         return self.layout
 
     def _round(self, x: Tensor) -> Tensor:

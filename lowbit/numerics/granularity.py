@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ class Granularity:
 
     | tensor | layout |
     |---|---|
-    | activation or its gradient | NCHW; after a Linear NC, or NHC for [batch, tokens, features] |
+    | activation or its gradient | NCHW; of a Linear NC, NHC for [batch, tokens, features], NHWC, NHHWC, … |
     | weight of Conv2D [out, in, kh, kw] | NCHW: N is the output channel, C the input channel |
     | weight of Conv2DTranspose [in, out, kh, kw] | CNHW |
     | weight of Linear [in, out] | CN |
@@ -97,7 +98,8 @@ def _what_instead(word: object) -> str:
 
 @cache
 def _axes_without(letters: str, layout: str) -> tuple[int, ...]:
-    if not set(layout) <= set(LETTERS) or len(set(layout)) != len(layout):
+    once = re.sub("H+", "H", layout)
+    if not set(once) <= set(LETTERS) or len(set(once)) != len(once):
         raise ValueError(f'layout "{layout}" must be different letters of {LETTERS}, one per axis')
     return tuple(axis for axis, letter in enumerate(layout) if letter not in letters)
 

@@ -1,8 +1,11 @@
-"""Error compensation (GPTQ): weights and biases make up for the rounding errors of earlier weights.
+"""Error compensation (GPTQ): weights, scales and biases make up for errors of inputs and earlier weights.
 
-For outputs W·x the squared error of a rounded weight depends on the inputs by H = sum of x·xᵀ alone. Weights
-are rounded column by column, those with the largest inputs first, and the columns that are left move so that
-the error becomes smallest. This takes one pass over the inputs and is where learned rounding starts from.
+A layer gets quantized inputs x and shall give what W·f is in the fp32 network. Without rounding the best
+weight is W·C·H⁻¹, where H is the covariance of x and C that of f with x; means are left to the bias. The
+squared error of a rounded weight then depends on H alone: weights are rounded column by column, those with
+the largest inputs first, and the columns that are left move so that the error becomes smallest. This is done
+for several scales, of which each output channel takes its best. It takes one pass over the inputs and is
+where learned rounding starts from.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.learned_rounding import quantizers_of, weight_scale
 
-IMAGES = 256  # that are looked at
+IMAGES = 512  # that are looked at
 _BATCH = 32
 _DAMPING = 0.01  # added to the diagonal of H, relative to its mean
+_FINE = 64  # levels above 0 from which on the calibrated scale is good enough
+_SCALES = np.linspace(0.7, 1.3, 25)  # that are tried, relative to the calibrated one
 
 
 class _Seen(Exception):
@@ -52,12 +57,16 @@ def compensate_block(
     names = [name for name, layer in layers.items() if id(layer) in weights]
     images, full = data.quantized[:IMAGES], data.full[:IMAGES]
     for name, expected in _output_means(originals, block, names, full).items():
-        layer = layers[name]
+        layer, norm = layers[name], norms.get(id(layers[name]))
         if isinstance(layer, nn.Conv2D | nn.Linear):
-            gram = _gram(layers, block, layer, images)
-            layer.weight.set_value(_compensated_weight(layer, weights[id(layer)], gram))
+            moments = _moments(
+                [(layers, layer, images), (originals, originals[name], full)],
+                block,
+                centred=norm is not None or layer.bias is not None,
+            )
+            _compensate_layer(layer, weights[id(layer)], *moments)
         wrong = _output_means(layers, block, [name], images)[name] - expected
-        _shift(layer, norms.get(id(layer)), -wrong)
+        _shift(layer, norm, -wrong)
 
 
 def _output_means(
@@ -91,18 +100,40 @@ def _shift(layer: nn.Layer, norm: nn.Layer | None, by: np.ndarray) -> None:
         layer.bias.set_value(layer.bias + shift)
 
 
-def _gram(layers: Mapping[str, nn.Layer], block: Block, layer: nn.Layer, x: np.ndarray) -> np.ndarray:
-    """H of each group of the layer, [groups, d, d]."""
-    total: list[np.ndarray] = []
+_Network = tuple[Mapping[str, nn.Layer], nn.Layer, np.ndarray]  # its layers, one of them, the block's inputs
+
+
+def _moments(networks: Sequence[_Network], block: Block, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
+    """H and C of each group of a layer, [groups, d, d]; the first network is the quantized one."""
+    count = 0
+    sums: list[np.ndarray] = []
+    for at in range(0, len(networks[0][2]), _BATCH):
+        x, f = (_layer_columns(block, *network[:2], network[2][at : at + _BATCH]) for network in networks)
+        found = [
+            paddle.matmul(x, x, transpose_y=True).sum(0),
+            paddle.matmul(f, x, transpose_y=True).sum(0),
+            x.sum([0, 3]).unsqueeze(-1),
+            f.sum([0, 3]).unsqueeze(-1),
+        ]
+        arrays = [tensor.numpy().astype(np.float64) for tensor in found]
+        sums = [a + b for a, b in zip(sums, arrays, strict=True)] if sums else arrays
+        count += x.shape[0] * x.shape[3]
+    h, c, x_sum, f_sum = sums
+    if centred:
+        h, c = (a - b @ x_sum.swapaxes(1, 2) / count for a, b in ((h, x_sum), (c, f_sum)))
+    return h / count, c / count
+
+
+def _layer_columns(block: Block, layers: Mapping[str, nn.Layer], layer: nn.Layer, x: np.ndarray) -> Tensor:
+    """What the layer multiplies its weights with when the block runs on `x`."""
+    caught: list[Tensor] = []
 
     def look(_layer: nn.Layer, given: tuple[Tensor, ...]) -> None:
-        columns = _columns(layer, layer.input_quantizer(given[0]))
-        found = paddle.matmul(columns, columns, transpose_y=True).sum(0).numpy().astype(np.float64)
-        total[:] = [total[0] + found if total else found]
+        caught.append(_columns(layer, layer.input_quantizer(given[0])))
         raise _Seen
 
     _run(layers, block, x, [layer.register_forward_pre_hook(look)])
-    return total[0]
+    return caught[0]
 
 
 def _run(layers: Mapping[str, nn.Layer], block: Block, x: np.ndarray, hooks: Sequence[Any]) -> None:
@@ -132,21 +163,57 @@ def _columns(layer: nn.Layer, x: Tensor) -> Tensor:
     return unfolded.reshape([x.shape[0], layer._groups, -1, unfolded.shape[-1]])
 
 
-def _compensated_weight(layer: nn.Layer, quantizer: Quantizer, gram: np.ndarray) -> np.ndarray:
-    """The layer's new weight, in its own layout."""
-    weight = layer.weight.numpy()
-    scale = np.broadcast_to(weight_scale(quantizer).numpy(), weight.shape)
-    groups = gram.shape[0]
+def _compensate_layer(layer: nn.Layer, quantizer: Quantizer, h: np.ndarray, c: np.ndarray) -> None:
+    """Give the layer its compensated weight, and its weight's quantizer the scales that go with it."""
+    weight, scale = layer.weight.numpy(), weight_scale(quantizer)
+    transposed, groups = isinstance(layer, nn.Linear), h.shape[0]
 
     def rows(a: np.ndarray) -> np.ndarray:
-        a = a.T if isinstance(layer, nn.Linear) else a
+        a = np.broadcast_to(a, weight.shape)
+        a = a.T if transposed else a
         return a.reshape(groups, a.shape[0] // groups, -1).astype(np.float64)
 
-    grid = quantizer.grid()
-    made = compensate(rows(weight), rows(scale), gram, grid.lowest, grid.highest).astype(np.float32)
-    if isinstance(layer, nn.Linear):
-        return made.reshape(weight.shape[::-1]).T
-    return made.reshape(weight.shape)
+    def whole(a: np.ndarray) -> np.ndarray:
+        return a.reshape(weight.shape[::-1]).T if transposed else a.reshape(weight.shape)
+
+    start, grid = rows(scale.numpy()), quantizer.grid()
+    # Channels can choose scales of their own where each has one; with 8 bits there is little to gain.
+    one_each = scale.size == start.shape[0] * start.shape[1]
+    factors = _SCALES if one_each and grid.highest < _FINE else np.ones(1)
+    target = _best_weight(rows(weight), h, c)
+    found, factor = compensate_with_best_scale(target, start, h, grid.lowest, grid.highest, factors)
+    layer.weight.set_value(whole(found).astype(np.float32))
+    if factors.size > 1:
+        quantizer.set_scale(scale * paddle.to_tensor(factor.astype(np.float32)).reshape(scale.shape))
+
+
+def _best_weight(weight: np.ndarray, h: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """W·C·H⁻¹, drawn to W by the damping, which is a penalty on the distance."""
+    return weight + np.linalg.solve(_damped(h), (weight @ (c - h)).swapaxes(1, 2)).swapaxes(1, 2)
+
+
+def _damped(h: np.ndarray) -> np.ndarray:
+    h = h.copy()
+    diagonal = np.einsum("gii->gi", h)  # a view
+    diagonal += np.where(diagonal > 0, 0, 1)  # inputs that are always the same say nothing
+    diagonal += _DAMPING * diagonal.mean(axis=1, keepdims=True)
+    return h
+
+
+def compensate_with_best_scale(
+    weight: np.ndarray, scale: np.ndarray, gram: np.ndarray, lowest: int, highest: int, factors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`compensate` with the scale times each factor: the best weights of each row, and their factor."""
+    best = np.full(weight.shape[:2], np.inf)
+    chosen, factor = weight, np.ones(weight.shape[:2])
+    for each in factors:
+        found = compensate(weight, scale * each, gram, lowest, highest)
+        wrong = np.clip(np.rint(found / (scale * each)), lowest, highest) * scale * each - weight
+        error = ((wrong @ gram) * wrong).sum(-1)
+        better = error < best
+        best = np.where(better, error, best)
+        chosen, factor = np.where(better[..., None], found, chosen), np.where(better, each, factor)
+    return chosen, factor
 
 
 def compensate(
@@ -159,11 +226,8 @@ def compensate(
     [[[0.0, 1.0]]]
     """
     size = gram.shape[-1]
-    gram = gram.copy()
-    diagonal = np.einsum("gii->gi", gram)  # a view
-    diagonal += np.where(diagonal > 0, 0, 1)  # inputs that are always 0 say nothing
-    order = np.argsort(-diagonal, axis=1, kind="stable")
-    diagonal += _DAMPING * diagonal.mean(axis=1, keepdims=True)
+    order = np.argsort(-np.einsum("gii->gi", gram), axis=1, kind="stable")
+    gram = _damped(gram)
     gram = np.take_along_axis(np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2)
     columns = np.broadcast_to(order[:, None, :], weight.shape)
     left, steps = np.take_along_axis(weight, columns, 2), np.take_along_axis(scale, columns, 2)

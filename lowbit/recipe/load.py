@@ -19,6 +19,7 @@ from lowbit.recipe.recipe import Recipe, Sources
 
 _FOLDERS = ("recipes", "qt_config")  # where the repository has them, and low-precision training's original
 _ABOUT = ("description", "reached")  # keys of a recipe that are for people
+_NOT_MEASURED = "not measured yet"
 # Left out of what is saved where they are at their defaults.
 _LATER_KEYS = ("outputs", "lsq", "oscillation", "progressive", "fix_scales", "reestimate_bn")
 _PTQ = re.compile(r"ptq_w([2-8])a([2-8])")
@@ -104,7 +105,8 @@ def list_recipes() -> list[RecipeEntry]:
 def _entry(name: str) -> RecipeEntry:
     values, _ = _read_file(RECIPES / f"{name}.yaml")
     kind = _KINDS[name.partition("_")[0]]
-    return RecipeEntry(name=name, kind=kind, **{key: values[key] for key in _ABOUT})
+    reached = values.get("reached", _NOT_MEASURED)
+    return RecipeEntry(name=name, kind=kind, description=values["description"], reached=reached)
 
 
 def dump_recipe(recipe: Recipe) -> str:

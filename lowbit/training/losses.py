@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import paddle
 import paddle.nn.functional as F
 from paddle.nn import Layer
 
+from lowbit.accel.convolutions import rounding_convolutions
 from lowbit.config import Config
 from lowbit.config.schema import CrossEntropy, DistillationSection
 from lowbit.data import Batch
 from lowbit.errors import LowbitError
 from lowbit.models import build_model, load_weights
+from lowbit.nn.quant_layers import has_quantized_layers
 from lowbit.training.checkpoint import SUFFIX
 from lowbit.training.trained_model import open_checkpoint
 
@@ -147,7 +151,13 @@ class Teacher:
     @paddle.no_grad()
     def logits(self, images: paddle.Tensor) -> paddle.Tensor:
         """Its answers to a batch, without a gradient."""
-        return self.model(images).astype("float32")
+        with nullcontext() if self.is_quantized else rounding_convolutions():
+            return self.model(images).astype("float32")
+
+    @cached_property
+    def is_quantized(self) -> bool:
+        """Whether sums of integers in it must be exact."""
+        return has_quantized_layers(self.model)
 
 
 def open_teacher(config: Config, fp32: Layer | None, classes: list[str]) -> Teacher | None:

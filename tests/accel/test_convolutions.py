@@ -11,8 +11,10 @@ from paddle import _C_ops, nn
 from paddle.nn import functional as F
 
 from lowbit.accel import onednn, onednn_objects
-from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.convolutions import fast_convolutions, rounding_convolutions
 from lowbit.errors import LowbitError
+from lowbit.kernels.fp32_winograd import winograd
+from tests.support.gemm_cases import square
 
 MISSING = onednn_objects.why_missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -149,3 +151,25 @@ def test_a_tensor_changed_in_place_before_its_gradient_is_an_error() -> None:
         x.add_(paddle.ones([1]))
         with pytest.raises((OSError, LowbitError), match="changed in place"):
             y.sum().backward()
+
+
+@pytest.mark.skipif(winograd(square(16, 16, 8)) is None, reason="no fused multiply-add here")
+def test_rounding_convolutions_are_for_passes_without_gradients():
+    random = np.random.default_rng(0)
+    x, weight = (
+        paddle.to_tensor(random.standard_normal(shape).astype(np.float32))
+        for shape in ([2, 16, 9, 9], [32, 16, 3, 3])
+    )
+
+    def run() -> np.ndarray:
+        with fast_convolutions():
+            return F.conv2d(x, weight, padding=1).numpy()
+
+    direct = run()
+    with rounding_convolutions():
+        np.testing.assert_array_equal(run(), direct)
+        with paddle.no_grad():
+            rounded = run()
+    assert 0 < np.abs(rounded - direct).max() <= 5e-5 * np.abs(direct).max()
+    with paddle.no_grad():
+        np.testing.assert_array_equal(run(), direct)

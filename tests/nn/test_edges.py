@@ -40,6 +40,24 @@ def test_one_layer_that_reads_keeps_its_own_quantizer():
     assert edges_of(net).found == ()
 
 
+class Padded(nn.Layer):
+    def __init__(self, pads: list[int], value: float) -> None:
+        super().__init__()
+        self.pads, self.value = pads, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, self.pads, value=self.value)
+
+
+@pytest.mark.parametrize("pads", [[1, 2, 0, 1], [0, 0, 0, 0, 1, 2, 0, 1]])
+def test_padding_with_zeros_keeps_a_grid(pads):
+    net = [nn.Conv2D(3, 4, 1), nn.ReLU(), nn.Conv2D(4, 2, 1)]
+    net.insert(2, Padded(pads, 0.0))
+    assert edges_of(nn.Sequential(*net)).found == ()
+    net[2] = Padded(pads, 0.5)
+    assert edges_of(nn.Sequential(*net)).found != ()
+
+
 def test_a_residual_block_owns_its_sum_and_its_input():
     found = edges_of(nn.Sequential(nn.Conv2D(3, 4, 1), ResidualBlock(), ResidualBlock(), nn.Conv2D(4, 4, 1)))
     assert found.without_module == ()

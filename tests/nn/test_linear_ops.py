@@ -9,6 +9,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from lowbit.accel import onednn_objects
+from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.nn.linear_ops import (
     ByAutograd,
@@ -20,8 +21,10 @@ from lowbit.nn.linear_ops import (
     channels_first,
     channels_last,
     geometry_of,
+    in_floats,
     transposed_geometry,
 )
+from tests.support.gemm_cases import square
 
 PRODUCTS = ("forward", "grad_input", "grad_weight")
 
@@ -153,3 +156,27 @@ def test_scales_that_come_out_of_the_sum(name, product):
     assert whole is not None
     sums = getattr(op, product)(first, second)
     np.testing.assert_array_equal((sums * whole).numpy(), getattr(op, product)(first * a, second * b).numpy())
+
+
+@pytest.mark.skipif(winograd(square(16, 16, 8)) is None, reason="no fused multiply-add here")
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_gradients_in_floats_differ_by_rounding_only(layout):
+    random = np.random.default_rng(0)
+    exact: LinearOp = Convolution(square(16, 32, 9, batch=3))
+    shapes = {"x": [3, 16, 9, 9], "w": [32, 16, 3, 3], "dy": [3, 32, 9, 9]}
+    x, weight, dy = (
+        paddle.to_tensor(random.standard_normal(shape).astype(np.float32)) for shape in shapes.values()
+    )
+    if layout == "NHWC":
+        exact, x, dy = ChannelsLast(exact), channels_last(x), channels_last(dy)
+    floats = in_floats(exact, dy)
+    assert floats != exact
+    for product, operand in (("grad_input", weight), ("grad_weight", x)):
+        found, expected = (getattr(op, product)(dy, operand).numpy() for op in (floats, exact))
+        assert 0 < np.abs(found - expected).max() <= 5e-5 * np.abs(expected).max()
+
+
+def test_other_products_are_exact_in_floats_too():
+    dy = paddle.ones([3, 32, 5, 5])
+    for exact in (Matrix(), Convolution(square(16, 32, 9, stride=2)), Convolution(square(3, 16, 9))):
+        assert in_floats(exact, dy) is exact

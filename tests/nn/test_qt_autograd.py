@@ -88,7 +88,9 @@ def test_convolution(case, executor):
 
 @settings(max_examples=30)
 @given(
-    st.tuples(*[st.sampled_from(GRANULARITIES)] * 6), st.sampled_from([(3, 4), (2, 3, 4)]), st.integers(0, 99)
+    st.tuples(*[st.sampled_from(GRANULARITIES)] * 6),
+    st.sampled_from([(3, 4), (2, 3, 4), (2, 3, 3, 4), (2, 2, 3, 2, 2, 4)]),
+    st.integers(0, 99),
 )
 def test_linear(names, shape, seed):
     rng = np.random.default_rng(seed)
@@ -108,7 +110,7 @@ def test_linear(names, shape, seed):
     dy = rng.standard_normal(y.shape).astype(np.float32)
     paddle.autograd.backward([y], [paddle.to_tensor(dy)])
 
-    layout = "NHC" if len(shape) == 3 else "NC"
+    layout = {2: "NC", 3: "NHC", 4: "NHWC", 6: "NHHHWC"}[len(shape)]
 
     def on_grid(value, number, layout=layout):
         return twin.quantized(value, names[number].replace("per-tensor", ""), layout, -8, 7)

@@ -13,7 +13,14 @@ from paddle import nn
 from lowbit.nn import calibrate, prepare
 from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
-from lowbit.ptq.compensation import _columns, compensate, compensate_block
+from lowbit.ptq.compensation import (
+    _best_weight,
+    _columns,
+    compensate,
+    compensate_block,
+    compensate_with_best_scale,
+)
+from lowbit.ptq.learned_rounding import unquantized
 from tests.support.ptq_nets import recipe
 
 
@@ -93,20 +100,44 @@ def test_error_of_a_layer_becomes_smaller(kind):
             np.kron(base, np.ones([1, 1, 3, 3], np.float32)),
             nn.Sequential(nn.Conv2D(3, 8, 3, padding=1)),
         )
-    reference = copy.deepcopy(net)
     prepare(net, recipe())
     calibrate(net, [paddle.to_tensor(x)])
     net.eval()
+    reference = copy.deepcopy(net)
 
     def error() -> float:
-        with paddle.no_grad():
-            return float(((net(paddle.to_tensor(x)) - reference(paddle.to_tensor(x))) ** 2).mean())
+        return float(((net(paddle.to_tensor(x)) - reference(paddle.to_tensor(x))) ** 2).mean())
 
-    before = error()
-    with paddle.no_grad():
+    with unquantized(reference), paddle.no_grad():
+        before = error()
         layers, originals = dict(net.named_sublayers()), dict(reference.named_sublayers())
         compensate_block(layers, originals, Block(("0",)), {}, BlockData(x, x, x))
         found, expected = net(paddle.to_tensor(x)), reference(paddle.to_tensor(x))
-    assert error() < 0.6 * before
+        after = error()
+    assert after < 0.6 * before
     axes = [0] if kind == "linear" else [0, 2, 3]
     np.testing.assert_allclose(found.mean(axes).numpy(), expected.mean(axes).numpy(), atol=1e-3)
+
+
+def test_each_row_takes_the_scale_with_the_smallest_error():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal([1, 6, 6]) @ rng.standard_normal([1, 6, 80])
+    gram, weight, scale = x @ x.transpose(0, 2, 1), rng.uniform(-1, 1, [1, 20, 6]), np.full([1, 20, 6], 0.4)
+    factors = np.array([0.8, 1.0, 1.2])
+
+    def errors(found: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        return np.square((_rounded(found, steps) - weight) @ x).sum(-1)[0]
+
+    found, factor = compensate_with_best_scale(weight, scale, gram, -4, 3, factors)
+    each = [errors(compensate(weight, scale * f, gram, -4, 3), scale * f) for f in factors]
+    np.testing.assert_allclose(errors(found, scale * factor[..., None]), np.min(each, axis=0))
+    assert len(np.unique(factor)) == 3
+
+
+def test_weights_make_up_for_errors_of_inputs():
+    # The quantized network's inputs are half as large: without rounding, twice the weight is right.
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal([1, 4, 500])
+    x, weight = f / 2, rng.standard_normal([1, 3, 4])
+    h, c = x @ x.transpose(0, 2, 1), f @ x.transpose(0, 2, 1)
+    np.testing.assert_allclose(_best_weight(weight, h, c), 2 * weight, rtol=0.02)

