@@ -170,7 +170,7 @@ class FloatProducts:
     ) -> None:
         self._learning, self._bf16, self.computes_again = learning, bf16, computes_again
         self._shape, self._product = geometry.output, onednn.prepared(geometry, bf16=bf16)
-        self._operands: tuple[Tensor, Tensor] | None = None
+        self._operands: tuple[Tensor, ...] = ()  # X and W
         self._versions: list[int | None] = []
 
     def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
@@ -200,11 +200,10 @@ class FloatProducts:
             self._product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
         return dx, dweight
 
-    def _unchanged(self) -> tuple[Tensor, Tensor]:
-        x, weight = self._operands
-        for tensor, version in zip((x, weight), self._versions, strict=True):
+    def _unchanged(self) -> tuple[Tensor, ...]:
+        for tensor, version in zip(self._operands, self._versions, strict=True):
             fused.check_unchanged(tensor, version)
-        return x, weight
+        return self._operands
 
 
 class ConvolutionNode(PyLayer):

@@ -149,7 +149,7 @@ class NormPass:
         `overwrite`: dX takes the memory of x. `largest` gets max |dX| of every channel of every image.
         """
         statistics, (of_x, *of_channels, of_other) = self.statistics, learning
-        shape = dy.shape
+        shape = list(dy.shape)
         if self.pool is not None:
             shape = [*shape[:2], self.pool.height, self.pool.width]
         dx = (x if overwrite else new_tensor(shape)) if of_x else None

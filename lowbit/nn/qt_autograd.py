@@ -126,7 +126,7 @@ class QTProducts:
             dy_operand = operands.make("grad_weight.grad_output", dy, known)
             x = self._x.operand()
             dweight = multiply_operands(self._linear_op, "grad_weight", dy_operand, x, operands.executor)
-            dy_operand = x = None  # before the memory for dX is taken
+            del dy_operand, x  # before the memory for dX is taken
         if self._learning[0]:
             w = self._w.operand()
             if not self._w_is_ready:
