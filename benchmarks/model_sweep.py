@@ -384,8 +384,14 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
         f"learned the classes (top-1 of {TOP1:.0%} or more), if each engine gives its class on {LIMIT:.0%} "
         "or more of the images, in fp32 and W8A8, and if the W4A4G4 step has a finite loss. "
         f"**{good} of {len(results)} models pass**; {engines.count(1.0)} of {len(engines)} comparisons "
-        "agree on every image."
+        f"agree on every image.{_not_run(results)}"
     )
+
+
+def _not_run(results: dict[str, dict[str, Any]]) -> str:
+    """A sentence on the models that have no result yet, if there are any."""
+    names = [f"`{case.name}`" for case in CASES if case.name not in results]
+    return f" Not run yet: {', '.join(names)}." if names else ""
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

@@ -204,11 +204,13 @@ def _open_xml(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 def latencies(
     candidates: dict[tuple[str, str], Callable[[np.ndarray], np.ndarray]], batch: int, rounds: int
 ) -> dict[tuple[str, str], float]:
-    """Seconds per run: the median of all runs, in rounds in which every candidate has its turn."""
+    """Seconds per run: the median of all runs, in rounds in which every candidate has a turn."""
     images = np.random.default_rng(1).standard_normal((batch, 3, 224, 224), dtype=np.float32)
     times: dict[tuple[str, str], list[float]] = {key: [] for key in candidates}
+    order = np.random.default_rng(2)  # another one each round: what ran before a candidate affects it
     for _ in range(rounds):
-        for key, run in candidates.items():
+        for place in order.permutation(len(candidates)):
+            key, run = list(candidates.items())[place]
             for number in range(_WARM + max(2, _BLOCK // batch)):
                 started = time.perf_counter()
                 run(images)

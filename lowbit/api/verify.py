@@ -37,7 +37,7 @@ from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.agreement import measure_closeness
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
 from lowbit.deploy.verify.comparison import Images, Watch
-from lowbit.deploy.verify.record import ToExport
+from lowbit.deploy.verify.record import ToExport, fp32_answer
 from lowbit.errors import LowbitError
 from lowbit.extras import is_installed
 from lowbit.files import write_atomically
@@ -237,12 +237,15 @@ def verify_classifier(
     """
     with tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
         fp32 = export_fp32(files, Path(temporary), engines) if files.is_quantized else None
+        answer = None
+        if baseline is not None:
+            answer = fp32_answer(baseline, files, Path(temporary), engines, threads)
         report = verify_images(
             files.model,
             open_candidates(engines, directory, fp32, threads=threads),
             images,
             watch=watch,
-            baseline=baseline,
+            baseline=answer,
             limit=limit,
             layers=layers,
             latency=latency and fp32 is not None,

@@ -17,7 +17,7 @@ import paddle
 from rich.console import Console
 
 from lowbit.accel.convolutions import convolution_library
-from lowbit.accel.process_settings import keep_freed_memory
+from lowbit.accel.process_settings import keep_freed_memory, without_collecting_what_is_there
 from lowbit.bench import deployed
 from lowbit.bench.layer_bench import FP32, LAYERS, ceilings, layer_sides
 from lowbit.bench.own_loop import TRAIN, own_loop_sides
@@ -213,7 +213,7 @@ def _measure(
     rounds: int,
     clock: Callable[[], float],
 ) -> dict[str, Any]:
-    with console.status(title):
+    with console.status(title), without_collecting_what_is_there():  # as in training
         times = take_turns(sides, rounds, clock)
     return _show(console, title, times, base)
 

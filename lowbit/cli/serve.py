@@ -31,9 +31,7 @@ def serve(
     ] = None,
     instances: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Number of instances of the engine; default: 2 of lowbit's runtime, else 1."
-        ),
+        typer.Option(min=1, help="Number of instances of the engine; default: 2, in Paddle Inference 1."),
     ] = None,
     max_batch: Annotated[
         int, typer.Option(min=1, help="Samples of a request, and of the batch that requests are joined to.")

@@ -30,7 +30,7 @@ class InferenceGlobals(Section):
     image_shape: tuple[Positive, Positive, Positive] | None = None  # channels, height, width
     sha256: dict[str, str] = {}
     checkpoint: str | None = None  # the SHA-256 of the file that the model was trained into
-    onednn: bool = True  # false: answers differ under oneDNN, as found when the model was exported
+    onednn: bool = True  # false: it answers differently or far more slowly, as found when exporting
     int8: bool = False  # true: written for oneDNN's int8 kernels, which must add exactly (VNNI)
 
 

@@ -34,7 +34,13 @@ from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
 from lowbit.accel.convolutions import FloatProducts, conv2d_in_onednn
 from lowbit.accel.fused_norm import ConvNormNode, Products, is_plain
-from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm, max_pool_of, norm_pass
+from lowbit.accel.norm_ops import (
+    fast_norm_ops,
+    fused_batch_norm,
+    max_pool_of,
+    norm_pass,
+    padded_shortcut,
+)
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
@@ -313,7 +319,13 @@ def _resnet(self: Any, x: Tensor) -> Tensor:
 @_known(resnet_cifar.BasicBlock, "2 batch norms + ReLU, with the residual sum", "20fe122ef58c")
 def _cifar_block(self: Any, x: Tensor) -> Tensor:
     y = conv_norm_act(self.conv1, self.bn1, x, F.relu)
-    return conv_norm_act(self.conv2, self.bn2, y, F.relu, self._shortcut(x))
+    return conv_norm_act(self.conv2, self.bn2, y, F.relu, _cifar_shortcut(self, x))
+
+
+def _cifar_shortcut(self: Any, x: Tensor) -> Tensor:
+    is_padded = self.stride > 1 and self.zero_channels and x.ndim == 4
+    shortcut = padded_shortcut(x, self.stride, self.zero_channels) if is_padded else None
+    return self._shortcut(x) if shortcut is None else shortcut
 
 
 @_known(resnet_cifar.CifarResNet, "batch norm + ReLU of the stem", "8c6c20786157")

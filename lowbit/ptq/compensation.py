@@ -1,17 +1,22 @@
 """Error compensation (GPTQ): weights, scales and biases make up for errors of inputs and earlier weights.
 
 A layer gets quantized inputs x and shall give what W·f is in the fp32 network. Without rounding the best
-weight is W·C·H⁻¹, where H is the covariance of x and C that of f with x; means are left to the bias. The
-squared error of a rounded weight then depends on H alone: weights are rounded column by column, those with
-the largest inputs first, and the columns that are left move so that the error becomes smallest. This is done
-for several scales, of which each output channel takes its best. It takes one pass over the inputs and is
-where learned rounding starts from.
+weight is W·C·H⁻¹, where H is the covariance of x and C that of f with x; means are left to the bias. Few
+images say little about many inputs: how far the weight may go is tried on images that it was not made from.
+
+The squared error of a rounded weight then depends on H alone: weights are rounded column by column, those
+with the largest inputs first, and the columns that are left move so that the error becomes smallest. This is
+done for several scales, of which each output channel takes its best. It is where learned rounding starts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -24,9 +29,11 @@ from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.learned_rounding import quantizers_of, weight_scale
 
-IMAGES = 512  # that are looked at
+_IMAGES = 64, 512  # that are looked at: of large images fewer, which have
+_POSITIONS = 1 << 20  # together
 _BATCH = 32
-_DAMPING = 0.01  # added to the diagonal of H, relative to its mean
+# Added to the diagonal of H, relative to its mean, which keeps weights near where they were.
+_DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
 _FINE = 64  # levels above 0 from which on the calibrated scale is good enough
 _SCALES = np.linspace(0.7, 1.3, 25)  # that are tried, relative to the calibrated one
 
@@ -55,18 +62,27 @@ def compensate_block(
         if quantizer.role == "weight"
     }
     names = [name for name, layer in layers.items() if id(layer) in weights]
-    images, full = data.quantized[:IMAGES], data.full[:IMAGES]
+    count = _enough_images(data.full.shape)
+    images, full = data.quantized[:count], data.full[:count]
     for name, expected in _output_means(originals, block, names, full).items():
         layer, norm = layers[name], norms.get(id(layers[name]))
         if isinstance(layer, nn.Conv2D | nn.Linear):
-            moments = _moments(
-                [(layers, layer, images), (originals, originals[name], full)],
-                block,
-                centred=norm is not None or layer.bias is not None,
-            )
-            _compensate_layer(layer, weights[id(layer)], *moments)
+            # The first and the second half of the images, or the only one twice.
+            middle = len(images) // 2
+            halves = [
+                _moments([(layers, layer, images[half]), (originals, originals[name], full[half])], block)
+                for half in (slice(middle or 1), slice(middle, None))
+            ]
+            has_bias = norm is not None or layer.bias is not None
+            _compensate_layer(layer, weights[id(layer)], halves, centred=has_bias)
         wrong = _output_means(layers, block, [name], images)[name] - expected
         _shift(layer, norm, -wrong)
+
+
+def _enough_images(shape: Sequence[int]) -> int:
+    """How many images to look at, given the shape of a block's inputs."""
+    positions = int(np.prod(shape[2:])) if len(shape) == 4 else 1
+    return int(np.clip(_POSITIONS // positions, *_IMAGES))
 
 
 def _output_means(
@@ -76,14 +92,14 @@ def _output_means(
     sums: dict[str, np.ndarray] = {}
 
     def look(name: str) -> Callable[..., None]:
-        def add(layer: nn.Layer, _given: tuple[Tensor, ...], y: Tensor) -> None:
+        def gather(layer: nn.Layer, _given: tuple[Tensor, ...], y: Tensor) -> None:
             channels = y.ndim - 1 if isinstance(layer, nn.Linear) or layer._data_format.endswith("C") else 1
             mean = y.mean([axis for axis in range(y.ndim) if axis != channels]).numpy()
             sums[name] = sums.get(name, 0) + mean.astype(np.float64) * (y.shape[0] / len(x))
             if len(names) == 1:
                 raise _Seen
 
-        return add
+        return gather
 
     hooks = [layers[name].register_forward_post_hook(look(name)) for name in names]
     _run(layers, block, x, hooks)
@@ -103,25 +119,46 @@ def _shift(layer: nn.Layer, norm: nn.Layer | None, by: np.ndarray) -> None:
 _Network = tuple[Mapping[str, nn.Layer], nn.Layer, np.ndarray]  # its layers, one of them, the block's inputs
 
 
-def _moments(networks: Sequence[_Network], block: Block, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """H and C of each group of a layer, [groups, d, d]; the first network is the quantized one."""
-    count = 0
-    sums: list[np.ndarray] = []
-    for at in range(0, len(networks[0][2]), _BATCH):
-        x, f = (_layer_columns(block, *network[:2], network[2][at : at + _BATCH]) for network in networks)
-        found = [
+@dataclass(frozen=True)
+class Moments:
+    """Of some images: how many inputs were seen, and sums of x·xᵀ, f·xᵀ, x and f of each group of a layer."""
+
+    count: int
+    xx: np.ndarray  # [groups, d, d]
+    fx: np.ndarray
+    x: np.ndarray  # [groups, d, 1]
+    f: np.ndarray
+
+    @classmethod
+    def of(cls, x: Tensor, f: Tensor) -> Moments:
+        """Those of columns as `_columns` makes them."""
+        sums = [
             paddle.matmul(x, x, transpose_y=True).sum(0),
             paddle.matmul(f, x, transpose_y=True).sum(0),
             x.sum([0, 3]).unsqueeze(-1),
             f.sum([0, 3]).unsqueeze(-1),
         ]
-        arrays = [tensor.numpy().astype(np.float64) for tensor in found]
-        sums = [a + b for a, b in zip(sums, arrays, strict=True)] if sums else arrays
-        count += x.shape[0] * x.shape[3]
-    h, c, x_sum, f_sum = sums
-    if centred:
-        h, c = (a - b @ x_sum.swapaxes(1, 2) / count for a, b in ((h, x_sum), (c, f_sum)))
-    return h / count, c / count
+        return cls(x.shape[0] * x.shape[3], *(tensor.numpy().astype(np.float64) for tensor in sums))
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def covariances(self, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
+        """H and C, without the means where these are left to a bias."""
+        h, c = self.xx / self.count, self.fx / self.count
+        if not centred:
+            return h, c
+        x = self.x.swapaxes(1, 2) / self.count
+        return h - self.x / self.count * x, c - self.f / self.count * x
+
+
+def _moments(networks: Sequence[_Network], block: Block) -> Moments:
+    """Those of all images; the first network is the quantized one."""
+    parts = []
+    for at in range(0, len(networks[0][2]), _BATCH):
+        x, f = (_layer_columns(block, *network[:2], network[2][at : at + _BATCH]) for network in networks)
+        parts.append(Moments.of(x, f))
+    return reduce(add, parts)
 
 
 def _layer_columns(block: Block, layers: Mapping[str, nn.Layer], layer: nn.Layer, x: np.ndarray) -> Tensor:
@@ -163,10 +200,12 @@ def _columns(layer: nn.Layer, x: Tensor) -> Tensor:
     return unfolded.reshape([x.shape[0], layer._groups, -1, unfolded.shape[-1]])
 
 
-def _compensate_layer(layer: nn.Layer, quantizer: Quantizer, h: np.ndarray, c: np.ndarray) -> None:
+def _compensate_layer(
+    layer: nn.Layer, quantizer: Quantizer, halves: Sequence[Moments], *, centred: bool
+) -> None:
     """Give the layer its compensated weight, and its weight's quantizer the scales that go with it."""
     weight, scale = layer.weight.numpy(), weight_scale(quantizer)
-    transposed, groups = isinstance(layer, nn.Linear), h.shape[0]
+    transposed, groups = isinstance(layer, nn.Linear), len(halves[0].x)
 
     def rows(a: np.ndarray) -> np.ndarray:
         a = np.broadcast_to(a, weight.shape)
@@ -180,23 +219,44 @@ def _compensate_layer(layer: nn.Layer, quantizer: Quantizer, h: np.ndarray, c: n
     # Channels can choose scales of their own where each has one; with 8 bits there is little to gain.
     one_each = scale.size == start.shape[0] * start.shape[1]
     factors = _SCALES if one_each and grid.highest < _FINE else np.ones(1)
-    target = _best_weight(rows(weight), h, c)
+    damping = choose_damping(rows(weight), [half.covariances(centred=centred) for half in halves])
+    h, c = (halves[0] + halves[1]).covariances(centred=centred)
+    target = best_weight(rows(weight), h, c, damping)
+    h = _damped(h, min(damping, 1.0))
     found, factor = compensate_with_best_scale(target, start, h, grid.lowest, grid.highest, factors)
     layer.weight.set_value(whole(found).astype(np.float32))
     if factors.size > 1:
         quantizer.set_scale(scale * paddle.to_tensor(factor.astype(np.float32)).reshape(scale.shape))
 
 
-def _best_weight(weight: np.ndarray, h: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """W·C·H⁻¹, drawn to W by the damping, which is a penalty on the distance."""
-    return weight + np.linalg.solve(_damped(h), (weight @ (c - h)).swapaxes(1, 2)).swapaxes(1, 2)
+def choose_damping(weight: np.ndarray, halves: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """The damping whose weight, made from H and C of half of the images, has the least error on the others.
+
+    Infinite, which leaves the weight as it is, where nothing is better.
+    """
+    errors = [0.0] * len(_DAMPINGS)
+    for (h, c), (other_h, other_c) in (halves, halves[::-1]):
+        expected = weight @ other_c
+        for number, damping in enumerate(_DAMPINGS):
+            made = best_weight(weight, h, c, damping)
+            # The squared error but for the part that is the same for all.
+            errors[number] += float(((made @ other_h - 2 * expected) * made).sum())
+    return _DAMPINGS[int(np.argmin(errors))]
 
 
-def _damped(h: np.ndarray) -> np.ndarray:
+def best_weight(weight: np.ndarray, h: np.ndarray, c: np.ndarray, damping: float) -> np.ndarray:
+    """W·C·H⁻¹ with a penalty on the distance to W."""
+    if math.isinf(damping):
+        return weight
+    change = np.linalg.solve(_damped(h, damping), (weight @ (c - h)).swapaxes(1, 2))
+    return weight + change.swapaxes(1, 2)
+
+
+def _damped(h: np.ndarray, damping: float) -> np.ndarray:
     h = h.copy()
     diagonal = np.einsum("gii->gi", h)  # a view
     diagonal += np.where(diagonal > 0, 0, 1)  # inputs that are always the same say nothing
-    diagonal += _DAMPING * diagonal.mean(axis=1, keepdims=True)
+    diagonal += damping * diagonal.mean(axis=1, keepdims=True)
     return h
 
 
@@ -219,7 +279,8 @@ def compensate_with_best_scale(
 def compensate(
     weight: np.ndarray, scale: np.ndarray, gram: np.ndarray, lowest: int, highest: int
 ) -> np.ndarray:
-    """Weights, [groups, rows, d], as they are when their turn to be rounded comes; `gram` is [groups, d, d].
+    """Weights, [groups, rows, d], as they are when their turn to be rounded comes; `gram` is [groups, d, d],
+    positive definite.
 
     >>> gram = np.array([[[1.0, 0.9], [0.9, 1.0]]])
     >>> compensate(np.array([[[0.4, 0.4]]]), np.ones([1, 1, 2]), gram, -8, 7).round().tolist()
@@ -227,7 +288,6 @@ def compensate(
     """
     size = gram.shape[-1]
     order = np.argsort(-np.einsum("gii->gi", gram), axis=1, kind="stable")
-    gram = _damped(gram)
     gram = np.take_along_axis(np.take_along_axis(gram, order[:, :, None], 1), order[:, None, :], 2)
     columns = np.broadcast_to(order[:, None, :], weight.shape)
     left, steps = np.take_along_axis(weight, columns, 2), np.take_along_axis(scale, columns, 2)

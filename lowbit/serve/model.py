@@ -63,8 +63,8 @@ def open_served_model(
 
     `engine` is one of `onnxruntime`, `openvino`, `lowbit`, `paddle`, `paddle-int8`; by default ONNX Runtime
     where there is an ONNX file, else Paddle Inference. `instances` run side by side, each on `threads`
-    threads; by default they share the cores, and lowbit's runtime has two where there are two cores: while
-    one takes its next batch, the other computes.
+    threads; by default they share the cores, and ONNX files have two where there are two cores: while one
+    takes its next batch, the other computes, and neither waits for a core that the server itself is using.
 
     model = open_served_model("runs/digits/export", engine="openvino")
     """
@@ -72,7 +72,7 @@ def open_served_model(
         raise LowbitError(f"a server needs at least one instance, got {instances}")
     folder = _find_folder(Path(path))
     key = _choose_engine(engine, folder)
-    instances = instances or (min(2, cpu_info().cores) if key == "lowbit" else 1)
+    instances = instances or (min(2, cpu_info().cores) if FORMATS[key] == "ONNX" else 1)
     threads = threads or max(1, cpu_info().cores // instances)
     engines = tuple(open_engine(key, folder, threads) for _ in range(instances))
     signature = engines[0].signature()

@@ -12,6 +12,7 @@ import numpy as np
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.accel.optimizer_step import fast_updates
+from lowbit.accel.process_settings import without_collecting_what_is_there
 from lowbit.config import Config, dump_config
 from lowbit.errors import LowbitError
 from lowbit.files import link_atomically
@@ -64,7 +65,8 @@ def train(
                 if session.average:
                     session.average.reset()  # calibration has changed the weights of quantizers
             session.clock = RunClock(total=config.Global.epochs * steps, done=session.progress.step)
-            _train_epochs(session, manager, log, display, interruption)
+            with without_collecting_what_is_there():
+                _train_epochs(session, manager, log, display, interruption)
         finally:
             if log:
                 log.close()

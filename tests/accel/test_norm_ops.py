@@ -14,8 +14,9 @@ from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
 from lowbit.accel.fused_norm import BatchNormNode
-from lowbit.accel.norm_ops import MaxPool, Relu, fast_norm_ops, norm_library
+from lowbit.accel.norm_ops import MaxPool, Relu, fast_norm_ops, norm_library, padded_shortcut
 from lowbit.kernels import kernels, why_missing
+from lowbit.models.resnet_cifar import BasicBlock
 from tests.support.accel_pairs import both_ways, tensor
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -307,3 +308,32 @@ def test_a_network_trains_the_same():
     paddles, ours = both_ways(run)
     for theirs, own in zip(paddles, ours, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("shape", "stride"), [([2, 4, 6, 6], 2), ([1, 2, 5, 7], 2), ([2, 2, 8, 5], 3)])
+def test_a_padded_shortcut_is_slicing_and_concatenation(shape, stride):
+    random = np.random.default_rng(0)
+    values = random.standard_normal(shape).astype(np.float32)
+    block = BasicBlock(shape[1], 2 * shape[1] + 2, stride)
+
+    def run(shortcut) -> list[np.ndarray]:
+        x = paddle.to_tensor(values, stop_gradient=False)
+        with fast_norm_ops():
+            y = shortcut(x)
+        (y**3).sum().backward()
+        return [y.numpy(), x.grad.numpy()]
+
+    fast = run(lambda x: padded_shortcut(x, stride, block.zero_channels))
+    for one, other in zip(fast, run(block._shortcut), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_gradients_of_gradients_go_through_a_padded_shortcut():
+    x = paddle.to_tensor(np.arange(18, dtype=np.float32).reshape(1, 2, 3, 3), stop_gradient=False)
+    with fast_norm_ops():
+        y = padded_shortcut(x, 2, 1)
+    (dx,) = paddle.grad((y**3).sum(), x, create_graph=True)
+    (found,) = paddle.grad((dx**2).sum(), x)
+    kept = np.zeros([3, 3], np.float32)
+    kept[::2, ::2] = 1
+    np.testing.assert_array_equal(found.numpy(), 36 * x.numpy() ** 3 * kept)

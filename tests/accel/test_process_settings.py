@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from lowbit.accel.process_settings import (
     decide_amd_fix,
     keep_freed_memory,
     return_freed_memory,
+    without_collecting_what_is_there,
 )
 from lowbit.errors import LowbitError
 from lowbit.machine.cpu import PROCESSORS, CpuInfo
@@ -179,3 +182,30 @@ def test_the_last_holder_undoes_it(monkeypatch):
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(process_settings.ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
+
+
+def test_the_garbage_collector_looks_at_everything_again_afterwards():
+    class Node:
+        pass
+
+    def cycle() -> weakref.ref:
+        node = Node()
+        node.itself = node
+        return weakref.ref(node)
+
+    assert gc.get_freeze_count() == 0
+    with without_collecting_what_is_there():
+        assert gc.get_freeze_count() > 0
+        made_inside = cycle()
+        gc.collect()
+        assert made_inside() is None
+        kept = Node()
+        kept.itself = kept
+        with without_collecting_what_is_there():
+            held = weakref.ref(kept)
+        del kept
+        gc.collect()
+        assert held() is not None
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert held() is None

@@ -132,6 +132,15 @@ def test_other_images(run, trained, lite, tmp_path):
     assert json.loads(result.out)["images"] == 15
 
 
+def test_a_list_file_that_lacks_the_last_classes(run, trained, lite, tmp_path):
+    folder, data = shutil.copytree(trained, tmp_path / "run"), shutil.copytree(lite, tmp_path / "data")
+    lines = (data / "val_list.txt").read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if int(line.split()[1]) < 2]
+    (data / "val_list.txt").write_text("".join(kept), "utf-8")
+    result = run("lowbit", "verify", folder, "--data-path", data, "--engines", "onnxruntime", "--json")
+    assert json.loads(result.out)["images"] == len(kept) < len(lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -385,3 +385,19 @@ def test_what_paddle_cannot_translate():
     error = untranslatable(ValueError("(InvalidArgument) 4 != 3."), nn.Identity(), "net")
     assert "could not translate Identity.forward" in str(error)
     assert np.char.count(str(error), "4 != 3") == 1
+
+
+@pytest.mark.parametrize(
+    ("onednn", "plain", "serves"), [(0.04, 0.001, True), (0.2, 0.1, True), (0.4, 0.1, False)]
+)
+def test_onednn_serves_unless_it_is_far_slower(tmp_path, monkeypatch, onednn, plain, serves):
+    """Which simulated quantization is there: 30 times slower for MobileNetV2."""
+    monkeypatch.setattr(
+        "lowbit.deploy.export._seconds", lambda engine, _images: onednn if engine.options.onednn else plain
+    )
+    small = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(12, 2))
+    made = export_model(
+        small, tmp_path, model_name="small", image_shape=(3, 2, 2), transform_ops=[], classes=["a", "b"]
+    )
+    assert read_inference_yml(made.yml).Global.onednn is serves
+    assert PaddleEngine(tmp_path).options.onednn is serves

@@ -32,6 +32,10 @@ from lowbit.machine import cpu_info, hardware_info
 _ISA = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_AMX = "AVX512_CORE_FP16"
 _LOCK = threading.Lock()
+_PROGRAMS = 4  # compiled for a batch size of their own
+# Compiling a quantized file for a fixed size, OpenVINO 2026.4 moves quantization before concatenations
+# (MoveFakeQuantize), which ends the process with a segmentation fault for DenseNet121 and DPN68.
+_NOT_FOR_A_FIXED_SIZE = "Concat"
 
 
 class OpenVinoEngine:
@@ -43,7 +47,9 @@ class OpenVinoEngine:
 
     What the file leaves in fp32 is computed in fp32: OpenVINO would round it to bf16 on processors that
     multiply bf16 fast, which nobody trained for. AMX is not used, unless ONEDNN_MAX_CPU_ISA asks for it.
-    One engine is for one thread at a time.
+    The first few batch sizes are compiled for, each when it is met (under a second): with sizes that are
+    known, OpenVINO is about 0.4 ms faster in every call. Networks with concatenations have one program for
+    all sizes. One engine is for one thread at a time.
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
@@ -66,17 +72,20 @@ class OpenVinoEngine:
             [None if side < 0 else side for side in self._signature.inputs[0].shape]
         )
         self._output = model.outputs[0].get_any_name()
+        self._fixes_sizes = all(op.get_type_name() != _NOT_FOR_A_FIXED_SIZE for op in model.get_ops())
         self._request = self._compile(model)
+        self._by_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}
         self._with_hooks: tuple[tuple[str, ...], Any] | None = None
 
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Logits [N, classes] of float32 images [N, C, H, W]."""
         check_one_in_one_out(*self._places, self.path)
-        return self._run(self._request, [check_batch(batch, self.image_shape)])[0]
+        inputs = [check_batch(batch, self.image_shape)]
+        return self._run(self._request_for(inputs), inputs)[0]
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
-        return self._run(self._request, inputs)
+        return self._run(self._request_for(inputs), inputs)
 
     def signature(self) -> Signature:
         """Names, element types and shapes of the inputs, and the outputs' names."""
@@ -102,6 +111,22 @@ class OpenVinoEngine:
         model.add_outputs(list(names))
         return model
 
+    def _request_for(self, inputs: Sequence[np.ndarray]) -> Any:
+        """The program for inputs of these shapes, or that for all."""
+        shapes = tuple(tuple(one.shape) for one in inputs)
+        if shapes not in self._by_shapes:
+            known = [info.shape for info in self._signature.inputs]
+            full = len(self._by_shapes) == _PROGRAMS or not self._fixes_sizes
+            if full or list(shapes) == known or not _fit(shapes, known):
+                return self._request
+            model = self._read()
+            try:
+                model.reshape(dict(enumerate(map(list, shapes))))
+                self._by_shapes[shapes] = self._compile(model)
+            except Exception:  # its operators do not fit these shapes: running the general program says why
+                return self._request
+        return self._by_shapes[shapes]
+
     def _read(self) -> Any:
         try:
             return self._core.read_model(str(self.path))
@@ -113,6 +138,7 @@ class OpenVinoEngine:
             "INFERENCE_NUM_THREADS": self.options.threads,
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",
+            "ENABLE_CPU_PINNING": False,  # engines that run side by side would share a core
         }
         try:
             with _amx_left_out():
@@ -134,6 +160,16 @@ class OpenVinoEngine:
             shapes = ", ".join(str(list(one.shape)) for one in inputs)
             raise LowbitError(f"{self.path} cannot run on a batch of {shapes}: {reason(error)}") from error
         return [answers[index] for index in range(len(answers))]
+
+
+def _fit(shapes: Sequence[tuple[int, ...]], known: Sequence[tuple[int, ...]]) -> bool:
+    """Whether inputs of these shapes, none of them empty, can be given where -1 is any size."""
+    return len(shapes) == len(known) and all(
+        len(shape) == len(wanted)
+        and 0 not in shape
+        and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
+        for shape, wanted in zip(shapes, known, strict=True)
+    )
 
 
 def _shape(port: Any) -> tuple[int, ...]:

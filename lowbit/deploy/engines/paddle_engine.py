@@ -74,7 +74,9 @@ class PaddleEngine:
         if onednn and crashes_in_onednn(self.files.model):
             self.note = f"{self.files.model} runs without oneDNN, whose `pad` corrupts memory (Paddle 3.3)"
         elif onednn and self.description and not self.description.Global.onednn:
-            self.note = f"{self.files.model} runs without oneDNN, which gives other answers for this model"
+            self.note = (
+                f"{self.files.model} runs without oneDNN, which gives other answers or is far slower for it"
+            )
         self.options = EngineOptions(
             device=where.name,
             threads=threads or cpu_info().cores,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class Agreement:
 class _Answers:
     hits: np.ndarray = field(default_factory=lambda: np.zeros(2))
     logits: list[np.ndarray] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)  # their numbers
+    rows: list[int] = field(default_factory=list)  # of each batch
     seconds: float = 0.0
 
 
@@ -61,36 +61,37 @@ def measure_agreement(
     others: Mapping[str, Answer],
     batches: Iterable[Batch],
     *,
-    only: Mapping[str, Collection[int]] | None = None,
+    only: Mapping[str, Callable[[int], int]] | None = None,
     on_batch: Callable[[], None] = lambda: None,
 ) -> tuple[Agreement, dict[str, Agreement]]:
     """What the model and each of the others answer, on the same images.
 
-    `only` has the numbers of the batches that one of the others gets, where that is not all.
+    `only` says, where one of the others does not get all images, how many of the batch with a number it gets.
 
     own, others = measure_agreement(model_answer(net), {"ONNX Runtime": engine.run}, loader.epoch(0))
     """
     only = only or {}
     collected = {name: _Answers() for name in (None, *others)}
-    count, labelled = 0, True
+    labelled = True
     labels: list[np.ndarray] = []
     for number, batch in enumerate(batches):
-        count, labelled = count + 1, labelled and batch.labels is not None
+        labelled = labelled and batch.labels is not None
         if labelled:
             labels.append(batch.labels)
         for name, answers in collected.items():
-            if name in only and number not in only[name]:
+            rows = min(len(batch.images), only[name](number)) if name in only else len(batch.images)
+            answers.rows.append(rows)
+            if not rows:
                 continue
-            answers.batches.append(number)
             start = time.perf_counter()
-            logits = (model if name is None else others[name])(batch.images)
+            logits = (model if name is None else others[name])(batch.images[:rows])
             answers.seconds += time.perf_counter() - start
             if labelled:
                 _check_labels(batch.labels, logits)
-                answers.hits += topk_hits(logits, batch.labels, (1, 5))
+                answers.hits += topk_hits(logits, batch.labels[:rows], (1, 5))
             answers.logits.append(logits)
         on_batch()
-    if not count:
+    if not collected[None].rows:
         raise LowbitError("no images to verify on")
     own = collected[None].logits
     known = labels if labelled else None
@@ -99,9 +100,9 @@ def measure_agreement(
 
 
 def _agreement(answers: _Answers, own: list[np.ndarray], known: list[np.ndarray] | None) -> Agreement:
-    """Of the model's own logits and labels, those of the batches that were answered."""
-    expected = np.concatenate([own[number] for number in answers.batches])
-    labels = None if known is None else np.concatenate([known[number] for number in answers.batches])
+    """Of the model's own logits and labels, those of the images that were answered."""
+    expected = _first_rows(own, answers.rows)
+    labels = None if known is None else _first_rows(known, answers.rows)
     logits = np.concatenate(answers.logits)
     comparison = compare_logits(expected, logits)
     difference = np.abs(logits.astype(np.float64) - expected.astype(np.float64))
@@ -120,6 +121,10 @@ def _agreement(answers: _Answers, own: list[np.ndarray], known: list[np.ndarray]
         largest_class=float(np.bincount(answered).max() / count),
         ties=count_ties(expected, logits, labels),
     )
+
+
+def _first_rows(batches: list[np.ndarray], rows: list[int]) -> np.ndarray:
+    return np.concatenate([batch[:count] for batch, count in zip(batches, rows, strict=True)])
 
 
 def _check_labels(labels: np.ndarray, logits: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,10 @@ from paddle import nn
 
 from lowbit.accel.convolutions import fast_convolutions
 from lowbit.data.loader import Batch
-from lowbit.deploy.verify.agreement import Agreement, measure_agreement, model_answer
+from lowbit.deploy.verify.agreement import Agreement, Answer, measure_agreement, model_answer
 from lowbit.deploy.verify.candidates import Candidate
-from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, images_needed, weigh
-from lowbit.deploy.verify.integer_reference import IntegerReference, spread_batches
+from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
+from lowbit.deploy.verify.integer_reference import SAMPLE, IntegerReference, IntegersDifferError, Sample
 from lowbit.deploy.verify.latency import Latency, compare_latency
 from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
 from lowbit.deploy.verify.predictions import FP32, MODEL, Predictions
@@ -25,7 +26,7 @@ from lowbit.nn import has_quantized_layers
 
 _LAYER_IMAGES = 64  # whose integers are compared layer by layer: millions of them already
 _LATENCY_BATCHES = (1, 16)
-# Paddle's simulated form computes as the network does, as slowly: it gets the images that the network gets.
+# Paddle's simulated form computes as the network does, as slowly: it gets the sample that the network gets.
 _AS_SLOW_AS_THE_NETWORK = ("paddle",)
 
 
@@ -92,7 +93,11 @@ class Report:
     @property
     def evidence(self) -> Evidence:
         """Whether the agreement proves something on these images."""
-        return weigh(self.model.images, self.model.largest_class, self.limit)
+        return self.evidence_on(self.model)
+
+    def evidence_on(self, result: Agreement) -> Evidence:
+        """The same on the images that an engine got, which may be a sample of all."""
+        return weigh(result.images, self.model.largest_class, self.limit)
 
     @property
     def failing(self) -> list[EngineReport]:
@@ -102,7 +107,7 @@ class Report:
 
     def _fails(self, engine: EngineReport) -> bool:
         result = engine.result
-        if not self.evidence.conclusive and result.relative_error > RELATIVE_ERROR:
+        if not self.evidence_on(result).conclusive and result.relative_error > RELATIVE_ERROR:
             return True
         return result.agreement < self.limit and not self.by_chance(engine)
 
@@ -134,7 +139,7 @@ class Report:
                 f"margin there is {ties.margin:.2g}, usually {ties.usual_margin:.2g}), no layer departs, and "
                 f"top-1 is equal within chance ({ties.lost} lost, {ties.gained} gained)"
             )
-        if self.evidence.conclusive:
+        if self.evidence_on(result).conclusive:
             return line
         return (
             f"{line}; relative error of its outputs {100 * result.relative_error:.2g} % "
@@ -148,7 +153,7 @@ def verify(
     loader: Images,
     *,
     watch: Watch | None = None,
-    baseline: nn.Layer | None = None,
+    baseline: Answer | None = None,
     limit: float = 0.99,
     layers: bool = False,
     latency: bool = True,
@@ -156,68 +161,90 @@ def verify(
     """The trained model (in evaluation: fake-quantized) against each engine, on all images of the loader.
 
     `limit` is the fraction of images on which an engine must give the model's class. Where that proves little
-    (`Report.evidence`), its outputs must be near the model's, too. `layers` compares every engine layer by
-    layer, and not only those that fail.
+    (`Report.evidence_on`), its outputs must be near the model's, too. `layers` compares every engine layer by
+    layer, and not only those that fail. `baseline` answers for the fp32 model, for its accuracy.
 
-    Of a quantized model, the model itself answers a sample of the images, as many as show the limit. If all
-    integers of all layers are the integer reference's there, that stands in for the model on the others.
+    Of a quantized model, the model itself answers a sample of the images. If all integers of all layers are
+    the integer reference's there, that stands in for the model on the others; else the model answers all.
+    Paddle's simulated form, which is as slow, gets the sample, unless it is the only engine. With a limit of
+    100 %, both get all images.
 
     report = verify(model, open_candidates(["onnxruntime"], folder), loader)
     """
     watch = watch or Unwatched()
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
-    quantized = has_quantized_layers(model)
-    predictions = Predictions()
-    others = {one.key: predictions.record(one.key, one.engine.run) for one in candidates}
-    file = next((one.onnx for one in candidates if one.onnx is not None), None)
-    runs = file is not None and why_missing() is None
-    reference = IntegerReference(model, file if runs else None) if quantized else None
-    if reference is not None:
-        others["integers"] = reference
-    if baseline is not None:
-        others[FP32] = predictions.record(FP32, model_answer(baseline))
-    with fast_convolutions(wanted=paddle.device.get_device() == "cpu"):
-        sampled = _prove(reference, loader, limit, watch) if runs and reference is not None else []
-        watch.begin("verify", len(loader))
-        own, results = measure_agreement(
-            predictions.record(MODEL, model_answer(model) if reference is None else reference.model_answer),
-            others,
-            predictions.labelled(loader.epoch(0)),
-            only=dict.fromkeys(_AS_SLOW_AS_THE_NETWORK, sampled) if sampled else {},
-            on_batch=watch.advance,
-        )
-    report = Report(
-        limit=limit,
-        model=own,
-        engines=[_engine_report(candidate, results[candidate.key]) for candidate in candidates],
-        fp32=results.get(FP32),
-        integers=results.get("integers"),
-        predictions=predictions,
-    )
-    if reference is not None:
-        report.integers_compared, report.integers_unequal = reference.integers, reference.unequal
-        report.integers_first_layer = reference.first_layer
-        report.integers_images = reference.read
-        if reference.stands_in and reference.by_network < own.images:
-            report.by_network = reference.by_network
+    measured = _Measured(model, candidates, loader, watch, baseline, sampled=limit < 1)
+    report = measured.report(limit)
     for candidate, engine in zip(candidates, report.engines, strict=True):
-        if quantized and candidate.onnx is not None and (layers or engine in report.failing):
+        if report.integers is not None and candidate.onnx and (layers or engine in report.failing):
             engine.layers = _look_at_layers(model, candidate, loader, watch)
     if latency:
         _measure_latency(candidates, report, loader, watch)
     return report
 
 
-def _prove(reference: IntegerReference, loader: Images, limit: float, watch: Watch) -> list[int]:
-    """Let the network compute a sample of the images, enough to show the limit; the batches' numbers."""
-    count, needed = len(loader), images_needed(limit)
-    first = next(iter(loader.epoch(0)), None)
-    if needed is None or first is None:  # no number of images is enough
-        return []
-    every = max(1, count * len(first.images) // max(needed, 1))
-    watch.begin("the network itself, on a sample", -(-count // every))
-    return reference.prove(spread_batches(loader.epoch(0), count, needed), on_batch=watch.advance)
+class _Measured:
+    """The answers of the model, the engines, the integer reference and the fp32 model to all images."""
+
+    def __init__(
+        self,
+        model: nn.Layer,
+        candidates: Sequence[Candidate],
+        loader: Images,
+        watch: Watch,
+        baseline: Answer | None,
+        sampled: bool,
+    ) -> None:
+        self._model, self._candidates, self._loader, self._watch = model, candidates, loader, watch
+        self._baseline, self._sampled = baseline, sampled
+        self._sample = Sample.spread(len(loader), SAMPLE)
+        file = next((one.onnx for one in candidates if one.onnx is not None), None)
+        stands_in = sampled and has_quantized_layers(model) and why_missing() is None
+        with fast_convolutions(wanted=paddle.device.get_device() == "cpu"):
+            try:
+                self._measure(file if stands_in else None)
+            except IntegersDifferError:  # from the start: what has been answered may be wrong
+                self._measure(None)
+
+    def _measure(self, file: Path | None) -> None:
+        self.predictions = predictions = Predictions()
+        others = {one.key: predictions.record(one.key, one.engine.run) for one in self._candidates}
+        own, only = model_answer(self._model), {}
+        self.reference: IntegerReference | None = None
+        if has_quantized_layers(self._model):
+            self.reference = IntegerReference(self._model, self._sample, file)
+            own, others["integers"] = self.reference.model_answer, self.reference
+            only = {"integers": self._sample.rows_of}
+            if self._sampled and len(self._candidates) > 1:
+                only |= dict.fromkeys(_AS_SLOW_AS_THE_NETWORK, self._sample.rows_of)
+        if self._baseline is not None:
+            others[FP32] = predictions.record(FP32, self._baseline)
+        self._watch.begin("verify", len(self._loader))
+        self.own, self.results = measure_agreement(
+            predictions.record(MODEL, own),
+            others,
+            predictions.labelled(self._loader.epoch(0)),
+            only=only,
+            on_batch=self._watch.advance,
+        )
+
+    def report(self, limit: float) -> Report:
+        report = Report(
+            limit=limit,
+            model=self.own,
+            engines=[_engine_report(one, self.results[one.key]) for one in self._candidates],
+            fp32=self.results.get(FP32),
+            integers=self.results.get("integers"),
+            predictions=self.predictions,
+        )
+        if (reference := self.reference) is not None:
+            report.integers_compared, report.integers_unequal = reference.integers, reference.unequal
+            report.integers_first_layer = reference.first_layer
+            report.integers_images = reference.read
+            if reference.by_network < self.own.images:
+                report.by_network = reference.by_network
+        return report
 
 
 def _engine_report(candidate: Candidate, result: Agreement) -> EngineReport:

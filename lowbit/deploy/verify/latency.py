@@ -12,8 +12,8 @@ import numpy as np
 from lowbit.deploy.engines.engine import Engine
 
 _ROUNDS = 15
-_FEWEST_ROUNDS = 5
-_SECONDS = 8.0  # for all rounds of a batch size
+_FEWEST_ROUNDS = 3
+_SECONDS = 6.0  # for all rounds of a batch size
 _ROUND_SECONDS = 0.03  # shorter ones would measure the clock and the scheduler
 _SAME = 0.03  # a ratio this close to 1 counts as equal
 
@@ -96,8 +96,8 @@ def as_latency(fp32: list[float], quantized: list[float], batch_size: int, threa
 def _warm_seconds(run: Callable[[], object]) -> float:
     """Of one run; the first runs, in which engines prepare themselves, do not count."""
     run()
-    run()
-    return max(_seconds(run, 1), 1e-6)
+    second = _seconds(run, 1)
+    return max(second if second > _ROUND_SECONDS else _seconds(run, 1), 1e-6)
 
 
 def _seconds(run: Callable[[], object], times: int) -> float:

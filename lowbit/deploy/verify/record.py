@@ -10,10 +10,12 @@ from typing import Any
 
 from paddle import nn
 
+from lowbit.deploy.engines import open_onnx
 from lowbit.deploy.export import export_model
 from lowbit.deploy.model_files import read_inference_yml, sha256
 from lowbit.deploy.onnx import OnnxModel, export_onnx
 from lowbit.deploy.paddle_int8.export_int8 import export_paddle_int8
+from lowbit.deploy.verify.agreement import Answer, model_answer
 from lowbit.deploy.verify.candidates import FORMATS, INT8_FOLDER, ONNX_FILE, Size
 from lowbit.deploy.verify.comparison import EngineReport, Report
 from lowbit.deploy.verify.evidence import RELATIVE_ERROR
@@ -84,6 +86,26 @@ def export_fp32(trained: ToExport, folder: Path, engines: Iterable[str]) -> Path
     if "ONNX" in formats:
         _export_onnx(trained, folder / ONNX_FILE, None, quantized=False)
     return folder
+
+
+def fp32_answer(
+    baseline: nn.Layer, trained: ToExport, folder: Path, engines: Iterable[str], threads: int | None
+) -> Answer:
+    """The model before quantization as something that answers, where ONNX is asked for in ONNX Runtime.
+
+    That takes a fraction of the model's own time; the export compares both.
+    """
+    if has_quantized_layers(baseline) or "ONNX" not in {FORMATS[key] for key in engines}:
+        return model_answer(baseline)
+    file = folder / "baseline.onnx"
+    export_onnx(
+        baseline,
+        file,
+        model_name=trained.model_name,
+        image_shape=trained.image_shape,
+        quantized=False,
+    )
+    return open_onnx(file, threads=threads).run
 
 
 def _stale(file: Path, source: Path, digest: str) -> str | None:

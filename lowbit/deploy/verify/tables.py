@@ -57,10 +57,15 @@ def _answers(report: Report) -> Section:
     return Section(
         f"Answers on {report.model.images} images",
         ("", "top-1", "same class", "at least", "max diff.", *wide),
-        tuple((name, *_answer(result)) for name, result in named if result is not None),
+        tuple((_on(name, result, report), *_answer(result)) for name, result in named if result is not None),
         tuple(_about_answers(report)),
         wide=wide,
     )
+
+
+def _on(name: str, result: Agreement, report: Report) -> str:
+    """With the number of images, if they are not all."""
+    return name if result.images == report.model.images else f"{name} ({result.images})"
 
 
 def _answer(result: Agreement) -> tuple[str, ...]:
@@ -86,10 +91,9 @@ def _about_answers(report: Report) -> list[str]:
     if report.integers is not None:
         if report.by_network is not None:
             lines.append(
-                f"The trained model itself computed {report.by_network} of the images, spread evenly: its "
-                "classes are those of the integer reference (lowbit's runtime), which stands in for it on "
-                f"the others. On {report.integers_images} of them, all {report.integers_compared:,} integers "
-                "of all quantized layers were compared, and are equal."
+                f"The trained model itself computed {report.by_network} of the images, spread evenly: all "
+                f"{report.integers_compared:,} integers of all quantized layers are those of the integer "
+                "reference (lowbit's runtime), which stands in for the model on the others."
             )
         elif report.integers_unequal == 0:
             some = report.integers_images < report.model.images

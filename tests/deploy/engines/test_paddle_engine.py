@@ -169,4 +169,4 @@ def test_a_model_with_other_answers_under_onednn_is_served_without_it(tmp_path):
     expected = model(paddle.to_tensor(images)).numpy()
     np.testing.assert_allclose(engine.run(images), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert not engine.options.onednn
-    assert "runs without oneDNN, which gives other answers" in engine.note
+    assert "runs without oneDNN, which gives other answers or is far slower" in engine.note

@@ -11,6 +11,7 @@ from lowbit.data import ArrayDataset, Loader
 from lowbit.deploy import OnnxRuntimeEngine
 from lowbit.deploy.verify import Candidate, Size, report_values, verify
 from lowbit.deploy.verify.agreement import model_answer
+from lowbit.deploy.verify.integer_reference import SAMPLE
 from lowbit.deploy.verify.tables import report_sections
 from lowbit.errors import LowbitError
 from tests.support.small_net import LAYERS, Answering, Watch, small_net, write_qdq
@@ -51,7 +52,7 @@ def test_a_sound_export_passes(loader, tmp_path):
         [Candidate("onnxruntime", engine, fp32=engine, onnx=file)],
         loader,
         watch=watch,
-        baseline=small_net(bits=8),
+        baseline=model_answer(small_net(bits=8)),
         layers=True,
     )
     assert report.failing == [] and report.engines[0].guilty == []
@@ -59,14 +60,18 @@ def test_a_sound_export_passes(loader, tmp_path):
     assert [row.name for row in report.engines[0].layers] == [*LAYERS, "logits"]
     assert [found.batch_size for found in report.engines[0].latency] == [1, 16]
     assert all(total == done for _, total, done in watch.log)
-    titles = ["the network itself, on a sample", "verify", f"layers in {engine.name}", "latency"]
+    titles = ["verify", f"layers in {engine.name}", "latency"]
     assert [title for title, *_ in watch.log] == titles
     assert report.by_network is None  # 20 images are few: the network computed all
 
 
-def test_the_network_computes_a_sample_and_the_reference_the_rest(tmp_path):
+@pytest.fixture
+def many():
     rng = np.random.default_rng(0)
-    loader = _loader(rng.integers(0, 256, (64, 8, 8, 3), np.uint8), rng.integers(0, 4, 64))
+    return _loader(rng.integers(0, 256, (128, 8, 8, 3), np.uint8), rng.integers(0, 4, 128))
+
+
+def test_the_network_computes_a_sample_and_the_reference_the_rest(many, tmp_path):
     model, asked = small_net(), []
     file = write_qdq(model, tmp_path / "inference.onnx")
 
@@ -78,18 +83,51 @@ def test_the_network_computes_a_sample_and_the_reference_the_rest(tmp_path):
         Candidate("onnxruntime", OnnxRuntimeEngine(file, threads=1), onnx=file),
         Candidate("paddle", Answering(simulated)),
     ]
-    report = verify(model, candidates, loader, limit=0.8, latency=False)
-    assert report.by_network == sum(asked) == 16  # 14 show a limit of 80 %
-    assert [engine.result.images for engine in report.engines] == [64, 16]
-    assert report.failing == [] and report.model.images == report.integers.images == 64
+    report = verify(model, candidates, many, limit=0.97, latency=False)
+    assert report.by_network == report.integers_images == sum(asked) == SAMPLE == 64
+    assert asked == [4] * 16, "spread over all batches"
+    assert [engine.result.images for engine in report.engines] == [128, 64]
+    assert report.failing == [] and report.model.images == 128 and report.integers.images == 64
     assert "% of the images" in report.verdict(report.engines[0])
-    assert "100.00 % of 16 images" in report.verdict(report.engines[1])
-    (line,) = [line for line in report_sections(report, [])[0].lines if "itself" in line]
-    assert line.startswith("The trained model itself computed 16 of the images")
+    assert "relative error" not in report.verdict(report.engines[0]), "100 images show 97 %"
+    assert "100.00 % of 64 images" in report.verdict(report.engines[1])
+    assert "relative error" in report.verdict(report.engines[1]), "64 do not: the outputs decide, too"
+    answers = report_sections(report, [])[0]
+    assert "The trained model itself computed 64 of the images" in answers.lines[0]
+    assert [row[0] for row in answers.rows][1] == "integer reference (64)"
     values = report_values(report, [])
-    assert values["integer_reference"]["by_network"] == 16
-    everything = verify(model, candidates[:1], loader, limit=1.0, latency=False)
-    assert everything.by_network is None and everything.integers_compared > report.integers_compared
+    assert values["integer_reference"]["by_network"] == 64
+    asked.clear()
+    everything = verify(model, candidates, many, limit=1.0, latency=False)
+    assert everything.by_network is None and everything.integers_images == 64 and sum(asked) == 128
+
+
+def test_a_sample_may_be_judged_by_its_outputs(many, tmp_path):
+    """The right classes from outputs that are far away, on too few images to show the limit."""
+    model = small_net()
+    file = write_qdq(model, tmp_path / "inference.onnx")
+    candidates = [
+        Candidate("onnxruntime", OnnxRuntimeEngine(file, threads=1), onnx=file),
+        Candidate("paddle", Answering(lambda images: 1.5 * model_answer(model)(images))),
+    ]
+    report = verify(model, candidates, many, limit=0.97, latency=False)
+    assert [engine.key for engine in report.failing] == ["paddle"]
+    assert report.engines[1].result.agreement == 1.0
+
+
+def test_where_integers_differ_the_network_computes_all(many, tmp_path):
+    """A file of other weights: its own engines must not agree with it, but with the network."""
+    model, watch = small_net(), Watch()
+    file = write_qdq(model, tmp_path / "inference.onnx", damaged_stem)
+    candidates = [
+        Candidate("onnxruntime", OnnxRuntimeEngine(file, threads=1), onnx=file),
+        Candidate("paddle", Answering(model_answer(model))),
+    ]
+    report = verify(model, candidates, many, watch=watch, latency=False)
+    assert report.by_network is None and report.integers_unequal == 0 and report.integers_images == 64
+    assert [engine.key for engine in report.failing] == ["onnxruntime"]
+    assert [title for title, *_ in watch.log][:2] == ["verify", "verify"], "from the start"
+    np.testing.assert_allclose(report.engines[1].result.max_difference, 0, atol=1e-5)
 
 
 def test_a_damaged_export_fails_and_its_layer_is_named_without_being_asked(loader, tmp_path):

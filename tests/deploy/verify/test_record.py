@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
+from paddle import nn
 
 from lowbit.deploy import OnnxRuntimeEngine, PaddleEngine, compare_outputs, export_model, export_onnx
 from lowbit.deploy.verify import OnnxGraph, export_fp32, export_missing
-from lowbit.deploy.verify.record import ToExport
+from lowbit.deploy.verify.agreement import model_answer
+from lowbit.deploy.verify.record import ToExport, fp32_answer
 from lowbit.nn import quantization_mode as as_tested
 from tests.support.small_net import SHAPE, images, small_net
 
@@ -78,6 +81,21 @@ def test_the_fp32_files_compute_the_network_without_quantizers(trained, tmp_path
             assert compare_outputs(trained.model, engine, x).within(1e-4), engine.name
         assert not compare_outputs(trained.model, engine, x).within(1e-4), "not as quantized"
     assert compare_outputs(trained.model, quantized, x).within(1e-4), "and is as it was"
+
+
+@pytest.mark.parametrize(
+    ("quantized", "engines", "in_a_file"),
+    [(False, ENGINES, True), (False, ["paddle"], False), (True, ENGINES, False)],
+)
+def test_the_model_before_quantization_answers_in_onnx_runtime(
+    trained, tmp_path, quantized, engines, in_a_file
+):
+    baseline = (
+        small_net() if quantized else nn.Sequential(nn.Conv2D(3, 4, 3), nn.AdaptiveAvgPool2D(1), nn.Flatten())
+    )
+    answer = fp32_answer(baseline, trained, tmp_path, engines, threads=1)
+    np.testing.assert_allclose(answer(images(4)), model_answer(baseline)(images(4)), rtol=0, atol=1e-5)
+    assert (tmp_path / "baseline.onnx").exists() is in_a_file
 
 
 def _exported(trained, folder):
