@@ -60,6 +60,7 @@ def train(case: Case, side: Side) -> dict[str, float]:
     from lowbit.config.optimizer import OptimizerSection
     from lowbit.models import build_model
     from lowbit.nn import prepare
+    from lowbit.nn.fused_blocks import fuse
     from lowbit.recipe import load_recipe
     from lowbit.training.optimizers import build_optimizer, create_state
 
@@ -74,6 +75,7 @@ def train(case: Case, side: Side) -> dict[str, float]:
     create_state(optimizer)
     with ExitStack() as open_:
         if side.lowbit:
+            fuse(model)  # as `lowbit train` does
             keep_freed_memory()
             open_.enter_context(fast_convolutions())
             open_.enter_context(fast_norm_ops())

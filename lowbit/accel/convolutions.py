@@ -145,8 +145,69 @@ def _geometry(
     return geometry if min(geometry.input + geometry.output) > 0 else None
 
 
-class ConvolutionNode(PyLayer):
+def conv2d_in_onednn(geometry: Geometry) -> bool:
+    """Whether Paddle's conv2d of fp32, called now in this thread, is oneDNN's for this geometry."""
+    operator = "depthwise_conv2d" if geometry.groups == geometry.input[1] > 1 else "conv2d"
+    return _OVERRIDES.is_called_directly(operator) and _is_worth_it(geometry)
+
+
+class FloatProducts:
     """A convolution of fp32 tensors by oneDNN; with `bf16` its three products have operands of bf16.
+
+    It holds X and W for backward; with `computes_again` a copy of W, of which Y is computed once more. These
+    are `Products` of `lowbit.accel.fused_norm`.
+    """
+
+    needs_ranges = False
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        learning: tuple[bool, bool],
+        *,
+        bf16: bool = False,
+        computes_again: bool = False,
+    ) -> None:
+        self._learning, self._bf16, self.computes_again = learning, bf16, computes_again
+        self._shape, self._product = geometry.output, onednn.prepared(geometry, bf16=bf16)
+        self._operands: tuple[Tensor, ...] = ()  # X and W
+        self._versions: list[int | None] = []
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+        """Y, which is of no integers."""
+        self._operands = x.contiguous(), weight.clone() if self.computes_again else weight.contiguous()
+        self._versions = [fused.version(tensor) for tensor in self._operands]
+        return self.again(), None
+
+    def again(self) -> Tensor:
+        """Y once more, in the same bits."""
+        x, weight = self._unchanged()
+        y = new_tensor(self._shape)
+        self._product.forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        return y
+
+    def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """dX and dW."""
+        if self._bf16:
+            check_first_order()
+        x, weight = self._unchanged()
+        dx = dweight = None
+        if self._learning[0]:
+            dx = new_tensor(x.shape)
+            self._product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        if self._learning[1]:
+            dweight = new_tensor(weight.shape)
+            self._product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dx, dweight
+
+    def _unchanged(self) -> tuple[Tensor, ...]:
+        for tensor, version in zip(self._operands, self._versions, strict=True):
+            fused.check_unchanged(tensor, version)
+        return self._operands
+
+
+class ConvolutionNode(PyLayer):
+    """The products as an autograd node.
 
     ConvolutionNode.apply(x, weight, geometry, (True, True), False)
     """
@@ -155,27 +216,13 @@ class ConvolutionNode(PyLayer):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, geometry: Geometry, learning: tuple[bool, bool], bf16: bool
     ) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
-        fused.save_for_backward(ctx, x, weight)
-        ctx.geometry, ctx.learning, ctx.bf16 = geometry, learning, bf16
-        y = new_tensor(geometry.output)
-        onednn.prepared(geometry, bf16=bf16).forward(x.data_ptr(), weight.data_ptr(), y.data_ptr())
+        ctx.products = FloatProducts(geometry, learning, bf16=bf16)
+        y, _ = ctx.products.forward(x, weight)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if ctx.bf16:
-            check_first_order()
-        x, weight = fused.saved_unchanged(ctx)
-        dy, product = dy.contiguous(), onednn.prepared(ctx.geometry, bf16=ctx.bf16)
-        dx = dweight = None
-        if ctx.learning[0]:
-            dx = new_tensor(x.shape)
-            product.grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
-        if ctx.learning[1]:
-            dweight = new_tensor(weight.shape)
-            product.grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
-        return dx, dweight
+        return ctx.products.backward(dy.contiguous())
 
 
 def check_first_order() -> None:

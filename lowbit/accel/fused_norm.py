@@ -1,8 +1,9 @@
 """Batch norm of training, with a residual sum and an activation after it in the same pass.
 
-For the backward pass it keeps its input (where that is a product of small integers, in two bytes per
+For the backward pass it keeps its input (where that is a product of small integers, in two or three bytes per
 element), two numbers per channel, and a bit per element for a ReLU after a sum. Where a gradient of a
-gradient is wanted, backward is made of Paddle's operators, which it can derive.
+gradient is wanted, backward is made of Paddle's operators, which it can derive. `ConvNormNode` has the
+convolution before it in the same autograd node.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import paddle
@@ -18,7 +19,7 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.norm import Activation, Norm, norm_kernels
+from lowbit.kernels.norm import Activation, Multiples, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
@@ -34,7 +35,13 @@ class Statistics:
     inverse: Tensor  # 1 / deviation
     epsilon: float
     momentum: float
-    scale: Tensor | None = None  # what the input may be whole multiples of, [images, channels]
+
+
+class IntegerScale(NamedTuple):
+    """What a batch norm's input may be whole multiples of; the kernel verifies it."""
+
+    scale: Tensor  # [images, channels]
+    has_high_bits: bool  # whether 16 bits may be too few for the multiples
 
 
 def takes(
@@ -52,19 +59,167 @@ def takes(
     >>> takes(paddle.ones([1, 2, 1, 1]), paddle.zeros([2]), paddle.ones([2]), None, None)
     False
     """
-    if x.ndim != 4 or 0 in x.shape or not _is_plain(x):
+    return is_plain(x) and takes_shape(x.shape, running_mean, running_variance, weight, bias, other)
+
+
+def takes_shape(
+    shape: Sequence[int],
+    running_mean: Tensor,
+    running_variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    other: Tensor | None = None,
+) -> bool:
+    """The same for fp32 on the CPU of this shape."""
+    if len(shape) != 4 or 0 in shape:
         return False
-    channels = x.shape[1]
-    if math.prod(x.shape) == channels:  # Paddle returns one value per channel as it is
+    channels = shape[1]
+    if math.prod(shape) == channels:  # Paddle returns one value per channel as it is
         return False
-    if other is not None and not (_is_plain(other) and other.shape == x.shape):
+    if other is not None and not (is_plain(other) and other.shape == list(shape)):
         return False
     of_channels = [tensor for tensor in (running_mean, running_variance, weight, bias) if tensor is not None]
-    return all(_is_plain(t) and t.shape == [channels] and t.is_contiguous() for t in of_channels)
+    return all(is_plain(t) and t.shape == [channels] and t.is_contiguous() for t in of_channels)
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
+    """fp32 on the CPU."""
     return x.dtype == paddle.float32 and x.place.is_cpu_place()
+
+
+class NormPass:
+    """One pass of a batch norm and what its backward pass needs of it: bits, multiples, places of maxima.
+
+    Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x.
+    """
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        activation: Activation,
+        *,
+        pool: Pool | None = None,
+        whole: IntegerScale | None = None,
+    ) -> None:
+        self.statistics, self.activation, self.pool, self.whole = statistics, activation, pool, whole
+        self.bits: Tensor | None = None  # what a ReLU after a sum lets through
+        self.multiples: SavedMultiples | None = None  # instead of x
+        self._places: Tensor | None = None
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, other: Tensor | None) -> Tensor:
+        """Y; `multiples` are None where x is not reproduced by them."""
+        statistics, shape = self.statistics, x.shape
+        pooled = shape if self.pool is None else [*shape[:2], self.pool.out_height, self.pool.out_width]
+        y = new_tensor(pooled)
+        if self.pool is not None:
+            self._places = new_tensor(pooled, "uint8")
+        # Without a sum before it, what the activation lets through shows in x.
+        if self.activation and other is not None:
+            self.bits = new_tensor(_bits_shape(shape), "uint8")
+        multiples = None
+        if self.whole is not None:
+            multiples = SavedMultiples(shape, self.whole)
+        fits = norm_kernels().batch_norm_forward(
+            self._norm(shape, x, weight, bias, other),
+            y.data_ptr(),
+            statistics.mean.data_ptr(),
+            statistics.inverse.data_ptr(),
+            statistics.running_mean.data_ptr(),
+            statistics.running_variance.data_ptr(),
+            bits=_address(self.bits),
+            multiples=None if multiples is None else multiples.addresses,
+            places=_address(self._places),
+        )
+        self.multiples = multiples if fits else None
+        return y
+
+    def backward(
+        self,
+        x: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        dy: Tensor,
+        learning: Sequence[bool],
+        *,
+        overwrite: bool = False,
+        largest: Tensor | None = None,
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of x, weight, bias and the other, those that are wanted.
+
+        `overwrite`: dX takes the memory of x. `largest` gets max |dX| of every channel of every image.
+        """
+        statistics, (of_x, *of_channels, of_other) = self.statistics, learning
+        shape = list(dy.shape)
+        if self.pool is not None:
+            shape = [*shape[:2], self.pool.height, self.pool.width]
+        dx = (x if overwrite else new_tensor(shape)) if of_x else None
+        dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
+        dother = new_tensor(shape) if of_other and self.activation else None
+        norm_kernels().batch_norm_backward(
+            self._norm(shape, x, weight, bias),
+            statistics.mean.data_ptr(),
+            statistics.inverse.data_ptr(),
+            dy.data_ptr(),
+            *(_address(gradient) for gradient in (dx, dweight, dbias)),
+            dother=_address(dother),
+            bits=_address(self.bits),
+            multiples=None if self.multiples is None else self.multiples.addresses,
+            largest=_address(largest),
+            places=_address(self._places),
+        )
+        if of_other and dother is None:
+            dother = dy.clone()  # not dY itself: Paddle adds further gradients to what is returned, in place
+        return dx, dweight, dbias, dother
+
+    def _norm(
+        self,
+        shape: Sequence[int],
+        x: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        other: Tensor | None = None,
+    ) -> Norm:
+        images, channels, *pixels = shape
+        return Norm(
+            _address(x),
+            _address(weight),
+            _address(bias),
+            Layout(images, channels, math.prod(pixels)),
+            self.statistics.epsilon,
+            self.statistics.momentum,
+            _address(other),
+            None if self.whole is None else _address(self.whole.scale),
+            int(self.activation),
+            self.pool,
+        )
+
+
+class SavedMultiples:
+    """Values as integer multiples of a scale: two bytes each, or three with high bits.
+
+    Empty; a kernel writes to its addresses.
+    """
+
+    def __init__(self, shape: Sequence[int], of: IntegerScale) -> None:
+        self._low, self._scale = new_tensor(shape, "int16"), of.scale
+        self._high = new_tensor(shape, "int8") if of.has_high_bits else None
+
+    @property
+    def addresses(self) -> Multiples:
+        """For the kernels."""
+        return Multiples(self._low.data_ptr(), _address(self._high))
+
+    @property
+    def bytes(self) -> int:
+        """What each value takes."""
+        return 2 if self._high is None else 3
+
+    def values(self) -> Tensor:
+        """The values by Paddle's operators: the kernels' twin."""
+        whole = self._low.cast("int32")
+        if self._high is not None:
+            whole = self._high.cast("int32") * 65536 + whole % 65536  # the low bits as unsigned
+        return whole.cast("float32") * self._scale.reshape([*self._scale.shape, 1, 1])
 
 
 class BatchNormNode(PyLayer):
@@ -80,107 +235,116 @@ class BatchNormNode(PyLayer):
         weight: Tensor | None,
         bias: Tensor | None,
         other: Tensor | None,
-        statistics: Statistics,
-        activation: Activation,
+        norm: NormPass,
     ) -> Tensor:
-        inputs = (x, weight, bias, other)
+        inputs, statistics = (x, weight, bias, other), norm.statistics
         if not takes(x, statistics.running_mean, statistics.running_variance, weight, bias, other):
             raise LowbitError(
                 "batch norm in lowbit's kernel: ask `takes` first, and use Paddle's where it says no"
             )
+        ctx.norm = norm
         ctx.given = [tensor is not None for tensor in inputs]
         ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
-        x, y = x.contiguous(), new_tensor(x.shape)
-        other = None if other is None else other.contiguous()
-        # Without a sum before it, what the activation lets through shows in x.
-        ctx.bits = new_tensor(_bits_shape(x.shape), "uint8") if activation and other is not None else None
-        multiples = None if statistics.scale is None else new_tensor(x.shape, "int16")
-        fits = norm_kernels().batch_norm_forward(
-            _norm(x.shape, statistics, x, weight, bias, other, activation=activation),
-            y.data_ptr(),
-            statistics.mean.data_ptr(),
-            statistics.inverse.data_ptr(),
-            statistics.running_mean.data_ptr(),
-            statistics.running_variance.data_ptr(),
-            bits=_address(ctx.bits),
-            multiples=_address(multiples),
-        )
-        ctx.multiples = multiples if fits else None
-        kept = (None if fits else x, weight, bias)
+        x, other = x.contiguous(), None if other is None else other.contiguous()
+        y = norm.forward(x, weight, bias, other)
+        kept = (x if norm.multiples is None else None, weight, bias)
         ctx.kept = [tensor is not None for tensor in kept]
         fused.save_for_backward(ctx, *(tensor for tensor in kept if tensor is not None))
-        ctx.statistics, ctx.activation = statistics, activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        saved = iter(fused.saved_unchanged(ctx))
+        saved, norm = iter(fused.saved_unchanged(ctx)), ctx.norm
         x, weight, bias = (next(saved) if kept else None for kept in ctx.kept)
         if paddle.is_grad_enabled():
-            epsilon = ctx.statistics.epsilon
+            epsilon = norm.statistics.epsilon
             if x is None and ctx.learning[0]:
                 raise LowbitError(
                     "second-order gradients are not supported for a batch norm after a layer in low precision"
                 )
-            if x is None:
-                scale = ctx.statistics.scale
-                x = ctx.multiples.cast("float32") * scale.reshape([*scale.shape, 1, 1])
-            if ctx.bits is not None:
-                dy = dy * _flags(ctx.bits, dy.shape)
-            elif ctx.activation:
-                dy = dy * _slope(normalized(x, weight, bias, epsilon), ctx.activation)
+            x = norm.multiples.values() if x is None else x
+            if norm.bits is not None:
+                dy = dy * _flags(norm.bits, dy.shape)
+            elif norm.activation:
+                dy = dy * _slope(normalized(x, weight, bias, epsilon), norm.activation)
             gradients: tuple[Tensor | None, ...] = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
-            gradients = _by_kernel(ctx, x, weight, bias, dy.contiguous())
+            gradients = norm.backward(x, weight, bias, dy.contiguous(), ctx.learning)
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)
         return tuple(gradient if learns else None for gradient, learns, given in wanted if given)
 
 
-def _by_kernel(
-    ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, dy: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, bias and the other, those that are wanted."""
-    statistics, (of_x, *of_channels, of_other) = ctx.statistics, ctx.learning
-    dx = new_tensor(dy.shape) if of_x else None
-    dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
-    dother = new_tensor(dy.shape) if of_other and ctx.activation else None
-    norm_kernels().batch_norm_backward(
-        _norm(dy.shape, statistics, x, weight, bias, activation=ctx.activation),
-        statistics.mean.data_ptr(),
-        statistics.inverse.data_ptr(),
-        dy.data_ptr(),
-        *(_address(gradient) for gradient in (dx, dweight, dbias)),
-        dother=_address(dother),
-        bits=_address(ctx.bits),
-        multiples=_address(ctx.multiples),
-    )
-    if of_other and dother is None:
-        dother = dy.clone()  # not dY itself: Paddle adds further gradients to what is returned, in place
-    return dx, dweight, dbias, dother
+class Products(Protocol):
+    """A convolution's products for one call; between forward and backward it holds their operands."""
+
+    computes_again: bool  # whether Y is cheap to compute and large to save
+    needs_ranges: bool  # whether backward has a use for the ranges of dY
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, IntegerScale | None]:
+        """Y, and what it may be whole multiples of."""
+
+    def again(self) -> Tensor:
+        """Y once more."""
+
+    def backward(self, dy: Tensor, ranges: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """dX and dW, those that are wanted; `ranges` are max |dY| of every channel of every image."""
 
 
-def _norm(
-    shape: Sequence[int],
-    statistics: Statistics,
-    x: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    other: Tensor | None = None,
-    *,
-    activation: Activation,
-) -> Norm:
-    images, channels, *pixels = shape
-    return Norm(
-        _address(x),
-        _address(weight),
-        _address(bias),
-        Layout(images, channels, math.prod(pixels)),
-        statistics.epsilon,
-        statistics.momentum,
-        _address(other),
-        _address(statistics.scale),
-        int(activation),
-    )
+class ConvNormNode(PyLayer):
+    """A convolution and the batch norm of its output, with all that follows in the same pass, as one node.
+
+    The convolution's output is nobody else's: it is saved as integers or computed again, and its gradient
+    exists only between the two backward passes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        norm_weight: Tensor | None,
+        norm_bias: Tensor | None,
+        other: Tensor | None,
+        products: Products,
+        norm: NormPass,
+    ) -> Tensor:
+        inputs = (x, weight, norm_weight, norm_bias, other)
+        ctx.given = [tensor is not None for tensor in inputs]
+        ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
+        ctx.products, ctx.norm = products, norm
+        product, norm.whole = products.forward(x, weight)
+        y = norm.forward(product, norm_weight, norm_bias, None if other is None else other.contiguous())
+        ctx.product = product if norm.multiples is None and not products.computes_again else None
+        ctx.kept = [norm_weight is not None, norm_bias is not None]
+        fused.save_for_backward(ctx, *(t for t in (norm_weight, norm_bias) if t is not None))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if paddle.is_grad_enabled():
+            raise LowbitError(
+                "second-order gradients are not supported for a fused convolution and batch norm: "
+                "use the network without lowbit.fuse, or without accelerate()"
+            )
+        saved, norm, products = iter(fused.saved_unchanged(ctx)), ctx.norm, ctx.products
+        norm_weight, norm_bias = (next(saved) if kept else None for kept in ctx.kept)
+        product, is_ours = ctx.product, False
+        if product is None and norm.multiples is None:
+            product, is_ours = products.again(), True
+        of_product = any(ctx.learning[:2])
+        largest = new_tensor([*dy.shape[:2], 1, 1]) if of_product and products.needs_ranges else None
+        gradients = norm.backward(
+            product,
+            norm_weight,
+            norm_bias,
+            dy.contiguous(),
+            [of_product, *ctx.learning[2:]],
+            overwrite=is_ours,
+            largest=largest,
+        )
+        of_operands = products.backward(gradients[0], largest) if of_product else (None, None)
+        wanted = zip((*of_operands, *gradients[1:]), ctx.learning, ctx.given, strict=True)
+        return tuple(gradient if learns else None for gradient, learns, given in wanted if given)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -18,7 +18,15 @@ import paddle
 from paddle import Tensor, _C_ops, nn
 from paddle.autograd import PyLayer
 
-from lowbit.accel.fused_norm import BatchNormNode, Statistics, takes
+from lowbit.accel.fused_norm import (
+    BatchNormNode,
+    IntegerScale,
+    NormPass,
+    Statistics,
+    is_plain,
+    takes,
+    takes_shape,
+)
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
@@ -196,11 +204,7 @@ def _for_training(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wants_gradient(x: Tensor) -> bool:
-    return paddle.is_grad_enabled() and not x.stop_gradient and _is_plain(x) and 0 not in x.shape
-
-
-def _is_plain(x: Tensor) -> bool:
-    return x.dtype == paddle.float32 and x.place.is_cpu_place()
+    return paddle.is_grad_enabled() and not x.stop_gradient and is_plain(x) and 0 not in x.shape
 
 
 @_for_training
@@ -232,9 +236,9 @@ def _batch_norm(
         return None
     channels = x.shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
-    scale = attached_scale(x) if paddle.is_grad_enabled() else None
-    statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum, scale)
-    y = BatchNormNode.apply(x, weight, bias, None, statistics, Activation.NONE)
+    whole = attached_scale(x) if paddle.is_grad_enabled() else None
+    statistics = Statistics(running_mean, running_variance, mean, inverse, epsilon, momentum)
+    y = BatchNormNode.apply(x, weight, bias, None, NormPass(statistics, Activation.NONE, whole=whole))
     return y, running_mean, running_variance, mean, inverse, new_tensor([0], "uint8")
 
 
@@ -256,21 +260,34 @@ def _pool2d(
         return None
     if whole or adaptive or not isinstance(kernel, (list, tuple)):
         return None
+    pool = _pool(x.shape, kernel, stride, padding, ceil_mode=ceil_mode)
+    if pool is None:
+        return None
+    y = MaxPool.apply(x, pool)
+    # Of a window with NaN, or of -Inf alone, Paddle gives another number: it passes over NaN.
+    return y if math.isfinite(float(y.detach().sum())) else None
+
+
+def _pool(
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    ceil_mode: bool,
+) -> Pool | None:
+    """The windows on images of this shape; None for what the kernels do not have."""
     if not ({*kernel} <= {2, 3} and {*stride} <= {1, 2}):
         return None
     top, bottom, left, right = (
         padding if len(padding) == 4 else (padding[0], padding[0], padding[1], padding[1])
     )
-    height, width = x.shape[2:]
+    images, channels, height, width = shape
     out_height = _windows(height, kernel[0], stride[0], top, bottom, ceil_mode=ceil_mode)
     out_width = _windows(width, kernel[1], stride[1], left, right, ceil_mode=ceil_mode)
     if out_height is None or out_width is None:
         return None
-    planes = x.shape[0] * x.shape[1]
-    pool = Pool(planes, height, width, out_height, out_width, *kernel, *stride, top, left)
-    y = MaxPool.apply(x, pool)
-    # Of a window with NaN, or of -Inf alone, Paddle gives another number: it passes over NaN.
-    return y if math.isfinite(float(y.detach().sum())) else None
+    return Pool(images * channels, height, width, out_height, out_width, *kernel, *stride, top, left)
 
 
 def _windows(size: int, kernel: int, stride: int, before: int, after: int, *, ceil_mode: bool) -> int | None:
@@ -293,7 +310,27 @@ def fused_batch_norm(
     It runs only inside `fast_norm_ops()` and where the operators it stands for are those of this file: not
     under mixed precision, which wraps them. The running statistics are updated as by the layer itself.
     """
-    if not (norm.training and isinstance(x, Tensor) and paddle.is_grad_enabled()):
+    if not isinstance(x, Tensor) or not is_plain(x):
+        return None
+    made = norm_pass(norm, x.shape, residual, activation=activation)
+    if made is None:
+        return None
+    learning = (x, norm.weight, norm.bias, residual)
+    if all(tensor is None or tensor.stop_gradient for tensor in learning):
+        return None
+    made.whole = attached_scale(x)
+    return BatchNormNode.apply(x, norm.weight, norm.bias, residual, made)
+
+
+def norm_pass(
+    norm: nn.BatchNorm2D | nn.BatchNorm,
+    shape: Sequence[int],
+    residual: Tensor | None = None,
+    *,
+    activation: Activation = Activation.NONE,
+) -> NormPass | None:
+    """What computes the batch norm of fp32 of this shape, `+ residual`, an activation; None as above."""
+    if not (norm.training and paddle.is_grad_enabled()):
         return None
     if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
         return None
@@ -306,15 +343,29 @@ def fused_batch_norm(
     if operator is not None and not isinstance(getattr(_C_ops, operator), BuiltinFunctionType):
         return None  # wrapped by someone, whose work we would leave out
     running = norm._mean, norm._variance
-    if not takes(x, *running, norm.weight, norm.bias, residual):
+    if not takes_shape(shape, *running, norm.weight, norm.bias, residual):
         return None
-    learning = (x, norm.weight, norm.bias, residual)
-    if all(tensor is None or tensor.stop_gradient for tensor in learning):
-        return None
-    channels = x.shape[1]
+    channels = shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
-    statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum, attached_scale(x))
-    return BatchNormNode.apply(x, norm.weight, norm.bias, residual, statistics, activation)
+    return NormPass(Statistics(*running, mean, inverse, norm._epsilon, norm._momentum), activation)
+
+
+def max_pool_of(layer: nn.MaxPool2D, shape: Sequence[int]) -> Pool | None:
+    """The windows of a max-pool layer on images of this shape, if the kernels have them, in this thread."""
+    if layer.return_mask or layer.data_format != "NCHW" or not _OVERRIDES.is_called_directly("pool2d"):
+        return None
+    kernel, stride, padding = (_pair(value) for value in (layer.ksize, layer.stride, layer.padding))
+    if kernel is None or stride is None or padding is None:
+        return None
+    return _pool(shape, kernel, stride, padding, ceil_mode=layer.ceil_mode)
+
+
+def _pair(value: int | Sequence[int] | str | None) -> tuple[int, int] | None:
+    """One number per axis of an image; None for what is not written as one or two numbers."""
+    pair = (value, value) if isinstance(value, int) else value
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(isinstance(n, int) for n in pair):
+        return None
+    return pair[0], pair[1]
 
 
 def padded_shortcut(x: Tensor, stride: int, zero_channels: int) -> Tensor | None:
@@ -323,7 +374,7 @@ def padded_shortcut(x: Tensor, stride: int, zero_channels: int) -> Tensor | None
     >>> padded_shortcut(paddle.ones([1, 2, 4, 4]), 2, 1) is None  # outside of fast_norm_ops
     True
     """
-    if not (_OVERRIDES.is_called_directly("relu") and isinstance(x, Tensor) and _is_plain(x)):
+    if not (_OVERRIDES.is_called_directly("relu") and isinstance(x, Tensor) and is_plain(x)):
         return None
     return None if 0 in x.shape else PaddedShortcut.apply(x, stride, zero_channels)
 
@@ -335,24 +386,30 @@ def channel_product(scale: Tensor, x: Tensor) -> Tensor | None:
     """
     if not _OVERRIDES.is_called_directly("relu"):
         return None
-    if not all(isinstance(one, Tensor) and _is_plain(one) and one.ndim == 4 for one in (scale, x)):
+    if not all(isinstance(one, Tensor) and is_plain(one) and one.ndim == 4 for one in (scale, x)):
         return None
     if 0 in x.shape or scale.shape != [*x.shape[:2], 1, 1]:
         return None
     return ChannelProduct.apply(scale, x)
 
 
-def attached_scale(y: Tensor) -> Tensor | None:
-    """The scale of every channel of every image, [images, channels], if there is one.
+def attached_scale(y: Tensor) -> IntegerScale | None:
+    """The scale of every channel of every image, if Y, a product of integers, has one.
 
     Callers must verify it.
     """
-    scale = getattr(y, SCALE_ATTRIBUTE, None)
-    if scale is None or y.ndim != 4:
+    attached = getattr(y, SCALE_ATTRIBUTE, None)
+    if attached is None or y.ndim != 4:
         return None
+    scale, has_high_bits = attached
     each = y.shape[:2]
     if any(own not in (1, size) for own, size in zip(scale.shape[:2], each, strict=True)):
         return None  # Y was reshaped in place
+    return IntegerScale(scale_of_rows(scale, each), has_high_bits)
+
+
+def scale_of_rows(scale: Tensor, each: Sequence[int]) -> Tensor:
+    """A scale that is broadcast along images and channels, [1, channels, 1, 1] for one, as [*each]."""
     if scale.shape != [*each, 1, 1]:
         scale = paddle.expand(scale, [*each, 1, 1])
     return scale.reshape(each).contiguous()

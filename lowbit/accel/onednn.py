@@ -12,10 +12,14 @@ all of them, are rounded to bf16 and written as fp32.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from ctypes import byref, c_void_p
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from lowbit.accel import onednn_objects as dnnl
 from lowbit.kernels.gemm import Geometry
@@ -23,9 +27,11 @@ from lowbit.kernels.library import advise_large_pages
 
 # Of dnnl_types.h, version 3.
 _FORWARD_TRAINING, _DIRECT = 64, 1
+_FLOAT = 4  # bytes
 _SRC_MD, _DIFF_SRC_MD, _WEIGHTS_MD, _DIFF_WEIGHTS_MD, _DST_MD, _DIFF_DST_MD = 129, 130, 131, 132, 133, 134
 _WEIGHTS, _BIAS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 41, 129, 145, 161
 _HELD = 16 << 20  # bytes of scratch memory per operand
+_PART = 4 << 20  # bytes of a part of a larger one
 _KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
@@ -92,10 +98,52 @@ class PreparedConvolution:
         self._grad_weight.run([x, dy], dweight)
 
 
+class ConvolutionInParts:
+    """The same for a large batch, a few images at a time: their blocked layouts stay in the cache.
+
+    dW is the sum of that of the parts, added up in order.
+    """
+
+    def __init__(self, geometry: Geometry, images: int, *, bf16: bool = False) -> None:
+        (batch, *x_shape), y_shape = geometry.input, geometry.output[1:]
+        self._size = math.prod(geometry.weight)
+        self._parts = [  # with how far into X and Y they begin, in bytes
+            (
+                prepared(replace(geometry, input=(min(images, batch - first), *x_shape)), bf16=bf16),
+                first * math.prod(x_shape) * _FLOAT,
+                first * math.prod(y_shape) * _FLOAT,
+            )
+            for first in range(0, batch, images)
+        ]
+
+    def forward(self, x: int, weight: int, y: int) -> None:
+        """Y, from X and W."""
+        for part, into_x, into_y in self._parts:
+            part.forward(x + into_x, weight, y + into_y)
+
+    def grad_input(self, dy: int, weight: int, dx: int) -> None:
+        """dX, from dY and W."""
+        for part, into_x, into_y in self._parts:
+            part.grad_input(dy + into_y, weight, dx + into_x)
+
+    def grad_weight(self, x: int, dy: int, dweight: int) -> None:
+        """dW, from X and dY."""
+        total = np.ctypeslib.as_array((ctypes.c_float * self._size).from_address(dweight))
+        total[:] = 0
+        of_part = np.empty_like(total)
+        for part, into_x, into_y in self._parts:
+            part.grad_weight(x + into_x, dy + into_y, of_part.ctypes.data)
+            total += of_part
+
+
 @lru_cache(maxsize=_KEPT)
-def prepared(geometry: Geometry, *, bf16: bool = False) -> PreparedConvolution:
+def prepared(geometry: Geometry, *, bf16: bool = False) -> PreparedConvolution | ConvolutionInParts:
     """The convolution for a geometry; preparing takes milliseconds, so the last ones are kept."""
-    return PreparedConvolution(geometry, bf16=bf16)
+    batch = geometry.input[0]
+    largest = max(math.prod(shape) * _FLOAT for shape in (geometry.input, geometry.output))
+    if largest <= _HELD or batch == 1:
+        return PreparedConvolution(geometry, bf16=bf16)
+    return ConvolutionInParts(geometry, max(1, min(batch - 1, _PART * batch // largest)), bf16=bf16)
 
 
 class Factors(NamedTuple):

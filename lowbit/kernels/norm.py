@@ -25,6 +25,7 @@ class Norm(NamedTuple):
 
     `other`, if given, is a residual that is added after normalization; an activation follows, after a
     residual only a ReLU. `scale` has one value per channel of each image, of which x may be multiples.
+    `pool` is a max-pool after the ReLU.
     """
 
     x: int | None
@@ -36,6 +37,14 @@ class Norm(NamedTuple):
     other: int | None = None
     scale: int | None = None
     activation: int = 0
+    pool: Pool | None = None
+
+
+class Multiples(NamedTuple):
+    """Addresses of integers: their lowest 16 bits, and the 8 bits above, without which they are int16."""
+
+    low: int
+    high: int | None = None
 
 
 class Pool(NamedTuple):
@@ -54,6 +63,10 @@ class Pool(NamedTuple):
     left: int
 
 
+class _Pool(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in Pool._fields]
+
+
 class _Norm(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias")),
@@ -61,17 +74,19 @@ class _Norm(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("epsilon", "momentum")),
         *((name, ctypes.c_void_p) for name in ("other", "scale")),
         ("activation", ctypes.c_int32),
+        ("pool", ctypes.POINTER(_Pool)),
     ]
 
 
-class _Pool(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in Pool._fields]
+class _Multiples(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_void_p), ("high", ctypes.c_void_p)]
 
 
 _NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
+_MULTIPLES = ctypes.POINTER(_Multiples)
 _SIGNATURES: Signatures = {
-    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 8),
-    "lowbit_batch_norm_backward": (_STATUS, [_NORM] + [ADDRESS] * 10),
+    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [_MULTIPLES] + [ADDRESS] * 2),
+    "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, _MULTIPLES] + [ADDRESS] * 9),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
@@ -96,17 +111,19 @@ class NormKernels:
         running_variance: int,
         *,
         bits: int | None = None,
-        multiples: int | None = None,
+        multiples: Multiples | None = None,
         largest: int | None = None,
+        places: int | None = None,
     ) -> bool:
         """Y, the batch's mean and 1 / deviation, and the updated running statistics.
 
         A ReLU after a residual sum writes its `bits`: (pixels + 7) // 8 bytes per channel of each image.
-        `largest` are the largest magnitudes of Y, [images, channels]. Returns whether the int16 `multiples`
-        times the scale equal x.
+        `largest` are the largest magnitudes of Y, [images, channels]. With a pool, Y and `places` are what
+        `max_pool_forward` gives. Returns whether the `multiples` times the scale equal x.
         """
+        statistics = mean, inverse, running_mean, running_variance
         found = self._library.lowbit_batch_norm_forward(
-            _norm(norm), y, mean, inverse, running_mean, running_variance, bits, multiples, largest
+            _norm(norm), y, *statistics, bits, _multiples(multiples), largest, places
         )
         return bool(found)
 
@@ -122,16 +139,18 @@ class NormKernels:
         *,
         dother: int | None = None,
         bits: int | None = None,
-        multiples: int | None = None,
+        multiples: Multiples | None = None,
         largest: int | None = None,
+        places: int | None = None,
     ) -> None:
-        """The gradients that are wanted; with `multiples`, they replace x.
+        """The gradients that are wanted; with `multiples`, they replace x, which dX may overwrite.
 
         `dother` is dY before the ReLU; without a ReLU it equals dY and is not written. `largest` are the
-        largest magnitudes of dX, [images, channels].
+        largest magnitudes of dX, [images, channels]. With a pool, dY is that of its outputs.
         """
+        gradients = dx, dweight, dbias, dother
         self._library.lowbit_batch_norm_backward(
-            _norm(norm), bits, multiples, mean, inverse, dy, dx, dweight, dbias, dother, largest
+            _norm(norm), bits, _multiples(multiples), mean, inverse, dy, *gradients, largest, places
         )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
@@ -152,8 +171,13 @@ class NormKernels:
 
 
 def _norm(norm: Norm) -> Any:
-    values = norm._asdict() | {"layout": CLayout(*norm.layout)}
+    pool = None if norm.pool is None else ctypes.pointer(_Pool(*norm.pool))
+    values = norm._asdict() | {"layout": CLayout(*norm.layout), "pool": pool}
     return ctypes.byref(_Norm(*values.values()))
+
+
+def _multiples(multiples: Multiples | None) -> Any:
+    return None if multiples is None else ctypes.byref(_Multiples(*multiples))
 
 
 @cache

@@ -1,5 +1,8 @@
 """Fused blocks: batch norm, residual sum and activation in one pass and one autograd node, by conversion.
 
+A convolution in low precision before the batch norm is in the same node, and so is the first one of a network
+that a max-pool follows: its output, the largest tensor of all, is computed again in the backward pass.
+
 A block is converted only where its code is known: classes of a registry, whose forward must be the one this
 file was written for, layers next to each other in `nn.Sequential`, or layers that the user names. Parameters
 and sublayers stay where they are, so `state_dict` keeps its names. Each fused step checks its layers when it
@@ -29,11 +32,24 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
-from lowbit.accel.norm_ops import channel_product, fast_norm_ops, fused_batch_norm, padded_shortcut
+from lowbit.accel.convolutions import FloatProducts, conv2d_in_onednn
+from lowbit.accel.fused_norm import ConvNormNode, Products, is_plain
+from lowbit.accel.norm_ops import (
+    channel_product,
+    fast_norm_ops,
+    fused_batch_norm,
+    max_pool_of,
+    norm_pass,
+    padded_shortcut,
+)
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
+from lowbit.nn.linear_ops import geometry_of
+from lowbit.nn.qt_autograd import Operands, QTProducts
+from lowbit.nn.quant_layers import QuantizedConv2D
+from lowbit.numerics.exact import as_float32
 
 _FusedForward = Callable[[Any, Tensor], Tensor]
 
@@ -108,6 +124,71 @@ def norm_act(
     y = norm(x)
     y = y if residual is None else y + residual
     return y if activation is None else activation(y)
+
+
+def conv_norm_act(
+    conv: nn.Layer,
+    norm: nn.Layer,
+    x: Tensor,
+    activation: nn.Layer | Callable[[Tensor], Tensor] | None = None,
+    residual: Tensor | None = None,
+    pool: nn.Layer | None = None,
+) -> Tensor:
+    """`pool(activation(norm(conv(x)) + residual))` as one autograd node where that is possible.
+
+    >>> conv_norm_act(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2), paddle.ones([1, 1, 5, 5]), F.relu).shape
+    [1, 2, 3, 3]
+    """
+    y = _as_one_node(conv, norm, x, activation, residual, pool)
+    if y is not None:
+        return y
+    if pool is not None:
+        return pool(conv_norm_act(conv, norm, x, activation, residual))
+    return norm_act(norm, conv(x), activation, residual)
+
+
+def _as_one_node(
+    conv: nn.Layer,
+    norm: nn.Layer,
+    x: Tensor,
+    activation: nn.Layer | Callable[[Tensor], Tensor] | None,
+    residual: Tensor | None,
+    pool: nn.Layer | None,
+) -> Tensor | None:
+    """None where the layers must run one by one."""
+    kind = _activation_kind(activation)
+    if kind is None or not _is_plain_norm(norm) or not isinstance(x, Tensor) or not is_plain(x):
+        return None
+    in_low_precision = type(conv) is QuantizedConv2D and not conv.plan.is_straight_through
+    if not (in_low_precision or (type(conv) is nn.Conv2D and pool is not None)) or _has_hooks(conv):
+        return None
+    if "forward" in vars(conv) or conv.bias is not None or not conv.training:
+        return None
+    if (conv._padding_mode, conv._data_format) != ("zeros", "NCHW"):
+        return None
+    geometry = geometry_of(conv, x.shape)
+    if geometry is None or not (in_low_precision or conv2d_in_onednn(geometry)):
+        return None
+    windows = None
+    if pool is not None:
+        is_known = type(pool) is nn.MaxPool2D and not _has_hooks(pool) and "forward" not in vars(pool)
+        windows = max_pool_of(pool, geometry.output) if is_known and kind is Activation.RELU else None
+        if windows is None or residual is not None:
+            return None
+    norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind)
+    if norm_of_batch is None:
+        return None
+    norm_of_batch.pool = windows
+    weight = conv.weight
+    if in_low_precision:
+        x = as_float32(conv.input_quantizer.trained(x))
+        weight = conv.weight_quantizer.trained(weight)
+    learning = (not x.stop_gradient, not weight.stop_gradient)
+    if in_low_precision:
+        products: Products = QTProducts(conv.linear_op(x), Operands(conv), learning)
+    else:
+        products = FloatProducts(geometry, learning, computes_again=True)
+    return ConvNormNode.apply(x, weight, norm.weight, norm.bias, residual, products, norm_of_batch)
 
 
 class _Fused:
@@ -215,34 +296,31 @@ def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
 
 @_known(resnet.BasicBlock, "2 batch norms + ReLU, with the residual sum", "a1ef458c00df")
 def _basic_block(self: Any, x: Tensor) -> Tensor:
-    out = norm_act(self.bn1, self.conv1(x), self.relu)
-    out = self.conv2(out)
-    identity = x if self.downsample is None else self.downsample(x)
-    return norm_act(self.bn2, out, self.relu, identity)
+    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
+    identity = x if self.downsample is None else _run_sequential(self.downsample, x)
+    return conv_norm_act(self.conv2, self.bn2, out, self.relu, identity)
 
 
 @_known(resnet.BottleneckBlock, "3 batch norms + ReLU, with the residual sum", "e7386993a49b")
 def _bottleneck(self: Any, x: Tensor) -> Tensor:
-    out = norm_act(self.bn1, self.conv1(x), self.relu)
-    out = norm_act(self.bn2, self.conv2(out), self.relu)
-    out = self.conv3(out)
-    identity = x if self.downsample is None else self.downsample(x)
-    return norm_act(self.bn3, out, self.relu, identity)
+    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
+    out = conv_norm_act(self.conv2, self.bn2, out, self.relu)
+    identity = x if self.downsample is None else _run_sequential(self.downsample, x)
+    return conv_norm_act(self.conv3, self.bn3, out, self.relu, identity)
 
 
-@_known(resnet.ResNet, "batch norm + ReLU of the stem", "1c55d6e7237b")
+@_known(resnet.ResNet, "batch norm + ReLU + max-pool of the stem", "1c55d6e7237b")
 def _resnet(self: Any, x: Tensor) -> Tensor:
-    x = norm_act(self.bn1, self.conv1(x), self.relu)
-    x = self.layer4(self.layer3(self.layer2(self.layer1(self.maxpool(x)))))
+    x = conv_norm_act(self.conv1, self.bn1, x, self.relu, pool=self.maxpool)
+    x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
     x = self.avgpool(x) if self.with_pool else x
     return self.fc(paddle.flatten(x, 1)) if self.num_classes > 0 else x
 
 
 @_known(resnet_cifar.BasicBlock, "2 batch norms + ReLU, with the residual sum", "20fe122ef58c")
 def _cifar_block(self: Any, x: Tensor) -> Tensor:
-    y = norm_act(self.bn1, self.conv1(x), F.relu)
-    y = self.conv2(y)
-    return norm_act(self.bn2, y, F.relu, _cifar_shortcut(self, x))
+    y = conv_norm_act(self.conv1, self.bn1, x, F.relu)
+    return conv_norm_act(self.conv2, self.bn2, y, F.relu, _cifar_shortcut(self, x))
 
 
 def _cifar_shortcut(self: Any, x: Tensor) -> Tensor:
@@ -281,12 +359,26 @@ def _squeeze_excitation(self: Any, x: Tensor) -> Tensor:
 
 
 def _with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:
-    """`layers(x) + residual`; the sum is fused with a batch norm at the end of a Sequential."""
-    own = getattr(type(layers), "_plain", type(layers)).forward is nn.Sequential.forward
-    *first, norm = list(layers._sub_layers.values()) if own else [layers]
-    if not own or _has_hooks(layers) or "forward" in vars(layers) or not _is_plain_norm(norm):
+    """`layers(x) + residual`; the sum is fused with a convolution and a batch norm at the end."""
+    members = _members(layers)
+    if members is None or len(members) < 2 or not _is_plain_norm(members[-1]):
         return layers(x) + residual
-    return norm_act(norm, _run_layers(first, x), None, residual)
+    *first, last, norm = members
+    return conv_norm_act(last, norm, _run_layers(first, x), None, residual)
+
+
+def _run_sequential(layers: nn.Layer, x: Tensor) -> Tensor:
+    """`layers(x)`; the members of a Sequential with what can be fused."""
+    members = _members(layers)
+    return layers(x) if members is None else _run_layers(members, x)
+
+
+def _members(layers: nn.Layer) -> list[nn.Layer] | None:
+    """Those of a Sequential that only calls them one after the other; None for others."""
+    own = getattr(type(layers), "_plain", type(layers)).forward is nn.Sequential.forward
+    if not own or _has_hooks(layers) or "forward" in vars(layers):
+        return None
+    return list(layers._sub_layers.values())
 
 
 def _sequential(self: Any, x: Tensor) -> Tensor:
@@ -294,12 +386,18 @@ def _sequential(self: Any, x: Tensor) -> Tensor:
 
 
 def _run_layers(layers: list[nn.Layer], x: Tensor) -> Tensor:
-    fused = _pairs(layers)
-    for place, layer in enumerate(layers):
-        if place in fused:
-            x = norm_act(layer, x, layers[place + 1])
-        elif place - 1 not in fused:
-            x = layer(x)
+    followed, place = _pairs(layers), 0
+    while place < len(layers):
+        layer, after = layers[place], layers[place + 1 : place + 3]
+        if place in followed:
+            x, done = norm_act(layer, x, after[0]), 2
+        elif place + 1 in followed:
+            x, done = conv_norm_act(layer, after[0], x, after[1]), 3
+        elif after and _is_norm(after[0]):
+            x, done = conv_norm_act(layer, after[0], x), 2
+        else:
+            x, done = layer(x), 1
+        place += done
     return x
 
 

@@ -1,6 +1,6 @@
 """Low-precision training of one layer: forward, grad_input and grad_weight, each with quantized operands.
 
-From top to bottom: `_QTLinear` is the autograd node, whose forward and backward are the whole of W4A4G4;
+From top to bottom: `_QTLinear` is the autograd node, `QTProducts` the whole of W4A4G4, forward and backward;
 `Operands` quantizes what each product takes, by the quantizers of `BackwardQuantizers` and, for stochastic
 rounding, the random numbers of `RoundingRNG`.
 """
@@ -16,7 +16,8 @@ import paddle.distributed as dist
 from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 
-from lowbit.accel.norm_ops import SCALE_ATTRIBUTE
+from lowbit.accel.fused_norm import IntegerScale
+from lowbit.accel.norm_ops import SCALE_ATTRIBUTE, scale_of_rows
 from lowbit.errors import LowbitError
 from lowbit.nn.int_matmul import Executor, multiply_operands
 from lowbit.nn.linear_ops import ChannelsLast, LinearOp
@@ -46,6 +47,31 @@ def qt_linear(x: Tensor, weight: Tensor, linear_op: LinearOp, operands: Operands
 
 
 class _QTLinear(PyLayer):
+    """The three products of `QTProducts` as one autograd node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        linear_op: LinearOp,
+        operands: Operands,
+        learning: tuple[bool, bool],
+    ) -> Tensor:
+        ctx.products = QTProducts(linear_op, operands, learning)
+        y, scale = ctx.products.multiply(x, weight)
+        if scale is not None:
+            setattr(y, SCALE_ATTRIBUTE, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if paddle.is_grad_enabled():
+            raise LowbitError("second-order gradients are not supported for layers in low precision")
+        return ctx.products.backward(dy.contiguous())
+
+
+class QTProducts:
     """A product and its two gradients, each of quantized operands; gradients pass straight through `q`.
 
     forward      Y  = q(X)  · q(W)
@@ -58,47 +84,55 @@ class _QTLinear(PyLayer):
     a byte (as it is, where `grad_weight` takes it in full precision), never as a float copy.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        linear_op: LinearOp,
-        operands: Operands,
-        learning: tuple[bool, bool],
-    ) -> Tensor:
-        ctx.linear_op, ctx.operands, ctx.learning = linear_op, operands, learning
+    computes_again, needs_ranges = False, True
+
+    def __init__(self, linear_op: LinearOp, operands: Operands, learning: tuple[bool, bool]) -> None:
+        self._linear_op, self._operands, self._learning = linear_op, operands, learning
+        self._x: SavedQTensor | None = None
+        self._w: SavedQTensor | None = None
+        self._w_is_ready = False
+
+    def multiply(self, x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, bool] | None]:
+        """Y; and its scale, if it has one, with whether its multiples may need more than 16 bits."""
+        linear_op, operands = self._linear_op, self._operands
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
         y = multiply_operands(linear_op, "forward", x_operand, w_operand, operands.executor)
-        attach_scale(y, linear_op, x_operand, w_operand)
-        if learning[1]:
+        if self._learning[1]:
             shared = operands.is_shared("grad_weight.input")
-            ctx.x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
-        if learning[0]:
-            ctx.w_is_ready = operands.is_shared("grad_input.weight")
+            self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
+        if self._learning[0]:
+            self._w_is_ready = operands.is_shared("grad_input.weight")
             # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
-            ctx.w = SavedQTensor(w_operand if ctx.w_is_ready else QTensor(data=weight))
-        return y
+            self._w = SavedQTensor(w_operand if self._w_is_ready else QTensor(data=weight))
+        return y, integer_scale(y, linear_op, x_operand, w_operand)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if paddle.is_grad_enabled():
-            raise LowbitError("second-order gradients are not supported for layers in low precision")
-        dy, dx, dweight = dy.contiguous(), None, None
-        operands = ctx.operands
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, IntegerScale | None]:
+        """Y, and its scale for every channel of every image."""
+        y, scale = self.multiply(x, weight)
+        whole = None if scale is None else IntegerScale(scale_of_rows(scale[0], y.shape[:2]), scale[1])
+        return y.contiguous(), whole
+
+    def again(self) -> Tensor:
+        raise NotImplementedError("integers are saved")
+
+    def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """dX and dW; `ranges` are max |dY| of every channel of every image, where they are known."""
+        dx = dweight = None
+        operands = self._operands
         # Where both products need it, dY is read once for the scales of both.
-        known = ChannelRanges(dy) if all(ctx.learning) else None
-        if ctx.learning[0]:
-            w = ctx.w.operand()
-            if not ctx.w_is_ready:
+        known = ChannelRanges(dy, ranges) if all(self._learning) or ranges is not None else None
+        if self._learning[1]:
+            dy_operand = operands.make("grad_weight.grad_output", dy, known)
+            x = self._x.operand()
+            dweight = multiply_operands(self._linear_op, "grad_weight", dy_operand, x, operands.executor)
+            del dy_operand, x  # before the memory for dX is taken
+        if self._learning[0]:
+            w = self._w.operand()
+            if not self._w_is_ready:
                 w = operands.make("grad_input.weight", w.data)
             dy_operand = operands.make("grad_input.grad_output", dy, known)
-            dx = multiply_operands(ctx.linear_op, "grad_input", dy_operand, w, operands.executor)
-        if ctx.learning[1]:
-            dy_operand = operands.make("grad_weight.grad_output", dy, known)
-            x = ctx.x.operand()
-            dweight = multiply_operands(ctx.linear_op, "grad_weight", dy_operand, x, operands.executor)
+            dx = multiply_operands(self._linear_op, "grad_input", dy_operand, w, operands.executor)
         return dx, dweight
 
 
@@ -242,24 +276,22 @@ def seed_rounding(model: nn.Layer, seed: int) -> None:
             layer.seed = seed
 
 
-# The common factor of an integer product's values, which lets a batch norm save them in two bytes each.
+# The common factor of an integer product's values, which lets a batch norm save them in two or three bytes.
 #
-# The scale is an attribute of the product, which user code may change in place. So it is only a proposal:
-# the batch norm's kernel divides every value by it, and saves multiples only if all of them reproduce the
-# value.
+# As an attribute of the product, which user code may change in place, it is only a proposal: the batch norm's
+# kernel divides every value by it, and saves multiples only if all of them reproduce the value.
 
 
 _SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
-def attach_scale(y: Tensor, linear_op: LinearOp, x: QTensor, weight: QTensor) -> None:
-    """Attach to Y, a product `forward` of images in NCHW, its scale; only with operands of up to 4 bits."""
-    if not (_is_small(x) and _is_small(weight)) or len(y.shape) != 4 or isinstance(linear_op, ChannelsLast):
-        return
+def integer_scale(y: Tensor, linear_op: LinearOp, x: QTensor, weight: QTensor) -> tuple[Tensor, bool] | None:
+    """The scale of Y, a product `forward` of images in NCHW; and whether 16 bits are too few for integers."""
+    if not (x.is_integer and weight.is_integer) or len(y.shape) != 4 or isinstance(linear_op, ChannelsLast):
+        return None
     scale = linear_op.forward_scale(x.scale, weight.scale)
-    if scale is not None:
-        setattr(y, SCALE_ATTRIBUTE, scale)
+    return None if scale is None else (scale, not (_is_small(x) and _is_small(weight)))
 
 
 def _is_small(operand: QTensor) -> bool:
-    return operand.is_integer and operand.lowest >= -_SMALL and operand.highest <= _SMALL
+    return operand.lowest >= -_SMALL and operand.highest <= _SMALL

@@ -28,24 +28,26 @@ class ChannelRanges:
     """max |x| of every channel of every image of one tensor, computed at first use.
 
     For a function that needs ranges of the same tensor for several granularities: it reads the tensor once
-    and passes this on as an argument. The tensor must not change meanwhile.
+    and passes this on as an argument, or knows `largest`, [images, channels, 1, 1], already. The tensor must
+    not change meanwhile.
 
     known = ChannelRanges(dy)
     observer.range(dy, grid, (0, 2, 3), known=known)
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self._x = x
-        self._largest: Tensor | None = None
+    def __init__(self, x: Tensor, largest: Tensor | None = None) -> None:
+        self._x, self._largest = x, largest
 
     def of(self, axes: Sequence[int]) -> Tensor | None:
         """max |x| of every group along `axes`; None where reading the tensor itself is as good."""
         if not {*_PIXELS} <= {*axes} or len(self._x.shape) != _MOST_AXES:
             return None
         kernels = _kernels(self._x)
-        if kernels is None or math.prod(self._x.shape[2:]) < _WORTH_IT:
+        if kernels is None:
             return None
         if self._largest is None:
+            if math.prod(self._x.shape[2:]) < _WORTH_IT:
+                return None
             self._largest = _read(kernels, self._x, _PIXELS)
         return _read(kernels, self._largest, axes)
 

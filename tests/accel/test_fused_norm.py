@@ -12,7 +12,7 @@ from paddle.base import core
 from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
-from lowbit.accel.fused_norm import BatchNormNode, Statistics, takes
+from lowbit.accel.fused_norm import BatchNormNode, IntegerScale, NormPass, Statistics, takes
 from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, why_missing
@@ -26,11 +26,19 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_mis
 
 
 def _one_pass(
-    norm: nn.BatchNorm2D, x: Tensor, other: Tensor | None, *, rectified: bool, scale=None
+    norm: nn.BatchNorm2D,
+    x: Tensor,
+    other: Tensor | None,
+    *,
+    rectified: bool,
+    scale: Tensor | None = None,
+    has_high_bits: bool = False,
 ) -> Tensor:
     batch = [paddle.empty([x.shape[1]]) for _ in range(2)]
-    statistics = Statistics(norm._mean, norm._variance, *batch, norm._epsilon, norm._momentum, scale)
-    return BatchNormNode.apply(x, norm.weight, norm.bias, other, statistics, rectified)
+    statistics = Statistics(norm._mean, norm._variance, *batch, norm._epsilon, norm._momentum)
+    whole = None if scale is None else IntegerScale(scale, has_high_bits)
+    made = NormPass(statistics, Activation(rectified), whole=whole)
+    return BatchNormNode.apply(x, norm.weight, norm.bias, other, made)
 
 
 def _three_passes(norm: nn.BatchNorm2D, x: Tensor, other: Tensor | None, *, rectified: bool) -> Tensor:
@@ -187,13 +195,14 @@ def test_an_input_of_whole_multiples_is_kept_in_two_bytes():
     assert x.grad.shape == x.shape
 
 
-def test_gradients_of_gradients_of_the_parameters_from_multiples():
+@pytest.mark.parametrize(("largest", "has_high_bits"), [(20, False), (2**21, True)])
+def test_gradients_of_gradients_of_the_parameters_from_multiples(largest, has_high_bits):
     """Where the input itself has no gradient, the multiples do."""
-    values = np.random.default_rng(0).integers(-20, 20, (2, 3, 6, 5)).astype(np.float32) / 4
+    values = np.random.default_rng(0).integers(-largest, largest, (2, 3, 6, 5)).astype(np.float32) / 4
     found = []
     for scale in (None, paddle.full([2, 3], 0.25)):
         norm, x = _norm(3), paddle.to_tensor(values)
-        y = _one_pass(norm, x, None, rectified=False, scale=scale)
+        y = _one_pass(norm, x, None, rectified=False, scale=scale, has_high_bits=has_high_bits)
         first = paddle.grad((y**3).sum(), [norm.weight, norm.bias], create_graph=True)
         sum((gradient**2).sum() for gradient in first).backward()
         found.append([tensor.numpy() for tensor in (*first, norm.weight.grad)])
@@ -253,8 +262,8 @@ def _low_precision(bits: int) -> nn.Layer:
     return model
 
 
-@pytest.mark.parametrize(("bits", "packed"), [(4, True), (8, False)])
-def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bits, packed, monkeypatch):
+@pytest.mark.parametrize(("bits", "size"), [(4, 2), (8, 3)])
+def test_behind_a_product_of_integers_a_batch_norm_keeps_its_input_as_such(bits, size, monkeypatch):
     kept, found = [], []
     backward = BatchNormNode.backward
     for forget in (False, True):
@@ -263,17 +272,18 @@ def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bi
         if forget:
             monkeypatch.setattr(module, "attached_scale", lambda x: None)
         monkeypatch.setattr(
-            BatchNormNode, "backward", lambda ctx, dy: kept.append(ctx.multiples) or backward(ctx, dy)
+            BatchNormNode, "backward", lambda ctx, dy: kept.append(ctx.norm.multiples) or backward(ctx, dy)
         )
         with fast_norm_ops():
             model(x).square().sum().backward()
         learned = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
         found.append([tensor.grad.numpy() for tensor in (x, *learned)])
-    assert (kept[0] is not None) == packed and kept[1] is None
+    assert kept[0].bytes == size and kept[1] is None
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     "change",
     [
@@ -288,11 +298,11 @@ def test_behind_a_product_of_4_bits_a_batch_norm_keeps_its_input_in_two_bytes(bi
     ],
     ids=["sum", "product", "a channel", "a value", "all", "channels", "images", "transposed"],
 )
-def test_a_product_of_4_bits_changed_in_place_is_normalized_as_it_is(change, monkeypatch):
+def test_a_product_changed_in_place_is_normalized_as_it_is(change, bits, monkeypatch):
     """The scale that came with it is a proposal: what the batch norm keeps is verified."""
     found = []
     for forget in (False, True):
-        model = _low_precision(4)
+        model = _low_precision(bits)
         x = tensor(np.random.default_rng(0).standard_normal((2, 3, 8, 8)))
         if forget:
             monkeypatch.setattr(module, "attached_scale", lambda x: None)

@@ -79,6 +79,22 @@ def test_large_scratch_memory_is_given_back(monkeypatch):
     assert not onednn._scratch._pieces
 
 
+@pytest.mark.parametrize("part", [1, 4 * 16 * 6 * 7 * 2, 10**9])
+def test_a_large_batch_is_convolved_in_parts(part, monkeypatch):
+    of = geometry(16, 32, input=(5, 16, 6, 7))
+    expected = run(of, *operands(of))  # of whole numbers, whose sums are exact in any order
+    onednn.prepared.cache_clear()
+    monkeypatch.setattr(onednn, "_HELD", 1)
+    monkeypatch.setattr(onednn, "_PART", part)
+    try:
+        assert isinstance(onednn.prepared(of), onednn.ConvolutionInParts)
+        found = run(of, *operands(of))
+    finally:
+        onednn.prepared.cache_clear()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_threads_share_a_convolution():
     of = geometry(16, 32)
     expected, found = run(of, *operands(of)), []

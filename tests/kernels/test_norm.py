@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
+from lowbit.kernels.norm import Activation, Multiples, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -109,11 +109,14 @@ def test_batch_norm(shape, centre, affine, seed):
 @settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 70)),
-    largest=st.sampled_from([100, 32767]),
-    spoilt=st.sampled_from([None, 32768.0, -40000.0, 0.5, np.nan, np.inf]),
+    largest=st.sampled_from([100, 32767, 2**21]),
+    spoilt=st.sampled_from([None, 32768.0, -40000.0, 0.5, 8388608.0, np.nan, np.inf]),
     seed=st.integers(0, 1000),
 )
 def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, largest, spoilt, seed):
+    has_high_bits = largest > 32767
+    if has_high_bits and spoilt in (32768.0, -40000.0):
+        spoilt = None  # these fit
     random = np.random.default_rng(seed)
     integers = random.integers(-largest, largest + 1, shape)
     scale = random.uniform(1e-3, 2, shape[:2]).astype(F32)
@@ -125,20 +128,31 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
     norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, scale=_at(scale))
 
     def compute() -> list[np.ndarray]:
-        y, dx, again, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        y, dx, again, low = (*(_Result(shape) for _ in range(3)), _Result(shape, np.uint16))
+        high = _Result(shape, np.int8)
+        multiples = Multiples(low.at, high.at if has_high_bits else None)
         mean, inverse, running, other, dweight, dbias = (_Result((channels,)) for _ in range(6))
         running.values[:] = other.values[:] = 1
         fits = norm_kernels().batch_norm_forward(
-            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples=multiples.at
+            norm, y.at, mean.at, inverse.at, running.at, other.at, multiples=multiples
         )
-        assert fits == (spoilt is None) and (not fits or (multiples.checked() == integers).all())
+        kept = (
+            high.checked().astype(np.int32) * 65536 + low.checked()
+            if has_high_bits
+            else low.checked().view(np.int16)
+        )
+        assert fits == (spoilt is None) and (not fits or (kept == integers).all())
         statistics = (mean.at, inverse.at, _at(dy))
         norm_kernels().batch_norm_backward(norm, *statistics, dx.at, dweight.at, dbias.at)
         if fits:
             without_x = norm._replace(x=None)
             wanted = (again.at, None, dbias.at)
-            norm_kernels().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples.at)
+            norm_kernels().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples)
             np.testing.assert_array_equal(again.checked(), dx.values)
+        overwritten = x.copy()  # dx in the memory of x
+        in_place = norm._replace(x=_at(overwritten))
+        norm_kernels().batch_norm_backward(in_place, *statistics, _at(overwritten), None, None)
+        np.testing.assert_array_equal(overwritten, dx.values)
         return [result.checked() for result in (y, dx, dweight, dbias)]
 
     _in_every_variant(compute)
@@ -201,7 +215,8 @@ def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
         return [y, moved, dx, dweight, dbias, given]
 
     def compute() -> list[np.ndarray]:
-        y, dx, dother, multiples = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        y, dx, dother, low = (*(_Result(shape) for _ in range(3)), _Result(shape, np.int16))
+        multiples = Multiples(low.at)
         mean, inverse, dweight, dbias = (_Result((shape[1],)) for _ in range(4))
         bits = _Result((shape[0] * shape[1], (shape[2] + 7) // 8), np.uint8)
         largest, largest_dx = _Result(shape[:2]), _Result(shape[:2])
@@ -210,7 +225,7 @@ def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
             both,
             *(y.at, mean.at, inverse.at, *map(_at, moved)),
             bits=bits.at if summed and activation else None,
-            multiples=multiples.at if packed else None,
+            multiples=multiples if packed else None,
             largest=largest.at,
         )
         norm_kernels().batch_norm_backward(
@@ -218,7 +233,7 @@ def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
             *(mean.at, inverse.at, _at(dy), dx.at, dweight.at, dbias.at),
             dother=dother.at,
             bits=bits.at if summed and activation else None,
-            multiples=multiples.at if fits else None,
+            multiples=multiples if fits else None,
             largest=largest_dx.at,
         )
         np.testing.assert_array_equal(largest.checked(), np.abs(y.values).max(2))
@@ -226,7 +241,7 @@ def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
         if not activation:
             dother.values[:] = dy
         found = [y.checked(), moved, *(result.checked() for result in (dx, dweight, dbias, dother))]
-        bits.checked(), multiples.checked()
+        bits.checked(), low.checked()
         for ours, theirs in zip(found, alone(mean.at, inverse.at), strict=True):
             np.testing.assert_array_equal(ours, theirs)
         return found
@@ -297,6 +312,55 @@ def test_max_pool(pool, seed, strange):
     np.testing.assert_array_equal(y, slow_y)
     np.testing.assert_array_equal(places, slow_places)
     np.testing.assert_array_equal(dx, slow_dx)
+
+
+@settings(max_examples=100)
+@given(pool=_pools(), seed=st.integers(0, 1000), strange=st.booleans(), packed=st.booleans())
+def test_with_a_relu_and_a_max_pool_it_has_the_bits_of_one_after_the_other(pool, seed, strange, packed):
+    images, channels = 2, pool.planes
+    pool = pool._replace(planes=images * channels)
+    shape, pooled = ((images, channels, *size) for size in (pool[1:3], pool[3:5]))
+    random = np.random.default_rng(seed)
+    scale = random.uniform(1e-2, 2, shape[:2]).astype(F32)
+    x = random.integers(-20, 21, shape).astype(F32) * scale[..., None, None]
+    if strange:
+        x[0, 0, 0, 0] = random.choice(F32([np.nan, np.inf]))
+    weight, bias = random.uniform(-1, 2, (2, channels)).astype(F32)
+    dy = random.standard_normal(pooled).astype(F32)
+    layout = Layout(images, channels, pool.height * pool.width)
+    rectified = Norm(_at(x), _at(weight), _at(bias), layout, 1e-5, 0.9, None, _at(scale), Activation.RELU)
+
+    def compute() -> list[np.ndarray]:
+        y, places, wide, dwide = _Result(pooled), _Result(pooled, np.uint8), _Result(shape), _Result(shape)
+        low, found = _Result(shape, np.int16), []
+        for has_pool in (False, True):
+            norm = rectified._replace(pool=pool) if has_pool else rectified
+            mean, inverse, running, variance = np.ones((4, channels), F32)
+            statistics = [_at(values) for values in (mean, inverse, running, variance)]
+            out = (y if has_pool else wide).at
+            fits = norm_kernels().batch_norm_forward(
+                norm, out, *statistics, multiples=Multiples(low.at) if packed else None, places=places.at
+            )
+            assert fits == (packed and not strange)
+            given = dy
+            if not has_pool:
+                norm_kernels().max_pool_forward(wide.at, y.at, places.at, pool)
+                norm_kernels().max_pool_backward(_at(dy), places.at, dwide.at, pool)
+                given = dwide.checked()
+            dx, dweight, dbias = _Result(shape), *(_Result((channels,)) for _ in range(2))
+            norm_kernels().batch_norm_backward(
+                norm._replace(x=None if fits else norm.x),
+                *(*statistics[:2], _at(given), dx.at, dweight.at, dbias.at),
+                multiples=Multiples(low.at) if fits else None,
+                places=places.at,
+            )
+            results = [result.checked().copy() for result in (y, places, dx, dweight, dbias)]
+            found.append([*results, mean, inverse, running, variance])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        return found[1]
+
+    _in_every_variant(compute)
 
 
 def _slow_pool(x: np.ndarray, dy: np.ndarray, pool: Pool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

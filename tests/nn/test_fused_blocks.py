@@ -13,6 +13,8 @@ from paddle import nn
 from paddle.vision import models as vision
 
 from lowbit.accel.amp_autocast import rounding
+from lowbit.accel.convolutions import fast_convolutions
+from lowbit.accel.fused_norm import ConvNormNode
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels.norm import Activation
@@ -73,7 +75,7 @@ def _step(net: nn.Layer, images: paddle.Tensor) -> dict[str, np.ndarray]:
     """Output, gradients and state after one training pass."""
     net.train()
     paddle.seed(3)
-    with fast_norm_ops():
+    with fast_convolutions(), fast_norm_ops():
         out = net(images)
         (out * out).mean().backward()
     found = {"output": out.numpy()}
@@ -88,7 +90,7 @@ def _assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("recipe", [None, "recipes/qt_w4a4g4.yaml"])
+@pytest.mark.parametrize("recipe", [None, "qt_w4a4g4", "qt_w8a8g8"])
 def test_fused_and_unfused_give_the_same_bits(name: str, recipe: str | None) -> None:
     paddle.seed(0)
     plain = NETWORKS[name]()
@@ -100,6 +102,101 @@ def test_fused_and_unfused_give_the_same_bits(name: str, recipe: str | None) -> 
         for net in (plain, fused):
             prepare(net, load_recipe(recipe), images)
     _assert_same(_step(plain, images), _step(fused, images))
+
+
+def _nodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """The arguments of every ConvNormNode from now on."""
+    nodes, apply = [], ConvNormNode.apply
+    monkeypatch.setattr(ConvNormNode, "apply", lambda *given: nodes.append(given) or apply(*given))
+    return nodes
+
+
+@pytest.mark.parametrize("recipe", [None, "qt_w4a4g4", "qt_w8a8g8"])
+def test_which_convolutions_are_in_the_node(recipe: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In low precision all of them; the first one, in fp32, with its max-pool."""
+    nodes, net = _nodes(monkeypatch), vision.resnet18(num_classes=10)
+    images = paddle.randn([4, 3, 64, 64])
+    if recipe:
+        prepare(net, load_recipe(recipe), images)
+    fuse(net)
+    _step(net, images)
+    quantized = recipe is not None and recipe.startswith("qt")
+    assert len(nodes) == (20 if quantized else 1)
+    assert [norm.pool is not None for *_, norm in nodes] == [True] + [False] * 19 * quantized
+    saved = [norm.multiples for *_, norm in nodes[1:]]
+    assert all(multiples.bytes == (2 if recipe == "qt_w4a4g4" else 3) for multiples in saved)
+
+
+@pytest.mark.parametrize("place", ["conv1", "bn1", "relu", "maxpool"])
+def test_a_hook_in_the_stem_is_called(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, plain = _nodes(monkeypatch), vision.resnet18(num_classes=10)
+    fused, seen = copy.deepcopy(plain), []
+    fuse(fused)
+    getattr(fused, place).register_forward_post_hook(lambda _layer, _inputs, out: seen.append(out.shape))
+    images = paddle.randn([2, 3, 32, 32])
+    _assert_same(_step(plain, images), _step(fused, images))
+    assert len(seen) == 1 and not nodes
+
+
+@pytest.mark.parametrize("size", [(2, 2, 0), (3, 2, 1), (3, 1, 1), (4, 4, 0), ("3", 2, 1)])
+def test_max_pools_of_the_stem(size: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, stride, padding = size
+    nodes, plain = _nodes(monkeypatch), vision.resnet18(num_classes=10)
+    plain.maxpool = nn.MaxPool2D(int(kernel), stride, padding, ceil_mode=kernel == "3")
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    images = paddle.randn([2, 3, 46, 46])
+    _assert_same(_step(plain, images), _step(fused, images))
+    assert len(nodes) == (kernel != 4)
+
+
+def test_a_not_a_number_in_the_images_comes_through_as_unfused() -> None:
+    plain = vision.resnet18(num_classes=10)
+    fused = copy.deepcopy(plain)
+    fuse(fused)
+    images = paddle.randn([2, 3, 32, 32])
+    images[0, 0, 3, 3] = float("nan")
+    a, b = _step(plain, images), _step(fused, images)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def test_there_are_no_second_order_gradients() -> None:
+    blocks, x = vision.resnet18().layer1, paddle.randn([2, 64, 8, 8])
+    prepare(blocks, load_recipe("qt_w8a8g8"), x)  # but for the first and the last layer
+    fuse(blocks)
+    learned = [p for p in blocks.parameters() if not p.stop_gradient]
+    with fast_norm_ops(), pytest.raises((OSError, LowbitError), match="second-order"):
+        paddle.grad(blocks(x).sum(), learned, create_graph=True)
+
+
+def test_a_weight_changed_before_backward_changes_nothing() -> None:
+    """Though the stem's output is computed again in backward."""
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for changed in (False, True):
+        paddle.seed(0)
+        net = vision.resnet18(num_classes=10)
+        fuse(net)
+        with fast_convolutions(), fast_norm_ops():
+            loss = net(images).sum()
+            if changed:
+                net.conv1.weight.set_value(net.conv1.weight * 2)
+            loss.backward()
+        found.append(net.conv1.weight.grad.numpy())
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_graph_that_paddle_grad_retains_gives_the_same_twice() -> None:
+    net, images = vision.resnet18(num_classes=10), paddle.randn([2, 3, 32, 32])
+    prepare(net, load_recipe("qt_w8a8g8"), images)
+    fuse(net)
+    net.train()
+    weights = [p for p in net.parameters() if not p.stop_gradient]
+    with fast_convolutions(), fast_norm_ops():
+        loss = net(images).sum()
+        once, twice = (paddle.grad(loss, weights, retain_graph=True) for _ in range(2))
+    for one, other in zip(once, twice, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
 def test_every_known_block_is_as_it_was_when_its_fused_form_was_written() -> None:

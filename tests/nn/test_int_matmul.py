@@ -7,7 +7,6 @@ import paddle
 import pytest
 from paddle import nn
 
-from lowbit.accel.norm_ops import attached_scale
 from lowbit.errors import LowbitError
 from lowbit.kernels.gemm import Geometry
 from lowbit.nn import convert as module
@@ -16,7 +15,7 @@ from lowbit.nn import is_quantized, prepare
 from lowbit.nn.convert import set_executor
 from lowbit.nn.int_matmul import in_integers, simulate
 from lowbit.nn.linear_ops import Convolution
-from lowbit.nn.qt_autograd import attach_scale
+from lowbit.nn.qt_autograd import integer_scale
 from lowbit.nn.qtensor import QTensor
 from lowbit.recipe import make_recipe
 
@@ -198,31 +197,25 @@ def _operand(shape: list[int], scale: list[int], *, bits: int, seed: int) -> QTe
     return QTensor(data=integers, scale=scales, lowest=-most, highest=most)
 
 
-def test_the_product_is_whole_multiples_of_it():
-    x = _operand([2, 3, 4, 4], [2, 1, 1, 1], bits=4, seed=0)
-    weight = _operand([5, 3, 3, 3], [5, 1, 1, 1], bits=4, seed=1)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_product_is_whole_multiples_of_its_scale(bits):
+    x = _operand([2, 3, 4, 4], [2, 1, 1, 1], bits=bits, seed=0)
+    weight = _operand([5, 3, 3, 3], [5, 1, 1, 1], bits=bits, seed=1)
     y = simulate(Convolution(GEOMETRY), "forward", x, weight)
-    attach_scale(y, Convolution(GEOMETRY), x, weight)
-    scale = attached_scale(y)
-    assert scale.shape == [2, 5]
-    multiples = y.numpy() / scale.numpy()[..., None, None]
-    np.testing.assert_allclose(multiples, np.rint(multiples), atol=1e-4)
+    scale, has_high_bits = integer_scale(y, Convolution(GEOMETRY), x, weight)
+    assert scale.shape == [2, 5, 1, 1] and has_high_bits == (bits == 8)
+    multiples = y.numpy() / scale.numpy()
+    np.testing.assert_allclose(multiples, np.rint(multiples), atol=1e-4, rtol=1e-6)
     assert np.abs(multiples).max() > 10
 
 
-@pytest.mark.parametrize(
-    ("bits", "of_x"), [(8, [2, 1, 1, 1]), (4, [2, 3, 1, 1])], ids=["8 bits", "scales that differ in the sum"]
-)
-def test_none_where_two_bytes_could_not_hold_it_or_there_is_no_one_scale(bits, of_x):
-    x = _operand([2, 3, 4, 4], of_x, bits=bits, seed=0)
-    weight = _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=bits, seed=1)
-    y = paddle.zeros([2, 5, 2, 2])
-    attach_scale(y, Convolution(GEOMETRY), x, weight)
-    assert attached_scale(y) is None
+def test_scales_that_differ_in_the_sum_give_none():
+    x = _operand([2, 3, 4, 4], [2, 3, 1, 1], bits=4, seed=0)
+    weight = _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1)
+    assert integer_scale(paddle.zeros([2, 5, 2, 2]), Convolution(GEOMETRY), x, weight) is None
 
 
 def test_an_operand_in_full_has_none():
-    y = paddle.zeros([2, 5, 2, 2])
     full = QTensor(data=paddle.zeros([2, 3, 4, 4]))
-    attach_scale(y, Convolution(GEOMETRY), full, _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1))
-    assert attached_scale(y) is None and attached_scale(paddle.zeros([1])) is None
+    weight = _operand([5, 3, 3, 3], [1, 1, 1, 1], bits=4, seed=1)
+    assert integer_scale(paddle.zeros([2, 5, 2, 2]), Convolution(GEOMETRY), full, weight) is None

@@ -31,6 +31,12 @@
 // always_inline is what gives an inlined function the caller's instruction set.
 #define LOWBIT_INLINE inline __attribute__((always_inline))
 #define LOWBIT_INLINE_LAMBDA __attribute__((always_inline))
+// Before a loop whose iterations may run in any order though pointers overlap, such as one in place.
+#if defined(__clang__)
+#define LOWBIT_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define LOWBIT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#endif
 
 // In front of a loop over an array that must live in registers: only an early unroll turns its elements into
 // them.

@@ -1,6 +1,7 @@
 // ReLU, which saves one bit per element for backward; and batch norm of a few channels with an activation:
 // all images are read for the sums, then again while they are in the cache.
 #pragma once
+#include "norm/max_pool.h"
 #include "norm/norm.h"
 #include "quantize/ranges.h"
 
@@ -161,20 +162,35 @@ LOWBIT_INLINE void for_each_row(lowbit_layout layout, Channels channels, Each ea
     }
 }
 
-// Whether x is int16 multiples of the scale, which are written; the sign of a zero may be lost.
-LOWBIT_INLINE bool to_multiples(const float* x, float scale, int16_t* multiples, int64_t count) {
+// Whether x is integer multiples of the scale, which are written from element `at` on; the sign of a zero may
+// be lost.
+template <bool kHigh>
+LOWBIT_INLINE bool to_multiples(const float* __restrict x, float scale, lowbit_multiples multiples, int64_t at,
+                                int64_t count) {
+    constexpr float kMost = kHigh ? 8388607.0f : 32767.0f;
+    uint16_t* __restrict low = multiples.low + at;
+    int8_t* __restrict high = kHigh ? multiples.high + at : nullptr;
     int32_t others = 0;
     for (int64_t i = 0; i < count; ++i) {
         const float wanted = x[i] / scale;
-        const float whole = (wanted >= -32767.0f) & (wanted <= 32767.0f) ? round_half_even(wanted) : 0.0f;
-        multiples[i] = int16_t(int32_t(whole));
+        const float whole = (wanted >= -kMost) & (wanted <= kMost) ? round_half_even(wanted) : 0.0f;
+        const int32_t multiple = int32_t(whole);
+        low[i] = uint16_t(multiple);
+        if (kHigh) high[i] = int8_t(multiple >> 16);
         others |= whole * scale == x[i] ? 0 : 1;
     }
     return !others;
 }
 
-LOWBIT_INLINE void from_multiples(const int16_t* multiples, float scale, float* x, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) x[i] = float(multiples[i]) * scale;
+template <bool kHigh>
+LOWBIT_INLINE void from_multiples(lowbit_multiples multiples, int64_t at, float scale, float* __restrict x,
+                                  int64_t count) {
+    const uint16_t* __restrict low = multiples.low + at;
+    const int8_t* __restrict high = kHigh ? multiples.high + at : nullptr;
+    for (int64_t i = 0; i < count; ++i) {
+        const int32_t multiple = kHigh ? high[i] * 65536 + int32_t(low[i]) : int32_t(int16_t(low[i]));
+        x[i] = float(multiple) * scale;
+    }
 }
 
 // Where the ReLU bits of a row begin; `at` is the row's first element.
@@ -204,10 +220,12 @@ LOWBIT_INLINE float hardswish_slope(float x) {
     return is_above * (2.0f * x + 3.0f) / 6.0f * is_below + (1.0f - is_below);
 }
 
+// With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes.
 template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                       float* inverse, float* running_mean, float* running_variance,
-                                      uint8_t* bits, int16_t* multiples, float* largest) {
+                                      uint8_t* bits, const lowbit_multiples* multiples, float* largest,
+                                      uint8_t* places, float* scratch, int32_t* columns) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
@@ -231,7 +249,7 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
         const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
         const float* __restrict from = of.x + at;
-        float* __restrict to = y + at;
+        float* __restrict to = of.pool ? scratch : y + at;
         if (of.other) {
             const float* __restrict other = of.other + at;
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift + other[i];
@@ -248,19 +266,27 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         } else {
             for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
         }
-        if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
-        fits =
-            fits && to_multiples(from, of.scale[image * layout.channels + c], multiples + at, layout.inner);
+        const int64_t row = image * layout.channels + c;
+        if (of.pool) {
+            const int64_t pooled = row * of.pool->out_height * of.pool->out_width;
+            max_pool_forward(to, y + pooled, places + pooled, *of.pool, scratch + layout.inner, columns);
+        } else if (largest) {
+            largest[row] = max_magnitude(to, layout.inner);
+        }
+        if (!fits) return;
+        fits = multiples->high ? to_multiples<true>(from, of.scale[row], *multiples, at, layout.inner)
+                               : to_multiples<false>(from, of.scale[row], *multiples, at, layout.inner);
     });
     return fits;
 }
 
-// `scratch` holds two rows.
+// `scratch` holds three rows.
 template <int kWide>
 LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
-                                       const int16_t* multiples, const float* mean, const float* inverse,
-                                       const float* dy, float* dx, float* dweight, float* dbias,
-                                       float* dother, float* largest, float* scratch) {
+                                       const lowbit_multiples* multiples, const float* mean,
+                                       const float* inverse, const float* dy, float* dx, float* dweight,
+                                       float* dbias, float* dother, float* largest, const uint8_t* places,
+                                       float* scratch) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
@@ -268,13 +294,25 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
     };
     const auto x_of = [&](int64_t c, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         if (!multiples) return of.x + at;
-        from_multiples(multiples + at, of.scale[image * layout.channels + c], scratch, layout.inner);
+        const float scale = of.scale[image * layout.channels + c];
+        if (multiples->high) {
+            from_multiples<true>(*multiples, at, scale, scratch, layout.inner);
+        } else {
+            from_multiples<false>(*multiples, at, scale, scratch, layout.inner);
+        }
         return static_cast<const float*>(scratch);
+    };
+    // dy of a row; with a pool, dx of that.
+    const auto dy_of = [&](int64_t at) LOWBIT_INLINE_LAMBDA {
+        if (!of.pool) return dy + at;
+        const int64_t pooled = at / layout.inner * of.pool->out_height * of.pool->out_width;
+        max_pool_backward(dy + pooled, places + pooled, scratch + 2 * layout.inner, *of.pool);
+        return static_cast<const float*>(scratch + 2 * layout.inner);
     };
     // dy before the activation, if there is one, written to `to`. Without a residual, x tells its slope.
     const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x,
                               float* __restrict to) LOWBIT_INLINE_LAMBDA {
-        const float* __restrict from = dy + at;
+        const float* __restrict from = dy_of(at);
         if (!of.activation) return from;
         if (bits) {
             relu_backward(from, bits + bits_at(at, layout.inner), to, layout.inner);
@@ -319,9 +357,10 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;
         const float centre = mean[c], gain = gain_of(c), shared = common[k], steep = slope[k];
-        const float* __restrict x = x_of(c, image, at);
-        const float* __restrict given = dother ? dother + at : given_of(c, at, x, rest);
-        float* __restrict to = dx + at;
+        const float* x = x_of(c, image, at);
+        const float* given = dother ? dother + at : given_of(c, at, x, rest);
+        float* to = dx + at;  // which may be x: element i is read before it is written
+        LOWBIT_INDEPENDENT_ITERATIONS
         for (int64_t i = 0; i < layout.inner; ++i) {
             to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
         }

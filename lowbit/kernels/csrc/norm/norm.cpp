@@ -15,11 +15,12 @@ using lowbit::norm::Channels;
 struct Kernels {
     bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
-                               int16_t* multiples, float* largest);
+                               const lowbit_multiples* multiples, float* largest, uint8_t* places,
+                               float* scratch, int32_t* columns);
     void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
-                                const int16_t* multiples, const float* mean, const float* inverse,
+                                const lowbit_multiples* multiples, const float* mean, const float* inverse,
                                 const float* dy, float* dx, float* dweight, float* dbias, float* dother,
-                                float* largest, float* scratch);
+                                float* largest, const uint8_t* places, float* scratch);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
@@ -31,16 +32,19 @@ struct Kernels {
     namespace NAME {                                                                                         \
     TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
                                    float* inverse, float* running_mean, float* running_variance,             \
-                                   uint8_t* bits, int16_t* multiples, float* largest) {                      \
+                                   uint8_t* bits, const lowbit_multiples* multiples, float* largest,         \
+                                   uint8_t* places, float* scratch, int32_t* columns) {                      \
         return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
-                                                      running_variance, bits, multiples, largest);           \
+                                                      running_variance, bits, multiples, largest, places,    \
+                                                      scratch, columns);                                     \
     }                                                                                                        \
     TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
-                                    const int16_t* multiples, const float* mean, const float* inverse,       \
-                                    const float* dy, float* dx, float* dweight, float* dbias, float* dother, \
-                                    float* largest, float* scratch) {                                        \
+                                    const lowbit_multiples* multiples, const float* mean,                    \
+                                    const float* inverse, const float* dy, float* dx, float* dweight,        \
+                                    float* dbias, float* dother, float* largest, const uint8_t* places,      \
+                                    float* scratch) {                                                        \
         lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,        \
-                                                dweight, dbias, dother, largest, scratch);                   \
+                                                dweight, dbias, dother, largest, places, scratch);           \
     }                                                                                                        \
     TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                       \
         lowbit::norm::relu_forward(x, y, bits, count);                                                       \
@@ -93,30 +97,35 @@ void parallel_chunks(int64_t count, Body body) {
 
 int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean, float* inverse,
                                   float* running_mean, float* running_variance, uint8_t* bits,
-                                  int16_t* multiples, float* largest) {
+                                  const lowbit_multiples* multiples, float* largest, uint8_t* places) {
     return lowbit::guarded([&]() -> int32_t {
         const Kernels& own = kernels();
         std::atomic<bool> fits{multiples != nullptr};
         parallel_channels(of->layout, [&](Channels channels) {
-            int16_t* wanted = fits ? multiples : nullptr;
-            const bool done = own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean,
-                                                     running_variance, bits, wanted, largest);
+            thread_local Scratch rows, columns;
+            const int64_t parts = of->pool ? of->pool->height * of->pool->out_width : 0;
+            const bool done = own.batch_norm_forward(
+                *of, channels, y, mean, inverse, running_mean, running_variance, bits,
+                fits ? multiples : nullptr, largest, places,
+                of->pool ? rows.get<float>(of->layout.inner + parts) : nullptr,
+                of->pool ? columns.get<int32_t>(parts) : nullptr);
             if (!done) fits = false;
         });
         return fits;
     });
 }
 
-int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits, const int16_t* multiples,
-                               const float* mean, const float* inverse, const float* dy, float* dx,
-                               float* dweight, float* dbias, float* dother, float* largest) {
+int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
+                               const lowbit_multiples* multiples, const float* mean, const float* inverse,
+                               const float* dy, float* dx, float* dweight, float* dbias, float* dother,
+                               float* largest, const uint8_t* places) {
     return lowbit::guarded([&] {
         const Kernels& own = kernels();
         parallel_channels(of->layout, [&](Channels channels) {
             thread_local Scratch memory;
-            float* scratch = memory.get<float>(2 * of->layout.inner);
+            float* scratch = memory.get<float>(3 * of->layout.inner);
             own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias,
-                                    dother, largest, scratch);
+                                    dother, largest, places, scratch);
         });
     });
 }

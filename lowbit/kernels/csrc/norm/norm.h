@@ -3,7 +3,7 @@
 //
 // What backward needs from forward is small: batch norm's input and two numbers per channel, one bit per
 // element for ReLU, one byte per output for max-pool. An input that is a product of small integers is saved
-// as int16 (`multiples`).
+// as those, two or three bytes each (lowbit_multiples).
 //
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
 // thread. Files: batch_norm.h (with ReLU) and max_pool.h have the loops; norm.cpp compiles them for baseline,
@@ -11,9 +11,17 @@
 #pragma once
 #include "common/channel_blocks.h"
 
+// Windows of kernel_h x kernel_w, 2 or 3 each, with strides of 1 or 2. The first starts `top` rows above and
+// `left` columns before the image. Every window contains a pixel of the image.
+struct lowbit_pool {
+    int64_t planes, height, width, out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, top, left;
+};
+
 // The layout is [images, channels, pixels]. Null: `weight` is 1, `bias` is 0. `other`, if given, is a
 // residual that is added after normalization; an activation follows, after a residual only a ReLU. `scale`,
-// if given, has one value per channel of each image, of which x may be integer multiples.
+// if given, has one value per channel of each image, of which x may be integer multiples. `pool`, if given,
+// is a max-pool of the ReLU's result, whose planes are the channels of all images.
 enum lowbit_activation { LOWBIT_NO_ACTIVATION, LOWBIT_RELU, LOWBIT_RELU6, LOWBIT_HARDSWISH };
 
 struct lowbit_batch_norm {
@@ -22,24 +30,35 @@ struct lowbit_batch_norm {
     float epsilon, momentum;
     const float *other, *scale;
     int32_t activation;
+    const lowbit_pool* pool;
+};
+
+// What backward takes instead of x: x / scale as integers, their lowest 16 bits and, unless `high` is null
+// and they fit into int16, the 8 bits above.
+struct lowbit_multiples {
+    uint16_t* low;
+    int8_t* high;
 };
 
 // y = (x - mean) * inverse * weight + bias + other. `mean` and `inverse` = 1 / sqrt(variance + epsilon) are
 // written, one per channel, over all images and pixels. Running statistics become momentum * old + (1 -
 // momentum) * batch. `bits` are those of a ReLU after a residual sum: (pixels + 7) / 8 bytes per channel of
-// each image. `largest`, if wanted, is the largest magnitude of y per channel of each image. Returns 1 if
-// `multiples` (wanted with a scale) times the scale equal x, 0 if int16 does not hold them, or a negative
-// status.
+// each image. `largest`, if wanted, is the largest magnitude of y per channel of each image. With a pool, y
+// and `places` are those of lowbit_max_pool_forward, and `largest` is not written. Returns 1 if `multiples`
+// (wanted with a scale) times the scale equal x, 0 if these bits do not hold them, or a negative status.
 LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean,
                                                 float* inverse, float* running_mean, float* running_variance,
-                                                uint8_t* bits, int16_t* multiples, float* largest);
+                                                uint8_t* bits, const lowbit_multiples* multiples,
+                                                float* largest, uint8_t* places);
 
-// dx, dweight and dbias, each if wanted. `dother` is dy before the ReLU; without a ReLU it equals dy and is
-// not written. `multiples`, if given, replace x. `largest` is that of dx, as above.
+// dx, dweight and dbias, each if wanted; dx may be x. `dother` is dy before the ReLU; without a ReLU it equals
+// dy and is not written. `multiples`, if given, replace x. `largest` is that of dx, as above. With a pool, dy
+// is that of its outputs, whose `places` forward has written.
 LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
-                                             const int16_t* multiples, const float* mean,
+                                             const lowbit_multiples* multiples, const float* mean,
                                              const float* inverse, const float* dy, float* dx, float* dweight,
-                                             float* dbias, float* dother, float* largest);
+                                             float* dbias, float* dother, float* largest,
+                                             const uint8_t* places);
 
 // y = x where x > 0, else 0 (also for NaN, as in Paddle); `bits`, (count + 7) / 8 bytes, tell where, lowest
 // bit first.
@@ -47,13 +66,6 @@ LOWBIT_PUBLIC int lowbit_relu_forward(const float* x, float* y, uint8_t* bits, i
 
 // dx = dy * 1 or dy * 0: Inf and NaN in dy are not hidden.
 LOWBIT_PUBLIC int lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count);
-
-// Windows of kernel_h x kernel_w, 2 or 3 each, with strides of 1 or 2. The first starts `top` rows above and
-// `left` columns before the image. Every window contains a pixel of the image.
-struct lowbit_pool {
-    int64_t planes, height, width, out_height, out_width;
-    int64_t kernel_h, kernel_w, stride_h, stride_w, top, left;
-};
 
 // y = the largest value of each window; `places` = its index in the window, row by row: the first of equal
 // values, or the first NaN.
