@@ -165,8 +165,8 @@ LOWBIT_INLINE void for_each_row(lowbit_layout layout, Channels channels, Each ea
 // Whether x is integer multiples of the scale, which are written from element `at` on; the sign of a zero may
 // be lost.
 template <bool kHigh>
-LOWBIT_INLINE bool to_multiples(const float* __restrict x, float scale, lowbit_multiples multiples, int64_t at,
-                                int64_t count) {
+LOWBIT_INLINE bool to_multiples(const float* __restrict x, float scale, lowbit_multiples multiples,
+                                int64_t at, int64_t count) {
     constexpr float kMost = kHigh ? 8388607.0f : 32767.0f;
     uint16_t* __restrict low = multiples.low + at;
     int8_t* __restrict high = kHigh ? multiples.high + at : nullptr;

@@ -28,40 +28,40 @@ struct Kernels {
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
 };
 
-#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                              \
-    namespace NAME {                                                                                         \
-    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
-                                   float* inverse, float* running_mean, float* running_variance,             \
-                                   uint8_t* bits, const lowbit_multiples* multiples, float* largest,         \
-                                   uint8_t* places, float* scratch, int32_t* columns) {                      \
-        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
-                                                      running_variance, bits, multiples, largest, places,    \
-                                                      scratch, columns);                                     \
-    }                                                                                                        \
-    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
-                                    const lowbit_multiples* multiples, const float* mean,                    \
-                                    const float* inverse, const float* dy, float* dx, float* dweight,        \
-                                    float* dbias, float* dother, float* largest, const uint8_t* places,      \
-                                    float* scratch) {                                                        \
-        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,        \
-                                                dweight, dbias, dother, largest, places, scratch);           \
-    }                                                                                                        \
-    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                       \
-        lowbit::norm::relu_forward(x, y, bits, count);                                                       \
-    }                                                                                                        \
-    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {              \
-        lowbit::norm::relu_backward(dy, bits, dx, count);                                                    \
-    }                                                                                                        \
-    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,           \
-                                 float* best, int32_t* at) {                                                 \
-        lowbit::norm::max_pool_forward(x, y, places, of, best, at);                                          \
-    }                                                                                                        \
-    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx,                         \
-                                  const lowbit_pool& of) {                                                   \
-        lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
-    }                                                                                                        \
-    const Kernels kernels = {batch_norm_forward, batch_norm_backward, relu_forward,                          \
-                             relu_backward,      max_pool_forward,    max_pool_backward};                    \
+#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                           \
+    namespace NAME {                                                                                      \
+    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean, \
+                                   float* inverse, float* running_mean, float* running_variance,          \
+                                   uint8_t* bits, const lowbit_multiples* multiples, float* largest,      \
+                                   uint8_t* places, float* scratch, int32_t* columns) {                   \
+        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,       \
+                                                      running_variance, bits, multiples, largest, places, \
+                                                      scratch, columns);                                  \
+    }                                                                                                     \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,  \
+                                    const lowbit_multiples* multiples, const float* mean,                 \
+                                    const float* inverse, const float* dy, float* dx, float* dweight,     \
+                                    float* dbias, float* dother, float* largest, const uint8_t* places,   \
+                                    float* scratch) {                                                     \
+        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,     \
+                                                dweight, dbias, dother, largest, places, scratch);        \
+    }                                                                                                     \
+    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                    \
+        lowbit::norm::relu_forward(x, y, bits, count);                                                    \
+    }                                                                                                     \
+    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {           \
+        lowbit::norm::relu_backward(dy, bits, dx, count);                                                 \
+    }                                                                                                     \
+    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,        \
+                                 float* best, int32_t* at) {                                              \
+        lowbit::norm::max_pool_forward(x, y, places, of, best, at);                                       \
+    }                                                                                                     \
+    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx,                      \
+                                  const lowbit_pool& of) {                                                \
+        lowbit::norm::max_pool_backward(dy, places, dx, of);                                              \
+    }                                                                                                     \
+    const Kernels kernels = {batch_norm_forward, batch_norm_backward, relu_forward,                       \
+                             relu_backward,      max_pool_forward,    max_pool_backward};                 \
     }
 
 #if LOWBIT_X86
@@ -104,11 +104,11 @@ int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* 
         parallel_channels(of->layout, [&](Channels channels) {
             thread_local Scratch rows, columns;
             const int64_t parts = of->pool ? of->pool->height * of->pool->out_width : 0;
-            const bool done = own.batch_norm_forward(
-                *of, channels, y, mean, inverse, running_mean, running_variance, bits,
-                fits ? multiples : nullptr, largest, places,
-                of->pool ? rows.get<float>(of->layout.inner + parts) : nullptr,
-                of->pool ? columns.get<int32_t>(parts) : nullptr);
+            const bool done =
+                own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, bits,
+                                       fits ? multiples : nullptr, largest, places,
+                                       of->pool ? rows.get<float>(of->layout.inner + parts) : nullptr,
+                                       of->pool ? columns.get<int32_t>(parts) : nullptr);
             if (!done) fits = false;
         });
         return fits;

@@ -51,9 +51,9 @@ LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, flo
                                                 uint8_t* bits, const lowbit_multiples* multiples,
                                                 float* largest, uint8_t* places);
 
-// dx, dweight and dbias, each if wanted; dx may be x. `dother` is dy before the ReLU; without a ReLU it equals
-// dy and is not written. `multiples`, if given, replace x. `largest` is that of dx, as above. With a pool, dy
-// is that of its outputs, whose `places` forward has written.
+// dx, dweight and dbias, each if wanted; dx may be x. `dother` is dy before the ReLU; without a ReLU it
+// equals dy and is not written. `multiples`, if given, replace x. `largest` is that of dx, as above. With a
+// pool, dy is that of its outputs, whose `places` forward has written.
 LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
                                              const lowbit_multiples* multiples, const float* mean,
                                              const float* inverse, const float* dy, float* dx, float* dweight,
