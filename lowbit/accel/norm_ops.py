@@ -19,7 +19,7 @@ from lowbit.accel.fused_norm import BatchNormNode, Statistics, takes
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
-from lowbit.numerics.fused import new_tensor
+from lowbit.numerics.fused import new_tensor, save_for_backward, saved_unchanged
 
 
 class Relu(PyLayer):
@@ -92,6 +92,30 @@ class PaddedShortcut(PyLayer):
         values[:] = 0
         values[:, :, :: ctx.stride, :: ctx.stride] = _array(dy)[:, ctx.own]
         return dx
+
+
+class ChannelProduct(PyLayer):
+    """x times one number per channel of each image, as in squeeze-and-excitation."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: Tensor, x: Tensor) -> Tensor:
+        scale, x = scale.contiguous(), x.contiguous()
+        save_for_backward(ctx, scale, x)
+        y = new_tensor(x.shape)
+        np.multiply(_array(x), _array(scale), out=_array(y))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        scale, x = saved_unchanged(ctx)
+        if paddle.is_grad_enabled():
+            return (dy * x).sum([2, 3], keepdim=True), dy * scale
+        dy, dscale, dx = dy.contiguous(), new_tensor(scale.shape), new_tensor(x.shape)
+        np.multiply(_array(dy), _array(scale), out=_array(dx))
+        # Summed in Paddle's order, one pixel after the other, which is that of a cumulative sum.
+        products = (_array(dy) * _array(x)).reshape([-1, math.prod(x.shape[2:])])
+        _array(dscale).reshape(-1)[:] = np.cumsum(products, axis=1, out=products)[:, -1]
+        return dscale, dx
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -299,6 +323,20 @@ def padded_shortcut(x: Tensor, stride: int, zero_channels: int) -> Tensor | None
     if not (_OVERRIDES.is_called_directly("relu") and isinstance(x, Tensor) and _is_plain(x)):
         return None
     return None if 0 in x.shape else PaddedShortcut.apply(x, stride, zero_channels)
+
+
+def channel_product(scale: Tensor, x: Tensor) -> Tensor | None:
+    """`scale * x` with one scale per channel of each image; None where Paddle's operator has to do it.
+
+    The result and both gradients have Paddle's bits, many times faster than its own broadcasting.
+    """
+    if not _OVERRIDES.is_called_directly("relu"):
+        return None
+    if not all(isinstance(one, Tensor) and _is_plain(one) and one.ndim == 4 for one in (scale, x)):
+        return None
+    if 0 in x.shape or scale.shape != [*x.shape[:2], 1, 1]:
+        return None
+    return ChannelProduct.apply(scale, x)
 
 
 def attached_scale(y: Tensor) -> Tensor | None:

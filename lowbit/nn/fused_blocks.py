@@ -29,7 +29,7 @@ import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
-from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm, padded_shortcut
+from lowbit.accel.norm_ops import channel_product, fast_norm_ops, fused_batch_norm, padded_shortcut
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
@@ -271,6 +271,13 @@ def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
     y = self.bottleneck_conv(y)
     y = self.mid_se(y) if self.use_se else y
     return _with_residual(self.linear_conv, y, x) if self.use_res_connect else self.linear_conv(y)
+
+
+@_known(mobilenetv3.SqueezeExcitation, "product with the scales of channels", "5cd2c84a0908")
+def _squeeze_excitation(self: Any, x: Tensor) -> Tensor:
+    scale = self._scale(x)
+    y = channel_product(scale, x)
+    return scale * x if y is None else y
 
 
 def _with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
 from lowbit.accel.fused_norm import BatchNormNode
-from lowbit.accel.norm_ops import MaxPool, Relu, fast_norm_ops, norm_library, padded_shortcut
+from lowbit.accel.norm_ops import MaxPool, Relu, channel_product, fast_norm_ops, norm_library, padded_shortcut
 from lowbit.kernels import kernels, why_missing
 from lowbit.models.resnet_cifar import BasicBlock
 from tests.support.accel_pairs import both_ways, tensor
@@ -337,3 +337,38 @@ def test_gradients_of_gradients_go_through_a_padded_shortcut():
     kept = np.zeros([3, 3], np.float32)
     kept[::2, ::2] = 1
     np.testing.assert_array_equal(found.numpy(), 36 * x.numpy() ** 3 * kept)
+
+
+def test_a_product_with_scales_of_channels_is_paddles():
+    random = np.random.default_rng(0)
+    x, scale, factor = (
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ([3, 5, 9, 7], [3, 5, 1, 1], [3, 5, 9, 7])
+    )
+
+    def run(*, fast: bool, second_order: bool) -> list[np.ndarray]:
+        scales, images = (paddle.to_tensor(one, stop_gradient=False) for one in (scale, x))
+        with fast_norm_ops():
+            y = channel_product(scales, images) if fast else scales * images
+        loss = (y * y * paddle.to_tensor(factor)).sum()
+        dscale, dx = paddle.grad(loss, [scales, images], create_graph=second_order)
+        if second_order:
+            dscale, dx = paddle.grad((dscale**2).sum() + (dx**2).sum(), [scales, images])
+        return [y.numpy(), dx.numpy(), dscale.numpy()]
+
+    for second_order in (False, True):
+        fast, plain = (run(fast=fast, second_order=second_order) for fast in (True, False))
+        for one, other in zip(fast, plain, strict=True):
+            if second_order:
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+            else:
+                np.testing.assert_array_equal(one, other)
+
+
+def test_other_shapes_and_places_are_for_paddle():
+    x, scale = paddle.ones([2, 3, 4, 4]), paddle.ones([2, 3, 1, 1])
+    assert channel_product(scale, x) is None  # outside
+    with fast_norm_ops():
+        assert channel_product(paddle.ones([1, 3, 1, 1]), x) is None
+        assert channel_product(scale.cast("float64"), x.cast("float64")) is None
+        assert channel_product(scale, x) is not None
