@@ -12,6 +12,7 @@ import pytest
 from paddle import nn
 from paddle.static import InputSpec
 
+import lowbit
 from lowbit import QAT
 from lowbit.config.transform_ops import CropImage, NormalizeImage, ResizeImage
 from lowbit.deploy import (
@@ -388,14 +389,17 @@ def test_what_paddle_cannot_translate():
 
 
 @pytest.mark.parametrize(
-    ("onednn", "plain", "serves"), [(0.04, 0.001, True), (0.2, 0.1, True), (0.4, 0.1, False)]
+    ("onednn", "plain", "quantized", "serves"),
+    [(0.04, 0.001, True, True), (0.4, 0.1, True, True), (0.6, 0.1, True, False), (0.6, 0.1, False, True)],
 )
-def test_onednn_serves_unless_it_is_far_slower(tmp_path, monkeypatch, onednn, plain, serves):
+def test_onednn_serves_unless_it_is_far_slower(tmp_path, monkeypatch, onednn, plain, quantized, serves):
     """Which simulated quantization is there: 30 times slower for MobileNetV2."""
     monkeypatch.setattr(
         "lowbit.deploy.export._seconds", lambda engine, _images: onednn if engine.options.onednn else plain
     )
     small = paddle.nn.Sequential(paddle.nn.Flatten(), paddle.nn.Linear(12, 2))
+    if quantized:
+        lowbit.quantize(small, {"weight_bits": 8}, data=[paddle.rand([4, 3, 2, 2])])
     made = export_model(
         small, tmp_path, model_name="small", image_shape=(3, 2, 2), transform_ops=[], classes=["a", "b"]
     )
