@@ -34,6 +34,7 @@ _POSITIONS = 1 << 20  # together
 _BATCH = 32
 # Added to the diagonal of H, relative to its mean, which keeps weights near where they were.
 _DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
+_ROUNDING = 1e-5  # of sums of squares in fp32, relative
 _FINE = 64  # levels above 0 from which on the calibrated scale is good enough
 _SCALES = np.linspace(0.7, 1.3, 25)  # that are tried, relative to the calibrated one
 
@@ -154,7 +155,9 @@ class Moments:
         if not centred:
             return h, c
         x = self.x.swapaxes(1, 2) / self.count
-        return h - self.x / self.count * x, c - self.f / self.count * x
+        # Of inputs that hardly vary only the sums' rounding errors are left, which are no covariances.
+        rounding = _ROUNDING * np.einsum("gii->gi", h)[:, :, None] * np.eye(h.shape[-1])
+        return h - self.x / self.count * x + rounding, c - self.f / self.count * x + rounding
 
 
 def _moments(networks: Sequence[_Network], block: Block) -> Moments:

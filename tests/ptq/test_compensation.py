@@ -15,6 +15,7 @@ from lowbit.nn import calibrate, prepare
 from lowbit.ptq.block_data import BlockData
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.compensation import (
+    Moments,
     _columns,
     best_weight,
     choose_damping,
@@ -155,12 +156,16 @@ def test_few_images_leave_weights_with_many_inputs_alone():
     assert best_weight(weight, *halves[0], math.inf) is weight
 
 
+@pytest.mark.parametrize("values", ["one zero", "all zero", "constant"])
 @pytest.mark.parametrize("shape", [[40, 4], [40, 4, 1, 1]], ids=["linear", "convolution"])
-def test_inputs_that_are_always_zero(shape):
+def test_inputs_that_do_not_vary(shape, values):
     paddle.seed(0)
     net = nn.Sequential(nn.Linear(4, 3) if len(shape) == 2 else nn.Conv2D(4, 3, 1))
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    x[:, 1] = 0
+    if values == "one zero":
+        x[:, 1] = 0
+    else:
+        x[:] = 0 if values == "all zero" else x[:1] * 1000.1
     prepare(net, recipe())
     calibrate(net, [paddle.to_tensor(x)])
     net.eval()
@@ -169,3 +174,10 @@ def test_inputs_that_are_always_zero(shape):
         layers, originals = dict(net.named_sublayers()), dict(reference.named_sublayers())
         compensate_block(layers, originals, Block(("0",)), {}, BlockData(x, x, x))
     assert np.isfinite(net[0].weight.numpy()).all()
+
+
+def test_covariances_of_inputs_that_do_not_vary_are_positive_definite():
+    once = paddle.to_tensor(np.random.default_rng(0).uniform(1, 100, [1, 1, 64, 1]).astype(np.float32))
+    x = paddle.expand(once, [32, 1, 64, 49])
+    h, _ = Moments.of(x, x).covariances(centred=True)
+    assert np.linalg.eigvalsh(h).min() > 0
