@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -34,7 +34,6 @@ _POSITIONS = 1 << 20  # together
 _BATCH = 32
 # Added to the diagonal of H, relative to its mean, which keeps weights near where they were.
 _DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
-_ROUNDING = 1e-5  # of sums of squares in fp32, relative
 _FINE = 64  # levels above 0 from which on the calibrated scale is good enough
 _SCALES = np.linspace(0.7, 1.3, 25)  # that are tried, relative to the calibrated one
 
@@ -127,37 +126,47 @@ _Network = tuple[Mapping[str, nn.Layer], nn.Layer, np.ndarray]  # its layers, on
 
 @dataclass(frozen=True)
 class Moments:
-    """Of some images: how many inputs were seen, and sums of x·xᵀ, f·xᵀ, x and f of each group of a layer."""
+    """Of some images: how many inputs there are, means of x and f, sums of x·xᵀ and f·xᵀ without the means.
+
+    Of each group of a layer. Means are taken out before values are multiplied: of inputs that hardly vary,
+    rounding errors would be left otherwise.
+    """
 
     count: int
-    xx: np.ndarray  # [groups, d, d]
-    fx: np.ndarray
     x: np.ndarray  # [groups, d, 1]
     f: np.ndarray
+    xx: np.ndarray  # [groups, d, d]
+    fx: np.ndarray
 
     @classmethod
     def of(cls, x: Tensor, f: Tensor) -> Moments:
         """Those of columns as `_columns` makes them."""
-        sums = [
-            paddle.matmul(x, x, transpose_y=True).sum(0),
-            paddle.matmul(f, x, transpose_y=True).sum(0),
-            x.sum([0, 3]).unsqueeze(-1),
-            f.sum([0, 3]).unsqueeze(-1),
-        ]
-        return cls(x.shape[0] * x.shape[3], *(tensor.numpy().astype(np.float64) for tensor in sums))
+        x_mean, f_mean = (tensor.mean([0, 3], keepdim=True) for tensor in (x, f))
+        x, f = x - x_mean, f - f_mean
+        sums = [paddle.matmul(tensor, x, transpose_y=True).sum(0) for tensor in (x, f)]
+        found = [x_mean[0], f_mean[0], *sums]
+        return cls(x.shape[0] * x.shape[3], *(tensor.numpy().astype(np.float64) for tensor in found))
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        count = self.count + other.count
+        share = other.count / count
+        x, f = other.x - self.x, other.f - self.f
+        apart = x.swapaxes(1, 2) * self.count * share  # between the two means
+        return Moments(
+            count,
+            self.x + share * x,
+            self.f + share * f,
+            self.xx + other.xx + x * apart,
+            self.fx + other.fx + f * apart,
+        )
 
     def covariances(self, *, centred: bool) -> tuple[np.ndarray, np.ndarray]:
         """H and C, without the means where these are left to a bias."""
         h, c = self.xx / self.count, self.fx / self.count
-        if not centred:
+        if centred:
             return h, c
-        x = self.x.swapaxes(1, 2) / self.count
-        # Of inputs that hardly vary only the sums' rounding errors are left, which are no covariances.
-        rounding = _ROUNDING * np.einsum("gii->gi", h)[:, :, None] * np.eye(h.shape[-1])
-        return h - self.x / self.count * x + rounding, c - self.f / self.count * x + rounding
+        x = self.x.swapaxes(1, 2)
+        return h + self.x * x, c + self.f * x
 
 
 def _moments(networks: Sequence[_Network], block: Block) -> Moments:
