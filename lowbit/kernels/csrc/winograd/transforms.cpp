@@ -269,8 +269,8 @@ LOWBIT_INLINE void add_to_pixels(const int32_t* sums, int64_t stride, int64_t ti
     }
 }
 
-// Four pixels of eight channels, as rows of four pixels of each channel.
-LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float (&rows)[kHalf][kTile]) {
+// Four pixels of eight channels, to rows of four pixels of each channel, `channel` elements apart.
+LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float* rows, int64_t channel) {
     Floatx8 halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
@@ -280,14 +280,47 @@ LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float (&rows)[kHalf][kTi
     }
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
-        const Floatx8 even = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13);
-        const Floatx8 odd = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15);
-        const char* const both[2] = {reinterpret_cast<const char*>(&even),
-                                     reinterpret_cast<const char*>(&odd)};
+        const Floatx8 both[2] = {
+            LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13),
+            LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15)};
         LOWBIT_UNROLLED
-        for (int k = 0; k < 2; k++) {
-            memcpy(rows[2 * i + k], both[k], sizeof rows[0]);
-            memcpy(rows[2 * i + k + kTile], both[k] + sizeof rows[0], sizeof rows[0]);
+        for (int k = 0; k < 2; k++) {  // channels 2 i + k and 2 i + k + 4
+            constexpr size_t kBytes = kTile * sizeof(float);
+            const char* bytes = reinterpret_cast<const char*>(&both[k]);
+            memcpy(rows + (2 * i + k) * channel, bytes, kBytes);
+            memcpy(rows + (2 * i + k + kTile) * channel, bytes + kBytes, kBytes);
+        }
+    }
+}
+
+// Rows of pixels of a channel are written together: the planes of channels are often a power of two apart,
+// and so are more lines than the cache has ways for.
+constexpr int64_t kTilesTogether = 16, kRowPixels = kTilesTogether * kTile;
+
+// Up to kTilesTogether tiles of eight channels, to rows [channel][kTile][kTile * tiles].
+template <bool kBias>
+LOWBIT_INLINE void inverse_to_rows(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
+                                   const float* scales, const float* biases, float* rows) {
+    Floatx8 scale, bias = {};
+    memcpy(&scale, scales, sizeof scale);
+    if (kBias) memcpy(&bias, biases, sizeof bias);
+    for (int64_t t = 0; t < tiles; t++) {
+        Int32x8 pixels[kTile][kTile];
+        inverse_transform(sums + t * kPanel, stride, ResultPixels(), pixels);
+        LOWBIT_UNROLLED
+        for (int i = 0; i < kTile; i++) {
+            Floatx8 values[kTile];
+            LOWBIT_UNROLLED
+            for (int j = 0; j < kTile; j++) {
+                if (others) {
+                    Int32x8 other;
+                    memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel, sizeof other);
+                    pixels[i][j] += other;
+                }
+                values[j] = __builtin_convertvector(pixels[i][j], Floatx8) * scale;
+                if (kBias) values[j] += bias;
+            }
+            turn(values, rows + kTile * (i * tiles + t), kTile * kRowPixels);
         }
     }
 }
@@ -295,38 +328,22 @@ LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float (&rows)[kHalf][kTi
 template <bool kBias>
 LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, int64_t tiles,
                                      const int32_t* others, const ResultTiles& to) {
+    float rows[kHalf * kTile * kRowPixels];
     for (int64_t c = 0; c < to.channels; c += kHalf) {
-        Floatx8 scale, bias = {};
-        memcpy(&scale, to.scale + c, sizeof scale);
-        if (kBias) memcpy(&bias, to.bias + c, sizeof bias);
-        const int64_t channels = std::min(kHalf, to.channels - c);
-        for (int64_t t = 0; t < tiles; t++) {
-            Int32x8 pixels[kTile][kTile];
-            inverse_transform(sums + t * kPanel + c, stride, ResultPixels(), pixels);
-            const int64_t columns = std::min(kTile, to.columns - kTile * t);
-            float* corner = to.first + c * to.plane + kTile * t;
-            LOWBIT_UNROLLED
-            for (int i = 0; i < kTile; i++) {
-                if (i >= to.rows) break;
-                Floatx8 values[kTile];
-                LOWBIT_UNROLLED
-                for (int j = 0; j < kTile; j++) {
-                    if (others) {
-                        Int32x8 other;
-                        memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel + c, sizeof other);
-                        pixels[i][j] += other;
-                    }
-                    values[j] = __builtin_convertvector(pixels[i][j], Floatx8) * scale;
-                    if (kBias) values[j] += bias;
-                }
-                float rows[kHalf][kTile];
-                turn(values, rows);
-                float* row = corner + i * to.width;
-                if (columns == kTile && channels == kHalf) {
-                    LOWBIT_UNROLLED
-                    for (int k = 0; k < kHalf; k++) memcpy(row + k * to.plane, rows[k], sizeof rows[k]);
+        for (int64_t t = 0; t < tiles; t += kTilesTogether) {
+            const int64_t count = std::min(kTilesTogether, tiles - t), width = kTile * count;
+            inverse_to_rows<kBias>(sums + t * kPanel + c, stride, count,
+                                   others ? others + t * kPixels * kPanel + c : nullptr, to.scale + c,
+                                   kBias ? to.bias + c : nullptr, rows);
+            const int64_t columns = std::min(width, to.columns - kTile * t);
+            for (int64_t k = 0; k < std::min(kHalf, to.channels - c); k++) {
+                const float* from = rows + k * kTile * kRowPixels;
+                float* first = to.first + (c + k) * to.plane + kTile * t;
+                if (width == to.width) {
+                    std::copy_n(from, to.rows * width, first);
                 } else {
-                    for (int64_t k = 0; k < channels; k++) std::copy_n(rows[k], columns, row + k * to.plane);
+                    for (int64_t i = 0; i < to.rows; i++)
+                        std::copy_n(from + i * width, columns, first + i * to.width);
                 }
             }
         }
