@@ -211,7 +211,9 @@ def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
     assert not used("grad_weight", plain, bright, wide)  # points that 16 bits do not hold
     narrow = Operand(integers=0, lowest=-8, highest=7)
     assert used("forward", plain, narrow, narrow)
-    few, odd = square(32, 32, 8), square(64, 64, 10)  # where bytes are faster
+    assert used("forward", square(16, 16, 8), narrow, narrow)
+    assert used("grad_weight", square(64, 64, 14), narrow, narrow)
+    few, odd = square(24, 24, 14), square(64, 64, 9)  # where bytes are faster
     assert (
         used("forward", few, narrow, narrow)
         == used("forward", odd, narrow, narrow)

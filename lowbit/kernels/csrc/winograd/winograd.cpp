@@ -20,19 +20,24 @@ int64_t max_magnitude(const lowbit_operand& operand) {
 
 namespace {
 
-// Whether this is faster than the direct computation, which needs at least `pays` times as many
-// multiplications. Sizes that kTile does not divide leave tiles partly empty, and with few channels the
-// transforms take longer than they save.
-bool saves_work(int64_t rows, int64_t columns, int64_t channels, int64_t few, double pays) {
+// How many times as many multiplications the direct computation must need for this to be faster: fewer, the
+// more channels share the transforms. Measured with 16 to 128 channels.
+struct Pays {
+    double least, by_channel;
+};
+
+// Where the direct computation multiplies int16, too; and where AVX2 multiplies twice as many bytes at a
+// time, because int16 holds some of their sums.
+constexpr Pays kInt16Pays{1.25, 0}, kBytesPay{2.3, 26}, kBytesPayInGradWeight{2.2, 16};
+constexpr int64_t kFewChannels = 16;
+
+// Sizes that kTile does not divide leave tiles partly empty.
+bool saves_work(int64_t rows, int64_t columns, int64_t channels, const Pays& pays) {
     const Tiling tiling(1, rows, columns);
     const int64_t here = tiling.rows * tiling.columns * kPoints, direct = rows * columns * kTaps;
-    return channels >= few && static_cast<double>(here) * pays < static_cast<double>(direct);
+    const double least = pays.least + pays.by_channel / static_cast<double>(channels);
+    return channels >= kFewChannels && static_cast<double>(here) * least < static_cast<double>(direct);
 }
-
-// What pays where the direct computation multiplies int16, too; and where AVX2 multiplies twice as many bytes
-// at a time, because int16 holds some of their sums.
-constexpr double kInt16Pays = 1.25, kBytesPay = 3.0, kBytesPayInGradWeight = 3.5;
-constexpr int64_t kFewInt16 = 16, kFewBytes = 48;  // channels
 
 bool is_plain_3x3(const gemm::Convolution& convolution) {
     if (convolution.groups != 1 || convolution.phases.size() != 1 || convolution.kernel_taps != kTaps) {
@@ -64,7 +69,7 @@ bool applies(const gemm::Convolution& convolution, const gemm::Product& product)
     const int64_t largest = kTaps * max_magnitude(*product.source) * max_magnitude(*product.weight);
     return source.channels * largest <= INT32_MAX &&
            saves_work(result.height, result.width, std::min(source.channels, result.channels),
-                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPay : kInt16Pays);
+                      has_bytes ? kBytesPay : kInt16Pays);
 }
 
 bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
@@ -79,7 +84,7 @@ bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
     // transformed.
     return 225 * max_magnitude(dy) <= INT16_MAX &&
            saves_work(plan.out_h, plan.out_w, std::min(g.channels, g.outputs),
-                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPayInGradWeight : kInt16Pays);
+                      has_bytes ? kBytesPayInGradWeight : kInt16Pays);
 }
 
 namespace {
