@@ -151,16 +151,14 @@ class _Part:
 
     def fits(self) -> bool:
         """Whether the channels can be the same ones, and all that is scaled belongs to the layers."""
-        weights = [layer.weight for layer in (*(one for one, _ in self._writers), *self.readers)]
-        counts = {_outputs_of(one) for one, _ in self._writers} | {_inputs_of(one) for one in self.readers}
+        written = [layer for layer, _ in self._writers]
+        together = {id(layer): layer for layer in (*written, *self.readers)}
         return (
-            len(counts) == 1
-            and len({id(weight) for weight in weights})
-            == len({id(one) for one, _ in self._writers} | {id(one) for one in self.readers})
-            and not any(isinstance(one, nn.Conv2DTranspose) for one in self.readers)
+            len({*map(_outputs_of, written), *map(_inputs_of, self.readers)}) == 1
+            and len({id(layer.weight) for layer in together.values()}) == len(together)
+            and not any(isinstance(layer, nn.Conv2DTranspose) for layer in self.readers)
             and all(
-                norm is None or (norm.weight is not None and norm.bias is not None)
-                for _, norm in self._writers
+                norm is None or not (norm.weight is None or norm.bias is None) for _, norm in self._writers
             )
         )
 
@@ -231,8 +229,8 @@ def _inputs_of_layers(
         x = given[0]
         channels_last = isinstance(layer, nn.Linear) or layer._data_format.endswith("C")
         axis = x.ndim - 1 if channels_last else 1
-        each = x.abs().max([a for a in range(1, x.ndim) if a != axis]) if x.ndim > 2 else x.abs()
-        each = each.numpy().astype(np.float64)
+        others = [a for a in range(1, x.ndim) if a != axis]
+        each = (x.abs().max(others) if others else x.abs()).numpy().astype(np.float64)
         seen[id(layer)] = _Seen(each.mean(0), each.max(0))
 
     hooks = [layer.register_forward_pre_hook(look) for layer in readers]

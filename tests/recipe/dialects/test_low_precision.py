@@ -58,8 +58,8 @@ def test_blocks_of_inputs_are_unsigned_where_they_are_never_negative():
     [("dynamic", "mse"), ("moving_average", "mse"), ("fixed", "mse(50)"), ("learned", "mse(50)")],
 )
 def test_mse_takes_50_turns_when_it_calibrates_and_one_in_every_call(scaling, observer):
-    for given, expected in (("mse", observer), ("mse(3)", "mse(3)")):
-        settings = OperandBlock(qtype="int4", scaling=scaling, observer=given).base_settings(is_input=False)
+    for word, expected in (("mse", observer), ("mse(3)", "mse(3)")):
+        settings = OperandBlock(qtype="int4", scaling=scaling, observer=word).base_settings(is_input=False)
         assert TensorSpec(**settings).observer == parse_observer(expected)
 
 
