@@ -30,8 +30,9 @@ class VerifiedEngine:
     engine: str  # "paddle", "onnxruntime", …
     name: str  # with its version
     passed: bool
+    samples: int  # that it was run on; fewer than `Verification.samples` if it got a sample of them
     agreement: float  # fraction of samples with the network's class; for other outputs: with close answers
-    top1: float | None  # None without labels
+    top1: float | None  # of these samples; None without labels
     max_difference: float
     mean_difference: float
     size: int  # bytes of what it reads
@@ -92,6 +93,7 @@ def describe_engine(engine: EngineReport, report: Report, size: Size) -> Verifie
         engine=engine.key,
         name=engine.name,
         passed=engine not in report.failing,
+        samples=engine.result.images,
         agreement=engine.result.agreement,
         top1=engine.result.top1,
         max_difference=engine.result.max_difference,

@@ -167,6 +167,9 @@ def verify_run(
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, trust_code=trust_code)
     loader = spread_images(trained, data_path, images)
+    assert isinstance(loader.dataset, SpreadDataset)
+    about = _about(run, trained)
+    about["validation_images"] = loader.dataset.chosen_from if data_path is None else None
     with open_progress(quiet=quiet) as display:
         trained = deployable(trained, tell=display.message)
         files, fp32 = to_export(trained), find_fp32(trained.source)
@@ -184,7 +187,7 @@ def verify_run(
             layers=layers,
             latency=latency,
             threads=threads,
-            about=_about(run, trained),
+            about=about,
         )
     assert found.report is not None
     found.details["predictions"] = found.report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
@@ -292,6 +295,7 @@ def _verify_outputs(
             engine=key,
             name=candidates[key].engine.name,
             passed=one.agreement >= limit,
+            samples=one.samples,
             agreement=one.agreement,
             top1=None,
             max_difference=one.max_difference,

@@ -108,6 +108,13 @@ def _about_answers(report: Report) -> list[str]:
                 f"are not the trained model's, the first of them in {report.integers_first_layer}: sums "
                 "before it exceed 2^24, up to which fp32 is exact."
             )
+    answers = [report.integers, *(engine.result for engine in report.engines)]
+    samples = {one.images for one in answers if one is not None and one.images < report.model.images}
+    if samples:
+        (count,) = samples
+        lines.append(
+            f"({count}): on a sample of {count} images. Its top-1 cannot be compared with that of all images."
+        )
     return lines + [engine.note for engine in report.engines if engine.note]
 
 

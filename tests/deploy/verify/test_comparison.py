@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from paddle import nn
 
+from lowbit.api.verification import describe_engine
 from lowbit.data import ArrayDataset, Loader
 from lowbit.deploy import OnnxRuntimeEngine
 from lowbit.deploy.verify import Candidate, Size, report_values, verify
@@ -94,12 +95,16 @@ def test_the_network_computes_a_sample_and_the_reference_the_rest(many, tmp_path
     assert "relative error" in report.verdict(report.engines[1]), "64 do not: the outputs decide, too"
     answers = report_sections(report, [])[0]
     assert "The trained model itself computed 64 of the images" in answers.lines[0]
-    assert [row[0] for row in answers.rows][1] == "integer reference (64)"
+    names = [row[0] for row in answers.rows]
+    assert names[1] == "integer reference (64)" and names[3].endswith(" (64)") and "(" not in names[2]
+    about = "(64): on a sample of 64 images. Its top-1 cannot be compared with that of all images."
+    assert about in answers.lines
     values = report_values(report, [])
     assert values["integer_reference"]["by_network"] == 64
     asked.clear()
     everything = verify(model, candidates, many, limit=1.0, latency=False)
     assert everything.by_network is None and everything.integers_images == 64 and sum(asked) == 128
+    assert describe_engine(report.engines[1], report, Size("Paddle", 1, None)).samples == 64
 
 
 def test_a_sample_may_be_judged_by_its_outputs(many, tmp_path):
