@@ -37,7 +37,7 @@ class VerifiedEngine:
     mean_difference: float
     size: int  # bytes of what it reads
     fp32_size: int | None  # None where the network is not quantized
-    departing_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
+    wrong_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
     speeds: tuple[Speed, ...] = ()
     note: str | None = None
 
@@ -100,7 +100,7 @@ def describe_engine(engine: EngineReport, report: Report, size: Size) -> Verifie
         mean_difference=engine.result.mean_difference,
         size=size.exported,
         fp32_size=size.fp32,
-        departing_layers=tuple(engine.guilty) if engine in report.failing else (),
+        wrong_layers=tuple(engine.wrong_layers) if engine in report.failing else (),
         speeds=tuple(
             Speed(one.batch_size, one.fp32_ms, one.quantized_ms, one.ratio) for one in engine.latency
         ),

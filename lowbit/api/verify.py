@@ -36,7 +36,7 @@ from lowbit.deploy.verify import (
 from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.agreement import measure_closeness
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
-from lowbit.deploy.verify.comparison import Images, Watch
+from lowbit.deploy.verify.comparison import Images, ProgressBar
 from lowbit.deploy.verify.record import ToExport, fp32_answer
 from lowbit.errors import LowbitError
 from lowbit.extras import is_installed
@@ -181,7 +181,7 @@ def verify_run(
             run / "export",
             keys,
             loader,
-            watch=display,
+            progress=display,
             baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
             limit=limit,
             layers=layers,
@@ -230,13 +230,13 @@ def verify_classifier(
     latency: bool = True,
     baseline: nn.Layer | None = None,
     threads: int | None = None,
-    watch: Watch | None = None,
+    progress: ProgressBar | None = None,
     notes: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Compare the files in a directory with the model they were exported from, image by image.
 
-    `about` is added to the `details`; `watch` shows the progress.
+    `about` is added to the `details`; `progress` shows the progress.
     """
     with tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
         fp32 = export_fp32(files, Path(temporary), engines) if files.is_quantized else None
@@ -247,7 +247,7 @@ def verify_classifier(
             files.model,
             open_candidates(engines, directory, fp32, threads=threads),
             images,
-            watch=watch,
+            progress=progress,
             baseline=answer,
             limit=limit,
             layers=layers,

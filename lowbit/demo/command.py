@@ -23,7 +23,7 @@ _ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO"
 NOTES = (
     "deployed: in the least accurate engine",
     "agrees:   images to which the engine gives the same class as the exported model",
-    "          (Paddle, quantized: of a sample of 64 images)",
+    "          (Paddle, quantized: of a sample of the images)",
     "MB:       of the ONNX file, and how many times smaller than in fp32",
     "step:     speed of a training step on one core, in turns; Paddle's own fp32 is 1",
 )

@@ -259,9 +259,10 @@ def verified(runs: list[Run]) -> str:
         head = ["", "threads", "batch", "fp32 ms", "quantized ms", "ratio", "verdict"]
         if rows:
             content.append(table(f"{run.name}: latency, fp32 and quantized in turns", head, rows))
-        guilty = [f"{one['name']}: {', '.join(one['guilty'])}" for one in found["engines"] if one["guilty"]]
-        if guilty:
-            content.append(paragraph(f"First layers that depart: {'; '.join(guilty)}", "bad"))
+        wrong = [(one["name"], one["wrong_layers"]) for one in found["engines"] if one.get("wrong_layers")]
+        if wrong:
+            named = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in wrong)
+            content.append(paragraph(f"First wrong layers: {named}", "bad"))
     if not content:
         return ""
     speeds = bars(

@@ -120,7 +120,7 @@ class EngineAnswers(Answers):
 
     engine: str
     name: str
-    guilty: list[str]
+    wrong_layers: NotRequired[list[str]]
     latency: list[LatencyRecord]
     verdict: NotRequired[str]
 

@@ -59,8 +59,8 @@ def test_the_whole_way_and_once_more(light, run, capsys):
         assert (folder / name / "export" / "inference.onnx").is_file()
         verified = json.loads((folder / name / "verify.json").read_text())
         assert verified["passed"] and len(verified["engines"]) == 4
-        sampled = {one["engine"]: one["images"] for one in verified["engines"] if one["images"] != 360}
-        assert sampled == ({} if name == "fp32" else {"paddle": 64}), "as the notes below the table say"
+        sampled = [one["engine"] for one in verified["engines"] if one["images"] != 360]
+        assert sampled == ([] if name == "fp32" else ["paddle"]), "as the notes below the table say"
         of_all = [engine for engine in verified["engines"] if engine["images"] == verified["images"]]
         deployed = min(engine["top1"] for engine in of_all)
         assert rows[{"fp32": "fp32", "w4a4g4": "W4A4G4"}[name]][2] == f"{deployed:.1%}"
@@ -129,7 +129,7 @@ def _write(folder: Path, engines: list[str]) -> None:
             "engines": [
                 {
                     **ANSWERS,
-                    **{"engine": key, "name": key, "guilty": [], "latency": []},
+                    **{"engine": key, "name": key, "wrong_layers": [], "latency": []},
                     **{"top1": 0.9 if place else 0.8, "agreement": ENGINES[key]},
                 }
                 for place, key in enumerate(engines)
