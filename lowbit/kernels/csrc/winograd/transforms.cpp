@@ -270,22 +270,23 @@ LOWBIT_INLINE void add_to_pixels(const int32_t* sums, int64_t stride, int64_t ti
 }
 
 // Four pixels of eight channels, to rows of four pixels of each channel, `channel` elements apart.
-LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float* rows, int64_t channel) {
-    Floatx8 halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
+template <class Vector, class Element>
+LOWBIT_INLINE void turn(const Vector (&pixels)[kTile], Element* rows, int64_t channel) {
+    Vector halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
-        const Floatx8 &first = pixels[2 * i], &second = pixels[2 * i + 1];
+        const Vector &first = pixels[2 * i], &second = pixels[2 * i + 1];
         halves[i][0] = LOWBIT_SHUFFLE(Int32x8, first, second, 0, 8, 1, 9, 4, 12, 5, 13);
         halves[i][1] = LOWBIT_SHUFFLE(Int32x8, first, second, 2, 10, 3, 11, 6, 14, 7, 15);
     }
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
-        const Floatx8 both[2] = {
+        const Vector both[2] = {
             LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13),
             LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15)};
         LOWBIT_UNROLLED
         for (int k = 0; k < 2; k++) {  // channels 2 i + k and 2 i + k + 4
-            constexpr size_t kBytes = kTile * sizeof(float);
+            constexpr size_t kBytes = kTile * sizeof(Element);
             const char* bytes = reinterpret_cast<const char*>(&both[k]);
             memcpy(rows + (2 * i + k) * channel, bytes, kBytes);
             memcpy(rows + (2 * i + k + kTile) * channel, bytes + kBytes, kBytes);
@@ -298,18 +299,15 @@ LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float* rows, int64_t cha
 constexpr int64_t kTilesTogether = 16, kRowPixels = kTilesTogether * kTile;
 
 // Up to kTilesTogether tiles of eight channels, to rows [channel][kTile][kTile * tiles].
-template <bool kBias>
+template <class Vector, class Element, class Convert>
 LOWBIT_INLINE void inverse_to_rows(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
-                                   const float* scales, const float* biases, float* rows) {
-    Floatx8 scale, bias = {};
-    memcpy(&scale, scales, sizeof scale);
-    if (kBias) memcpy(&bias, biases, sizeof bias);
+                                   Convert convert, Element* rows) {
     for (int64_t t = 0; t < tiles; t++) {
         Int32x8 pixels[kTile][kTile];
         inverse_transform(sums + t * kPanel, stride, ResultPixels(), pixels);
         LOWBIT_UNROLLED
         for (int i = 0; i < kTile; i++) {
-            Floatx8 values[kTile];
+            Vector converted[kTile];
             LOWBIT_UNROLLED
             for (int j = 0; j < kTile; j++) {
                 if (others) {
@@ -317,37 +315,83 @@ LOWBIT_INLINE void inverse_to_rows(const int32_t* sums, int64_t stride, int64_t 
                     memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel, sizeof other);
                     pixels[i][j] += other;
                 }
-                values[j] = __builtin_convertvector(pixels[i][j], Floatx8) * scale;
-                if (kBias) values[j] += bias;
+                convert(pixels[i][j], converted[j]);
             }
-            turn(values, rows + kTile * (i * tiles + t), kTile * kRowPixels);
+            turn(converted, rows + kTile * (i * tiles + t), kTile * kRowPixels);
+        }
+    }
+}
+
+// store(row of elements, count, where it goes); convert(first of eight channels) is inverse_to_rows's.
+template <class Vector, class Element, class ConvertOf, class Store>
+LOWBIT_INLINE void inverse_to_planes(const int32_t* sums, int64_t stride, int64_t tiles,
+                                     const int32_t* others, const ResultTiles& to, ConvertOf convert_of,
+                                     Store store) {
+    Element rows[kHalf * kTile * kRowPixels];
+    for (int64_t c = 0; c < to.channels; c += kHalf) {
+        for (int64_t t = 0; t < tiles; t += kTilesTogether) {
+            const int64_t count = std::min(kTilesTogether, tiles - t), width = kTile * count;
+            inverse_to_rows<Vector>(sums + t * kPanel + c, stride, count,
+                                    others ? others + t * kPixels * kPanel + c : nullptr, convert_of(c),
+                                    rows);
+            const int64_t columns = std::min(width, to.columns - kTile * t);
+            for (int64_t k = 0; k < std::min(kHalf, to.channels - c); k++) {
+                const Element* from = rows + k * kTile * kRowPixels;
+                const int64_t first = (c + k) * to.plane + kTile * t;
+                if (width == to.width) {
+                    store(from, to.rows * width, first);
+                } else {
+                    for (int64_t i = 0; i < to.rows; i++) {
+                        store(from + i * width, columns, first + i * to.width);
+                    }
+                }
+            }
         }
     }
 }
 
 template <bool kBias>
 LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, int64_t tiles,
-                                     const int32_t* others, const ResultTiles& to) {
-    float rows[kHalf * kTile * kRowPixels];
-    for (int64_t c = 0; c < to.channels; c += kHalf) {
-        for (int64_t t = 0; t < tiles; t += kTilesTogether) {
-            const int64_t count = std::min(kTilesTogether, tiles - t), width = kTile * count;
-            inverse_to_rows<kBias>(sums + t * kPanel + c, stride, count,
-                                   others ? others + t * kPixels * kPanel + c : nullptr, to.scale + c,
-                                   kBias ? to.bias + c : nullptr, rows);
-            const int64_t columns = std::min(width, to.columns - kTile * t);
-            for (int64_t k = 0; k < std::min(kHalf, to.channels - c); k++) {
-                const float* from = rows + k * kTile * kRowPixels;
-                float* first = to.first + (c + k) * to.plane + kTile * t;
-                if (width == to.width) {
-                    std::copy_n(from, to.rows * width, first);
-                } else {
-                    for (int64_t i = 0; i < to.rows; i++)
-                        std::copy_n(from + i * width, columns, first + i * to.width);
-                }
-            }
-        }
-    }
+                                     const int32_t* others, const ResultTiles& tiles_to,
+                                     const ResultValues& to) {
+    inverse_to_planes<Floatx8, float>(
+        sums, stride, tiles, others, tiles_to,
+        [&](int64_t c) LOWBIT_INLINE_LAMBDA {
+            Floatx8 scale, bias = {};
+            memcpy(&scale, to.scale + c, sizeof scale);
+            if (kBias) memcpy(&bias, to.bias + c, sizeof bias);
+            return [scale, bias](const Int32x8& sum, Floatx8& value) LOWBIT_INLINE_LAMBDA {
+                value = __builtin_convertvector(sum, Floatx8) * scale;
+                if (kBias) value += bias;
+            };
+        },
+        [&](const float* from, int64_t count, int64_t at)
+            LOWBIT_INLINE_LAMBDA { std::copy_n(from, count, to.first + at); });
+}
+
+template <bool kHigh>
+LOWBIT_INLINE bool inverse_to_multiples(const int32_t* sums, int64_t stride, int64_t tiles,
+                                        const int32_t* others, const ResultTiles& tiles_to,
+                                        const lowbit_multiples& to) {
+    Int32x8 used = {};  // the bits of all magnitudes, -1 counting as 0
+    inverse_to_planes<Int32x8, int32_t>(
+        sums, stride, tiles, others, tiles_to,
+        [&](int64_t) LOWBIT_INLINE_LAMBDA {
+            return [&](const Int32x8& sum, Int32x8& same) LOWBIT_INLINE_LAMBDA {
+                used |= sum ^ (sum >> 31);
+                same = sum;
+            };
+        },
+        [&](const int32_t* __restrict from, int64_t count, int64_t at) LOWBIT_INLINE_LAMBDA {
+            uint16_t* __restrict low = to.low + at;
+            for (int64_t i = 0; i < count; i++) low[i] = static_cast<uint16_t>(from[i]);
+            if (!kHigh) return;
+            int8_t* __restrict high = to.high + at;
+            for (int64_t i = 0; i < count; i++) high[i] = static_cast<int8_t>(from[i] >> 16);
+        });
+    int32_t bits = 0;
+    for (int i = 0; i < kHalf; i++) bits |= used[i];
+    return bits < (1 << (kHigh ? 23 : 15));
 }
 
 LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {
@@ -389,10 +433,15 @@ namespace {
         add_to_pixels(sums, stride, tiles, false, others);                                                  \
     }                                                                                                       \
     TARGET void values(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,           \
-                       const ResultTiles& to) {                                                             \
-        if (to.bias) return inverse_to_values<true>(sums, stride, tiles, others, to);                       \
-        if (others) return inverse_to_values<false>(sums, stride, tiles, others, to);                       \
-        inverse_to_values<false>(sums, stride, tiles, nullptr, to);                                         \
+                       const ResultTiles& tiles_to, const ResultValues& to) {                               \
+        if (to.bias) return inverse_to_values<true>(sums, stride, tiles, others, tiles_to, to);             \
+        if (others) return inverse_to_values<false>(sums, stride, tiles, others, tiles_to, to);             \
+        inverse_to_values<false>(sums, stride, tiles, nullptr, tiles_to, to);                               \
+    }                                                                                                       \
+    TARGET bool multiples(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,        \
+                          const ResultTiles& tiles_to, const lowbit_multiples& to) {                        \
+        if (to.high) return inverse_to_multiples<true>(sums, stride, tiles, others, tiles_to, to);          \
+        return inverse_to_multiples<false>(sums, stride, tiles, others, tiles_to, to);                      \
     }                                                                                                       \
     TARGET void taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {                          \
         if (add) return inverse_to_taps(sums, stride, true, to);                                            \
@@ -405,6 +454,7 @@ namespace {
                                    kernel,                                                                  \
                                    add_pixels,                                                              \
                                    values,                                                                  \
+                                   multiples,                                                               \
                                    taps};                                                                   \
     }
 

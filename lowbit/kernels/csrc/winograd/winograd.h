@@ -23,8 +23,9 @@ namespace lowbit::winograd {
 bool applies(const gemm::Convolution& convolution, const gemm::Product& product);
 bool applies(const wgrad::Plan& plan, const lowbit_operand& dy);
 
-// forward or grad_input, and grad_weight. Throw std::bad_alloc.
-void run(const gemm::Convolution& convolution, const gemm::Product& product);
+// forward or grad_input, and grad_weight. Throw std::bad_alloc. `run` returns false, at once, where a result
+// is too large for the product's multiples.
+bool run(const gemm::Convolution& convolution, const gemm::Product& product);
 void grad_weight(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
                  int64_t* sums);
 
