@@ -11,7 +11,7 @@
 //   grad_weight.cpp  grad_weight
 //   transforms.h     tiles of an image, and the transforms for each instruction set
 //   panels.cpp       loads what the transforms read
-//   transforms.cpp   their formulas
+//   transforms.cpp   their formulas; those of results in result_transforms.h
 //   products.h       the products of points, and their micro-kernels in products.cpp
 #pragma once
 #include "gemm/conv_gemm.h"
