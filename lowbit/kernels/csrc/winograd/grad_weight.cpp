@@ -11,7 +11,7 @@
 namespace lowbit::winograd {
 namespace {
 
-constexpr int64_t kTilesPerPass = 128;  // large, since taps are transformed per pass; small, since points
+constexpr int64_t kTilesPerPass = 256;  // large, since taps are transformed per pass; small, since points
                                         // stay in the cache
 constexpr int64_t kPanelsPerBlock = 2;  // of outputs, and of channels
 constexpr int64_t kPair = 2 * kPanel;   // int16 elements of a pair of tiles
