@@ -164,7 +164,10 @@ def _paddle() -> Iterator[Finding]:
 def _gpu(cuda: str | None, cards: int) -> Finding:
     if cards:
         return Finding("GPU", f"{cards} card{'s' * (cards > 1)}")
-    cost = "training runs on the CPU, where bf16 and fp16 give their precision but not their speed"
+    from lowbit.accel.bf16_products import why_not
+
+    slow = "bf16 is fast and fp16 emulated" if why_not() is None else "bf16 and fp16 are emulated, slowly"
+    cost = f"training runs on the CPU, where {slow}"
     if cuda is None:
         return Finding(
             "GPU", "not in this Paddle build", "missing", f"{cost}; install paddlepaddle-gpu for a card"

@@ -129,6 +129,12 @@ def test_gpu():
     assert "paddlepaddle-gpu" in module._gpu(None, 0).advice
 
 
+@pytest.mark.parametrize(("reason", "words"), [(None, "bf16 is fast"), ("no", "bf16 and fp16 are emulated")])
+def test_the_speed_of_bf16_without_a_gpu(monkeypatch, reason, words):
+    monkeypatch.setattr("lowbit.accel.bf16_products.why_not", lambda: reason)
+    assert f"on the CPU, where {words}" in module._gpu(None, 0).advice
+
+
 @pytest.mark.parametrize("name", ["amd-avx2", "intel-vnni", "intel-amx"])
 def test_another_processor(name, monkeypatch):
     monkeypatch.setenv("LOWBIT_CPU", name)

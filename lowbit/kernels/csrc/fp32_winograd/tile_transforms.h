@@ -231,10 +231,10 @@ LOWBIT_INLINE void gradient_kernels(const float* points, int64_t stride, int64_t
 // A block of 8 x 8 numbers, turned over its diagonal; rows are `from_row` and `to_row` apart.
 LOWBIT_INLINE void transpose_8x8(const float* from, int64_t from_row, float* to, int64_t to_row) {
     using V = Lanes<8>;
-    typedef int32_t Places __attribute__((vector_size(32)));
 #if defined(__clang__)
 #define LOWBIT_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
+    typedef int32_t Places __attribute__((vector_size(32)));
 #define LOWBIT_PICK(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
     V rows[8], pairs[8], fours[8];
