@@ -18,6 +18,7 @@ from paddle import Tensor, nn
 from paddle.nn import functional as F
 
 from lowbit.accel import onednn, onednn_objects
+from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
 from lowbit.numerics.exact import multiply
@@ -217,7 +218,7 @@ class Convolution(LinearOp):
 
 
 @dataclass(frozen=True)
-class _InFloats(Convolution):
+class _ByWinograd(Convolution):
     """A convolution whose gradients are computed by Winograd's algorithm, which rounds."""
 
     def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
@@ -231,17 +232,29 @@ class _InFloats(Convolution):
         return dweight
 
 
+@dataclass(frozen=True)
+class _Depthwise(Convolution):
+    """A depthwise convolution whose grad_weight is lowbit's: oneDNN copies every window of 5x5."""
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
+        fp32_depthwise.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+
 def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
     """The same products for a dY that is not on a grid: nobody needs its sums to be exact.
 
     Where it is faster, gradients of 3x3 convolutions are computed by Winograd's algorithm; they differ by
-    about 1e-5 of the largest value.
+    about 1e-5 of the largest value. grad_weight of a depthwise convolution has another order of sums.
     """
     if isinstance(linear_op, ChannelsLast):
         return ChannelsLast(in_floats(linear_op.inner, dy))
-    if not isinstance(linear_op, Convolution) or not _in_onednn(dy) or winograd(linear_op.geometry) is None:
+    if not isinstance(linear_op, Convolution) or not _in_onednn(dy):
         return linear_op
-    return _InFloats(linear_op.geometry)
+    if winograd(linear_op.geometry) is not None:
+        return _ByWinograd(linear_op.geometry)
+    return _Depthwise(linear_op.geometry) if fp32_depthwise.fits(linear_op.geometry) else linear_op
 
 
 @dataclass(frozen=True)

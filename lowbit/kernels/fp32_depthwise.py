@@ -1,0 +1,37 @@
+"""grad_weight of depthwise convolutions in fp32: the binding of csrc/depthwise/fp32_depthwise.h."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from lowbit.kernels.gemm import SHAPE, Geometry, shape_of
+from lowbit.kernels.library import ADDRESS, declare, kernels
+
+
+def fits(geometry: Geometry) -> bool:
+    """Whether the kernel can compute it: as many groups as channels and outputs, more than one.
+
+    >>> sizes = dict(kernel=(3, 3), stride=(1, 1), padding=(1, 1, 1, 1), dilation=(1, 1), groups=8)
+    >>> [fits(Geometry(input=(2, 8, 5, 5), outputs=outputs, **sizes)) for outputs in (8, 16)]
+    [True, False]
+    """
+    is_depthwise = 1 < geometry.groups == geometry.input[1] == geometry.outputs
+    return is_depthwise and kernels() is not None and min(geometry.input + geometry.output) > 0
+
+
+def grad_weight(geometry: Geometry, x: int, dy: int, dweight: int) -> None:
+    """dW, from X and dY, of a geometry that `fits`; addresses of contiguous fp32 tensors.
+
+    grad_weight(geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+    """
+    found = kernels()
+    assert found is not None  # callers have asked
+    _declared(found.library).lowbit_fp32_depthwise_grad_weight(shape_of(geometry), x, dy, dweight)
+
+
+@cache
+def _declared(library: ctypes.CDLL) -> Any:
+    declare(library, {"lowbit_fp32_depthwise_grad_weight": (ctypes.c_int, [SHAPE] + [ADDRESS] * 3)})
+    return library
