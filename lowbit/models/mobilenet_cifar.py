@@ -27,7 +27,7 @@ class CifarMobileNetV2(nn.Layer):
     """MobileNetV2 whose features are 8 times smaller than the image; `scale` multiplies the channels.
 
     >>> CifarMobileNetV2(num_classes=10, scale=0.5)(paddle.rand([2, 3, 32, 32])).shape
-    [2, 10]
+    paddle.Size([2, 10])
     """
 
     def __init__(self, num_classes: int, scale: float = 1.0) -> None:

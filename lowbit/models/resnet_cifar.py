@@ -55,7 +55,7 @@ class CifarResNet(nn.Layer):
     """A ResNet of three stages with 16, 32 and 64 channels.
 
     >>> CifarResNet(blocks_per_stage=3, num_classes=10)(paddle.rand([2, 3, 32, 32])).shape
-    [2, 10]
+    paddle.Size([2, 10])
     """
 
     def __init__(self, blocks_per_stage: int, num_classes: int) -> None:

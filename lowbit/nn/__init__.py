@@ -11,7 +11,8 @@
 | `int_forward` | forward in integers, in QAT and in evaluation |
 | `activation_matmul` | products of two activations, as in attention |
 | `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
-| `batch_norm`, `bn_folding`, `fused_blocks` | batch norm; folded into a layer; fused with sum and ReLU |
+| `batch_norm`, `bn_folding` | batch norm; folded into a layer |
+| `fused_blocks`, `fused_block_registry`, `fused_steps` | conversion to fused blocks; known classes; steps |
 | `edges`, `edge_trace`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
 | `reparameterize` | branches of a block merged into one convolution, as they are deployed |
 | `deployed_form` | integers and scales of a layer as it is deployed |

@@ -304,7 +304,7 @@ def folded_weight_and_bias(layer: nn.Layer, norm: nn.Layer) -> tuple[Tensor, Ten
     >>> norm = nn.BatchNorm1D(2)
     >>> norm.weight.set_value(paddle.to_tensor([2.0, 4.0]))
     >>> folded_weight_and_bias(nn.Linear(3, 2), norm)[0].shape
-    [3, 2]
+    paddle.Size([3, 2])
     """
     gain = _gain(norm, norm._variance)
     shift = norm._mean.cast("float64") * -1.0

@@ -3,11 +3,10 @@
 A convolution in low precision before the batch norm is in the same node, and so is the first one of a network
 that a max-pool follows: its output, the largest tensor of all, is computed again in the backward pass.
 
-A block is converted only where its code is known: classes of a registry, whose forward must be the one this
-file was written for, layers next to each other in `nn.Sequential`, or layers that the user names. Parameters
-and sublayers stay where they are, so `state_dict` keeps its names. Each fused step checks its layers when it
-runs and calls them one by one where it cannot run as one: hooks on an inner layer, another batch norm, an
-activation other than ReLU, ReLU6 and hard swish, evaluation, mixed precision, GPUs, export.
+A block is converted only where its code is known: classes of `fused_block_registry`, layers next to each
+other in `nn.Sequential`, or layers that the user names. Parameters and sublayers stay where they are, so
+`state_dict` keeps its names. A converted block runs the steps of `fused_steps`, in training; each step calls
+its layers one by one where it cannot run as one.
 
 Example::
 
@@ -19,39 +18,21 @@ Example::
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import paddle
-import paddle.nn.functional as F
 from paddle import Tensor, nn
-from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 
-from lowbit.accel.convolutions import FloatProducts, conv2d_in_onednn
-from lowbit.accel.fused_norm import ConvNormNode, Products, is_plain
-from lowbit.accel.norm_ops import (
-    channel_product,
-    fast_norm_ops,
-    fused_batch_norm,
-    max_pool_of,
-    norm_pass,
-    padded_shortcut,
-)
+from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
-from lowbit.models import resnet_cifar
-from lowbit.nn.linear_ops import geometry_of
-from lowbit.nn.qt_autograd import Operands, QTProducts
-from lowbit.nn.quant_layers import QuantizedConv2D
-from lowbit.numerics.exact import as_float32
-
-_FusedForward = Callable[[Any, Tensor], Tensor]
+from lowbit.nn.fused_block_registry import REGISTRY, FusedForward
+from lowbit.nn.fused_steps import has_hooks, is_norm, norms_before_activations, run_layers
 
 
 @dataclass(frozen=True)
@@ -105,97 +86,11 @@ def unfuse(net: nn.Layer) -> None:
             change_class(layer, layer._plain)
 
 
-def norm_act(
-    norm: nn.Layer,
-    x: Tensor,
-    activation: nn.Layer | Callable[[Tensor], Tensor] | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """`activation(norm(x) + residual)`, in one pass where that is possible, else layer by layer.
-
-    >>> norm_act(nn.BatchNorm2D(2), paddle.ones([1, 2, 3, 3]), F.relu).shape
-    [1, 2, 3, 3]
-    """
-    kind = _activation_kind(activation)
-    if kind is not None and _is_plain_norm(norm):
-        y = fused_batch_norm(norm, x, residual, activation=kind)
-        if y is not None:
-            return y
-    y = norm(x)
-    y = y if residual is None else y + residual
-    return y if activation is None else activation(y)
-
-
-def conv_norm_act(
-    conv: nn.Layer,
-    norm: nn.Layer,
-    x: Tensor,
-    activation: nn.Layer | Callable[[Tensor], Tensor] | None = None,
-    residual: Tensor | None = None,
-    pool: nn.Layer | None = None,
-) -> Tensor:
-    """`pool(activation(norm(conv(x)) + residual))` as one autograd node where that is possible.
-
-    >>> conv_norm_act(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2), paddle.ones([1, 1, 5, 5]), F.relu).shape
-    [1, 2, 3, 3]
-    """
-    y = _as_one_node(conv, norm, x, activation, residual, pool)
-    if y is not None:
-        return y
-    if pool is not None:
-        return pool(conv_norm_act(conv, norm, x, activation, residual))
-    return norm_act(norm, conv(x), activation, residual)
-
-
-def _as_one_node(
-    conv: nn.Layer,
-    norm: nn.Layer,
-    x: Tensor,
-    activation: nn.Layer | Callable[[Tensor], Tensor] | None,
-    residual: Tensor | None,
-    pool: nn.Layer | None,
-) -> Tensor | None:
-    """None where the layers must run one by one."""
-    kind = _activation_kind(activation)
-    if kind is None or not _is_plain_norm(norm) or not isinstance(x, Tensor) or not is_plain(x):
-        return None
-    in_low_precision = type(conv) is QuantizedConv2D and not conv.plan.is_straight_through
-    if not (in_low_precision or (type(conv) is nn.Conv2D and pool is not None)) or _has_hooks(conv):
-        return None
-    if "forward" in vars(conv) or conv.bias is not None or not conv.training:
-        return None
-    if (conv._padding_mode, conv._data_format) != ("zeros", "NCHW"):
-        return None
-    geometry = geometry_of(conv, x.shape)
-    if geometry is None or not (in_low_precision or conv2d_in_onednn(geometry)):
-        return None
-    windows = None
-    if pool is not None:
-        is_known = type(pool) is nn.MaxPool2D and not _has_hooks(pool) and "forward" not in vars(pool)
-        windows = max_pool_of(pool, geometry.output) if is_known and kind is Activation.RELU else None
-        if windows is None or residual is not None:
-            return None
-    norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind)
-    if norm_of_batch is None:
-        return None
-    norm_of_batch.pool = windows
-    weight = conv.weight
-    if in_low_precision:
-        x = as_float32(conv.input_quantizer.trained(x))
-        weight = conv.weight_quantizer.trained(weight)
-    learning = (not x.stop_gradient, not weight.stop_gradient)
-    if in_low_precision:
-        products: Products = QTProducts(conv.linear_op(x), Operands(conv), learning)
-    else:
-        products = FloatProducts(geometry, learning, computes_again=True)
-    return ConvNormNode.apply(x, weight, norm.weight, norm.bias, residual, products, norm_of_batch)
-
-
 class _Fused:
     """Mixed into a block's class; `_plain` is the class it had."""
 
     _plain: type[nn.Layer]
-    _fused_forward: _FusedForward
+    _fused_forward: FusedForward
     training: bool
 
     def _run(self, x: Tensor) -> Tensor:
@@ -222,7 +117,7 @@ _FORWARDS: dict[tuple[str, ...], Callable[[_Fused, Tensor], Tensor]] = {
 
 
 @cache
-def _fused_class(kind: type[nn.Layer], forward: _FusedForward) -> type[nn.Layer]:
+def _fused_class(kind: type[nn.Layer], forward: FusedForward) -> type[nn.Layer]:
     arguments = tuple(inspect.signature(kind.forward).parameters)
     members = {"_plain": kind, "_fused_forward": forward, "__module__": kind.__module__}
     members["forward"] = _FORWARDS[arguments]
@@ -234,177 +129,22 @@ def _convert(layer: nn.Layer) -> str | None:
     if "forward" in vars(layer):  # replaced on the instance, by to_static or by the user
         return None
     kind = type(layer)
-    known = _REGISTRY.get(kind)
+    known = REGISTRY.get(kind)
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
         change_class(layer, _fused_class(kind, known.forward))
         return known.what
     if kind.forward is not nn.Sequential.forward:
         return None
     members = list(layer._sub_layers.values())
-    if pairs := _pairs(members):
-        kinds = ", ".join(dict.fromkeys(type(members[at + 1]).__name__ for at in sorted(pairs)))
+    if norms := norms_before_activations(members):
+        kinds = ", ".join(dict.fromkeys(type(members[at + 1]).__name__ for at in sorted(norms)))
         change_class(layer, _fused_class(kind, _sequential))
-        return f"batch norm + {kinds}: {len(pairs)}"
+        return f"batch norm + {kinds}: {len(norms)}"
     return None
 
 
-# The forwards of known blocks, with what can be fused in one step. --------------------------------------
-
-
-@dataclass(frozen=True)
-class _Known:
-    forward: _FusedForward
-    what: str
-    digest: str  # of the source of the class's own forward, for which `forward` was written
-    applies: Callable[[Any], bool] = lambda layer: True
-
-    def is_unchanged(self, kind: type[nn.Layer]) -> bool:
-        return source_digest(kind) == self.digest
-
-
-_REGISTRY: dict[type[nn.Layer], _Known] = {}
-
-
-def source_digest(kind: type[nn.Layer]) -> str:
-    """A short digest of the source of a class's forward; white space does not count."""
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):  # no source: not the code that we know
-        return ""
-    return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:12]
-
-
-def _known(
-    kind: type[nn.Layer], what: str, digest: str, applies: Callable[[Any], bool] = lambda layer: True
-) -> Callable[[_FusedForward], _FusedForward]:
-    def register(forward: _FusedForward) -> _FusedForward:
-        _REGISTRY[kind] = _Known(forward, what, digest, applies)
-        return forward
-
-    return register
-
-
-# The old batch norm has its activation within: DenseNet, and PaddleClas's ConvBNLayer.
-_INNER = {"relu": Activation.RELU, "relu6": Activation.RELU6, "hard_swish": Activation.HARDSWISH}
-
-
-@_known(nn.BatchNorm, "batch norm with its activation", "f77644306d71", lambda norm: norm._act in _INNER)
-def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
-    y = fused_batch_norm(self, x, activation=_INNER[self._act]) if self._act in _INNER else None
-    return self._plain.forward(self, x) if y is None else y
-
-
-@_known(resnet.BasicBlock, "2 batch norms + ReLU, with the residual sum", "a1ef458c00df")
-def _basic_block(self: Any, x: Tensor) -> Tensor:
-    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
-    identity = x if self.downsample is None else _run_sequential(self.downsample, x)
-    return conv_norm_act(self.conv2, self.bn2, out, self.relu, identity)
-
-
-@_known(resnet.BottleneckBlock, "3 batch norms + ReLU, with the residual sum", "e7386993a49b")
-def _bottleneck(self: Any, x: Tensor) -> Tensor:
-    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
-    out = conv_norm_act(self.conv2, self.bn2, out, self.relu)
-    identity = x if self.downsample is None else _run_sequential(self.downsample, x)
-    return conv_norm_act(self.conv3, self.bn3, out, self.relu, identity)
-
-
-@_known(resnet.ResNet, "batch norm + ReLU + max-pool of the stem", "1c55d6e7237b")
-def _resnet(self: Any, x: Tensor) -> Tensor:
-    x = conv_norm_act(self.conv1, self.bn1, x, self.relu, pool=self.maxpool)
-    x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-    x = self.avgpool(x) if self.with_pool else x
-    return self.fc(paddle.flatten(x, 1)) if self.num_classes > 0 else x
-
-
-@_known(resnet_cifar.BasicBlock, "2 batch norms + ReLU, with the residual sum", "20fe122ef58c")
-def _cifar_block(self: Any, x: Tensor) -> Tensor:
-    y = conv_norm_act(self.conv1, self.bn1, x, F.relu)
-    return conv_norm_act(self.conv2, self.bn2, y, F.relu, _cifar_shortcut(self, x))
-
-
-def _cifar_shortcut(self: Any, x: Tensor) -> Tensor:
-    is_padded = self.stride > 1 and self.zero_channels and x.ndim == 4
-    shortcut = padded_shortcut(x, self.stride, self.zero_channels) if is_padded else None
-    return self._shortcut(x) if shortcut is None else shortcut
-
-
-@_known(resnet_cifar.CifarResNet, "batch norm + ReLU of the stem", "8c6c20786157")
-def _cifar_resnet(self: Any, x: Tensor) -> Tensor:
-    x = norm_act(self.bn1, self.conv1(x), F.relu)
-    x = self.layer3(self.layer2(self.layer1(x)))
-    return self.linear(self.avgpool(x).flatten(1))
-
-
-@_known(mobilenetv2.InvertedResidual, "batch norm + residual sum", "11ddfcc68000")
-def _inverted_residual_v2(self: Any, x: Tensor) -> Tensor:
-    if not self.use_res_connect:
-        return self.conv(x)
-    return _with_residual(self.conv, x, x)
-
-
-@_known(mobilenetv3.InvertedResidual, "batch norm + residual sum", "352ecac7bdf4")
-def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
-    y = self.expand_conv(x) if self.expand else x
-    y = self.bottleneck_conv(y)
-    y = self.mid_se(y) if self.use_se else y
-    return _with_residual(self.linear_conv, y, x) if self.use_res_connect else self.linear_conv(y)
-
-
-@_known(mobilenetv3.SqueezeExcitation, "product with the scales of channels", "5cd2c84a0908")
-def _squeeze_excitation(self: Any, x: Tensor) -> Tensor:
-    scale = self._scale(x)
-    y = channel_product(scale, x)
-    return scale * x if y is None else y
-
-
-def _with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:
-    """`layers(x) + residual`; the sum is fused with a convolution and a batch norm at the end."""
-    members = _members(layers)
-    if members is None or len(members) < 2 or not _is_plain_norm(members[-1]):
-        return layers(x) + residual
-    *first, last, norm = members
-    return conv_norm_act(last, norm, _run_layers(first, x), None, residual)
-
-
-def _run_sequential(layers: nn.Layer, x: Tensor) -> Tensor:
-    """`layers(x)`; the members of a Sequential with what can be fused."""
-    members = _members(layers)
-    return layers(x) if members is None else _run_layers(members, x)
-
-
-def _members(layers: nn.Layer) -> list[nn.Layer] | None:
-    """Those of a Sequential that only calls them one after the other; None for others."""
-    own = getattr(type(layers), "_plain", type(layers)).forward is nn.Sequential.forward
-    if not own or _has_hooks(layers) or "forward" in vars(layers):
-        return None
-    return list(layers._sub_layers.values())
-
-
 def _sequential(self: Any, x: Tensor) -> Tensor:
-    return _run_layers(list(self), x)
-
-
-def _run_layers(layers: list[nn.Layer], x: Tensor) -> Tensor:
-    followed, place = _pairs(layers), 0
-    while place < len(layers):
-        layer, after = layers[place], layers[place + 1 : place + 3]
-        if place in followed:
-            x, done = norm_act(layer, x, after[0]), 2
-        elif place + 1 in followed:
-            x, done = conv_norm_act(layer, after[0], x, after[1]), 3
-        elif after and _is_norm(after[0]):
-            x, done = conv_norm_act(layer, after[0], x), 2
-        else:
-            x, done = layer(x), 1
-        place += done
-    return x
-
-
-def _pairs(layers: list[nn.Layer]) -> set[int]:
-    """The places of batch norms that an activation follows."""
-    pairs = enumerate(pairwise(layers))
-    return {at for at, (norm, act) in pairs if _is_norm(norm) and type(act) in _ACTIVATIONS}
+    return run_layers(list(self), x)
 
 
 # Layers that the user names. ----------------------------------------------------------------------------
@@ -438,7 +178,7 @@ def _pair_of(group: Sequence[str], layers: dict[str, nn.Layer]) -> tuple[nn.Laye
         if name not in layers:
             raise LowbitError(f'fuse: the network has no layer "{name}": {did_you_mean(name, layers)}')
     named = [layers[name] for name in group]
-    if len(named) not in (2, 3) or not _is_norm(named[-2]) or type(named[-1]) is not nn.ReLU:
+    if len(named) not in (2, 3) or not is_norm(named[-2]) or type(named[-1]) is not nn.ReLU:
         raise LowbitError(
             f"fuse: the layers {list(group)} are not a convolution (optional), an nn.BatchNorm2D and an "
             "nn.ReLU: name them in this order"
@@ -447,7 +187,7 @@ def _pair_of(group: Sequence[str], layers: dict[str, nn.Layer]) -> tuple[nn.Laye
 
 
 def _norm_with_relu(self: Any, x: Tensor) -> Tensor:
-    y = None if _has_hooks(self) else fused_batch_norm(self, x, None, activation=Activation.RELU)
+    y = None if has_hooks(self) else fused_batch_norm(self, x, None, activation=Activation.RELU)
     if y is None:
         return self._plain.forward(self, x)
     setattr(y, _RECTIFIED, y.inplace_version)
@@ -480,40 +220,6 @@ def _trial(net: nn.Layer, example: Tensor) -> list[Tensor]:
     return [out.detach() for out in outputs] + [g for g in gradients if g is not None]
 
 
-# What may be fused. -------------------------------------------------------------------------------------
-
-
-_ACTIVATIONS = {
-    nn.ReLU: Activation.RELU,
-    nn.ReLU6: Activation.RELU6,
-    nn.Hardswish: Activation.HARDSWISH,
-}
-_FUNCTIONS = {F.relu: Activation.RELU, F.relu6: Activation.RELU6, F.hardswish: Activation.HARDSWISH}
-
-
-def _activation_kind(activation: nn.Layer | Callable[[Tensor], Tensor] | None) -> Activation | None:
-    """What the kernels call it; None for one that they do not have, or with hooks."""
-    if activation is None:
-        return Activation.NONE
-    if not isinstance(activation, nn.Layer):
-        return _FUNCTIONS.get(activation)
-    if _has_hooks(activation) or "forward" in vars(activation):
-        return None
-    return _ACTIVATIONS.get(type(activation))
-
-
-def _is_norm(layer: nn.Layer | None) -> bool:
-    return type(layer) is nn.BatchNorm2D
-
-
-def _is_plain_norm(layer: nn.Layer) -> bool:
-    return _is_norm(layer) and not _has_hooks(layer) and "forward" not in vars(layer)
-
-
-def _has_hooks(layer: nn.Layer) -> bool:
-    return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
-
-
 def _unfused(net: nn.Layer, fused: dict[str, str]) -> dict[str, str]:
     """Batch norms outside of fused blocks, each with the reason."""
     found = {}
@@ -524,9 +230,9 @@ def _unfused(net: nn.Layer, fused: dict[str, str]) -> dict[str, str]:
         if parent in fused:
             continue
         kind = type(net if not parent else dict(net.named_sublayers())[parent]).__name__
-        if not _is_norm(layer):
+        if not is_norm(layer):
             found[name] = f"{type(layer).__name__} is not nn.BatchNorm2D"
-        elif _has_hooks(layer):
+        elif has_hooks(layer):
             found[name] = "it has hooks"
         else:
             found[name] = f"lowbit does not know the forward of {kind}, or no ReLU or hard swish follows"

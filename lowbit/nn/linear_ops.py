@@ -366,7 +366,7 @@ class ChannelsLast(LinearOp):
     """A linear_op in NCHW between two changes of layout; weights lie the same way in both.
 
     >>> channels_first(paddle.zeros([2, 5, 6, 3])).shape
-    [2, 3, 5, 6]
+    paddle.Size([2, 3, 5, 6])
     """
 
     inner: LinearOp

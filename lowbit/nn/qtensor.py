@@ -86,7 +86,7 @@ def with_axes_of(x: Tensor, scale: Tensor) -> Tensor:
     """The scale with as many axes as `x` has, such that it is broadcast against it as before.
 
     >>> with_axes_of(paddle.ones([2, 3]), paddle.ones([3])).shape
-    [1, 3]
+    paddle.Size([1, 3])
     """
     shape = scale.shape
     missing = len(x.shape) - len(shape)
