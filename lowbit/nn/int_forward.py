@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -18,9 +19,10 @@ from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_matmul import in_integers
 from lowbit.nn.linear_ops import LinearOp, in_floats
 from lowbit.nn.qtensor import QTensor, SavedQTensor, round_operand, with_axes_of
-from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import nearest
+from lowbit.nn.quantizer import KnownScale, Quantizer
+from lowbit.numerics import Grid, fused, nearest
 from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
+from lowbit.numerics.fake_quant import on_grid, straight_through
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
@@ -162,6 +164,9 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
     """The layer's product without its bias; in floats after all for NaN, or shapes no kernel is made for."""
+    y = _in_one_node(layer, x, weight, *geometry)
+    if y is not None:
+        return y
     x, x_scale = layer.input_quantizer.values_and_scale(x)
     weight, w_scale = layer.weight_quantizer.values_and_scale(weight)
     x = layer.before_product(x)
@@ -178,6 +183,110 @@ def _operand(values: Tensor, scale: Tensor, quantizer: Quantizer) -> QTensor:
     scale = with_axes_of(values, scale.detach())
     made = round_operand(values.detach(), scale, quantizer.grid())
     return made if made.scale is scale else QTensor(data=values.detach())
+
+
+def _in_one_node(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor | None:
+    """Quantized and multiplied in one node; None where the quantizers need nodes of their own.
+
+    One scale for the input, kept or averaged, with or without PACT; dynamic scales for the weight.
+    """
+    if getattr(layer, "_padding_mode", "zeros") != "zeros" or 0 in x.shape:
+        return None
+    made = layer.weight_quantizer.dynamic_operand(weight)
+    if made is None:
+        return None
+    known = layer.input_quantizer.known_scale(x)
+    if known is None:
+        return None
+    alpha = layer.input_quantizer.alpha if known.bound is not None else None
+    alpha = None if alpha is None else alpha.value
+    operands = _input_operand(x, known), _dynamic_operand(weight, layer.weight_quantizer.grid(), *made)
+    learning = tuple(tensor is not None and not tensor.stop_gradient for tensor in (x, alpha, weight))
+    scales = _Scales(known, KnownScale(made[1], layer.weight_quantizer.grid()))
+    return _QuantizedForward.apply(
+        x, alpha, weight, layer.linear_op(x, *geometry), operands, scales, learning
+    )
+
+
+def _input_operand(x: Tensor, known: KnownScale) -> QTensor:
+    """The integers of x; with a NaN, the values."""
+    x, grid = x.detach(), known.grid
+    data, broken = fused.to_bytes(x, known.scale, grid, bound=known.bound)
+    if not broken:
+        return QTensor(data=data, scale=known.scale, lowest=grid.lowest, highest=grid.highest)
+    seen_as = fused.layout(x, known.scale)
+    return QTensor(data=fused.on_grid(x, known.scale, grid, seen_as, bound=known.bound))
+
+
+def _dynamic_operand(weight: Tensor, grid: Grid, data: Tensor, scale: Tensor, broken: int) -> QTensor:
+    if not broken:
+        return QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    return QTensor(data=on_grid(weight.detach(), scale, grid))
+
+
+@dataclass(frozen=True, eq=False)
+class _Scales:
+    input: KnownScale
+    weight: KnownScale
+
+
+class _QuantizedForward(PyLayer):
+    """Y of quantized X and W, with their gradients straight through; of PACT's bound, too.
+
+    What `_IntegerForward` is behind the nodes of two quantizers, bit for bit.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        alpha: Tensor | None,
+        weight: Tensor,
+        linear_op: LinearOp,
+        operands: tuple[QTensor, QTensor],
+        scales: _Scales,
+        learning: tuple[bool, bool, bool],
+    ) -> Tensor:
+        ctx.linear_op, ctx.learning, ctx.scales = linear_op, learning, scales
+        ctx.has_bound = alpha is not None
+        ctx.x, ctx.weight = map(SavedQTensor, operands)
+        fused.save_for_backward(ctx, x, weight)
+        y = in_integers(linear_op, "forward", *operands)
+        return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        _check_first_order()
+        x, weight = fused.saved_unchanged(ctx)
+        of_x, of_bound, of_weight = ctx.learning
+        known, of_weights = ctx.scales.input, ctx.scales.weight
+        dy, dx, dbound, dweight = dy.contiguous(), None, None, None
+        linear_op = in_floats(ctx.linear_op, dy)
+        if of_x or of_bound:
+            dx = linear_op.grad_input(dy, ctx.weight.operand().values())
+            if known.clips:
+                dx, dbound = fused.straight_through(
+                    *(dx, x, known.scale, known.grid, fused.layout(x, known.scale)),
+                    bound=known.bound,
+                    learning=(of_x, of_bound),
+                )
+        if of_weight:
+            dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
+            given = (dweight, weight, of_weights.scale, of_weights.grid)
+            seen_as = fused.layout(weight, of_weights.scale)
+            if seen_as is None:
+                dweight = straight_through(*given)
+            else:
+                dweight, _ = fused.straight_through(*given, seen_as)
+        return (dx, dbound, dweight) if ctx.has_bound else (dx, dweight)
+
+
+def _check_first_order() -> None:
+    if paddle.is_grad_enabled():
+        raise LowbitError(
+            "a gradient of a gradient cannot go through a product of integers: "
+            'set_executor(model, "simulate") multiplies in floats'
+        )
 
 
 class _IntegerForward(PyLayer):
@@ -197,11 +306,7 @@ class _IntegerForward(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if paddle.is_grad_enabled():
-            raise LowbitError(
-                "a gradient of a gradient cannot go through a product of integers: "
-                'set_executor(model, "simulate") multiplies in floats'
-            )
+        _check_first_order()
         dy, dx, dweight = dy.contiguous(), None, None
         linear_op = in_floats(ctx.linear_op, dy)
         if ctx.learning[0]:

@@ -109,6 +109,16 @@ def on_grid(
     return y
 
 
+def to_bytes(x: Tensor, scale: Tensor, grid: Grid, *, bound: Tensor | None = None) -> tuple[Tensor, int]:
+    """The integers of `on_grid` for one scale, a byte each; and how many values were NaN."""
+    shape = x.shape
+    q = new_tensor(shape, "int8" if grid.signed else "uint8")
+    broken = quantize_kernels().quantize_to_bytes(
+        *(x.data_ptr(), q.data_ptr(), scale.data_ptr(), _address(bound)), math.prod(shape), levels(grid)
+    )
+    return q, broken
+
+
 def straight_through(
     dy: Tensor,
     x: Tensor,
