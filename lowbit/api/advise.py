@@ -29,7 +29,7 @@ from lowbit.deploy.gains import READ_BY
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.deploy.verify.agreement import Agreement, measure_agreement, model_answer
 from lowbit.deploy.verify.candidates import installed_engines, open_engine
-from lowbit.deploy.verify.comparison import Images, Unwatched, Watch
+from lowbit.deploy.verify.comparison import Images, NoProgressBar, ProgressBar
 from lowbit.deploy.verify.latency import time_in_turns
 from lowbit.deploy.verify.record import ToExport
 from lowbit.errors import LowbitError
@@ -174,7 +174,7 @@ def advise_run(
             loader,
             baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
             threads=threads,
-            watch=display,
+            progress=display,
         )
     if run.is_dir():
         text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
@@ -188,10 +188,10 @@ def advise_classifier(
     *,
     baseline: nn.Layer | None = None,
     threads: int | None = None,
-    watch: Watch | None = None,
+    progress: ProgressBar | None = None,
 ) -> Advice:
-    """The same for a model with what its checkpoint says about it; `watch` shows the progress."""
-    watch, first = watch or Unwatched(), next(iter(images.epoch(0)))
+    """The same for a model with what its checkpoint says about it; `progress` shows the progress."""
+    progress, first = progress or NoProgressBar(), next(iter(images.epoch(0)))
     inputs = ModelInputs(input_names(files.model, 1), (first.images[:4],))
     with eval_mode(files.model):
         own = answers_of(files.model, inputs.examples, files.model_name)
@@ -202,14 +202,14 @@ def advise_classifier(
     with tempfile.TemporaryDirectory(prefix="lowbit-advise-") as temporary:
         folder = Path(temporary)
         writer = Writer(files, folder / "quantized", inputs, own, classifier=True)
-        watch.begin("export", 2)
+        progress.begin("export", 2)
         made, notes = _write_quantized(writer)
-        watch.advance()
+        progress.advance()
         plain = _write_fp32(writer, folder / FP32, baseline)
-        watch.advance()
+        progress.advance()
         opened = _open(made, writer.directory, threads, notes) | _open(plain, folder / FP32, threads, notes)
         seconds = _time(opened, first.images[:1])
-        found = _accuracy(files.model, opened, seconds, images, watch)
+        found = _accuracy(files.model, opened, seconds, images, progress)
     options = _options(opened, seconds, found, _bits(files.model))
     return Advice(
         options=options,
@@ -272,15 +272,15 @@ def _accuracy(
     opened: _Opened,
     seconds: dict[tuple[str, str], list[float]],
     images: Images,
-    watch: Watch,
+    progress: ProgressBar,
 ) -> dict[tuple[str, str], Agreement]:
     """Of every quantized form; of fp32, which is the same everywhere, in its fastest engine."""
     fastest = min((key for key in opened if key[0] == FP32), key=lambda key: statistics.median(seconds[key]))
     wanted = [key for key in opened if key[0] != FP32 or key == fastest]
-    watch.begin("accuracy", len(images))
+    progress.begin("accuracy", len(images))
     batches: Iterable[Batch] = images.epoch(0)
     runs = {"/".join(key): opened[key][1].run for key in wanted}
-    _, found = measure_agreement(model_answer(model), runs, batches, on_batch=watch.advance)
+    _, found = measure_agreement(model_answer(model), runs, batches, on_batch=progress.advance)
     results = {key: found["/".join(key)] for key in wanted}
     return results | {key: results[fastest] for key in opened if key[0] == FP32}
 
@@ -329,7 +329,7 @@ def recommend(options: Sequence[Option]) -> str:
     if not exact:
         return (
             "deploy none of the quantized forms, since in no engine they compute what was trained; "
-            "`lowbit verify` names the layers that depart."
+            "`lowbit verify` names the wrong layers."
         )
     best = min(exact, key=lambda one: one.ms)
     change = ""

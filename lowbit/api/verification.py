@@ -30,13 +30,14 @@ class VerifiedEngine:
     engine: str  # "paddle", "onnxruntime", …
     name: str  # with its version
     passed: bool
+    samples: int  # that it was run on; fewer than `Verification.samples` if it got a sample of them
     agreement: float  # fraction of samples with the network's class; for other outputs: with close answers
-    top1: float | None  # None without labels
+    top1: float | None  # of these samples; None without labels
     max_difference: float
     mean_difference: float
     size: int  # bytes of what it reads
     fp32_size: int | None  # None where the network is not quantized
-    departing_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
+    wrong_layers: tuple[str, ...] = ()  # the first that compute something else, if it failed
     speeds: tuple[Speed, ...] = ()
     note: str | None = None
 
@@ -92,13 +93,14 @@ def describe_engine(engine: EngineReport, report: Report, size: Size) -> Verifie
         engine=engine.key,
         name=engine.name,
         passed=engine not in report.failing,
+        samples=engine.result.images,
         agreement=engine.result.agreement,
         top1=engine.result.top1,
         max_difference=engine.result.max_difference,
         mean_difference=engine.result.mean_difference,
         size=size.exported,
         fp32_size=size.fp32,
-        departing_layers=tuple(engine.guilty) if engine in report.failing else (),
+        wrong_layers=tuple(engine.wrong_layers) if engine in report.failing else (),
         speeds=tuple(
             Speed(one.batch_size, one.fp32_ms, one.quantized_ms, one.ratio) for one in engine.latency
         ),

@@ -36,7 +36,7 @@ from lowbit.deploy.verify import (
 from lowbit.deploy.verify import verify as verify_images
 from lowbit.deploy.verify.agreement import measure_closeness
 from lowbit.deploy.verify.candidates import INT8_FOLDER, ONNX_FILE, Candidate, installed_engines
-from lowbit.deploy.verify.comparison import Images, Watch
+from lowbit.deploy.verify.comparison import Images, ProgressBar
 from lowbit.deploy.verify.record import ToExport, fp32_answer
 from lowbit.errors import LowbitError
 from lowbit.extras import is_installed
@@ -167,6 +167,9 @@ def verify_run(
         raise LowbitError(f"{run} is not a run folder; give the folder that `lowbit train` wrote")
     trained = open_model(run, trust_code=trust_code)
     loader = spread_images(trained, data_path, images)
+    assert isinstance(loader.dataset, SpreadDataset)
+    about = _about(run, trained)
+    about["validation_images"] = loader.dataset.chosen_from if data_path is None else None
     with open_progress(quiet=quiet) as display:
         trained = deployable(trained, tell=display.message)
         files, fp32 = to_export(trained), find_fp32(trained.source)
@@ -178,13 +181,13 @@ def verify_run(
             run / "export",
             keys,
             loader,
-            watch=display,
+            progress=display,
             baseline=open_checkpoint(fp32, trust=trained.trust).model if fp32 else None,
             limit=limit,
             layers=layers,
             latency=latency,
             threads=threads,
-            about=_about(run, trained),
+            about=about,
         )
     assert found.report is not None
     found.details["predictions"] = found.report.predictions.to_dict(loader.dataset, loader.sampler.order(0))
@@ -227,13 +230,13 @@ def verify_classifier(
     latency: bool = True,
     baseline: nn.Layer | None = None,
     threads: int | None = None,
-    watch: Watch | None = None,
+    progress: ProgressBar | None = None,
     notes: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Verification:
     """Compare the files in a directory with the model they were exported from, image by image.
 
-    `about` is added to the `details`; `watch` shows the progress.
+    `about` is added to the `details`; `progress` shows the progress.
     """
     with tempfile.TemporaryDirectory(prefix="lowbit-verify-") as temporary:
         fp32 = export_fp32(files, Path(temporary), engines) if files.is_quantized else None
@@ -244,7 +247,7 @@ def verify_classifier(
             files.model,
             open_candidates(engines, directory, fp32, threads=threads),
             images,
-            watch=watch,
+            progress=progress,
             baseline=answer,
             limit=limit,
             layers=layers,
@@ -292,6 +295,7 @@ def _verify_outputs(
             engine=key,
             name=candidates[key].engine.name,
             passed=one.agreement >= limit,
+            samples=one.samples,
             agreement=one.agreement,
             top1=None,
             max_difference=one.max_difference,

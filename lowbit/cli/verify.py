@@ -49,7 +49,7 @@ def verify(
 ) -> None:
     """Compare the trained model with what each engine makes of its export, on the same images.
 
-    Exit code 1 when an engine's answers agree too rarely; the first layer that departs is named. The result
+    Exit code 1 when an engine's answers agree too rarely; the first wrong layer is named. The result
     is kept as `verify.json` in the run folder.
 
     **Examples**

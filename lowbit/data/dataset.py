@@ -93,6 +93,7 @@ class SpreadDataset:
         if count < 1:
             raise LowbitError(f"at least 1 image is needed, got {count}")
         self.classes = dataset.classes
+        self.chosen_from = len(dataset)
         self._dataset = dataset
         self._indices = np.arange(min(count, len(dataset))) * len(dataset) // min(count, len(dataset))
 

@@ -23,7 +23,8 @@ _ENGINES = {"paddle": "Paddle", "onnxruntime": "ONNX RT", "openvino": "OpenVINO"
 NOTES = (
     "deployed: in the least accurate engine",
     "agrees:   images to which the engine gives the same class as the exported model",
-    "file:     in ONNX, and how many times smaller than in fp32",
+    "          (Paddle, quantized: of a sample of the images)",
+    "MB:       of the ONNX file, and how many times smaller than in fp32",
     "step:     speed of a training step on one core, in turns; Paddle's own fp32 is 1",
 )
 
@@ -95,15 +96,14 @@ def make_table(folder: Path, trainings: Sequence[DemoTraining]) -> Table:
     from lowbit.demo.steps import bench_file
     from lowbit.report import open_run
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("\ntraining")
-    titles = ["top-1\ntrained", "top-1\ndeployed"]
     runs = [open_run(folder / training.name) for training in trainings]
     verified = {engine["engine"] for engine in (runs[0].verify or {})["engines"]}
     engines = [key for key in _ENGINES if key in verified]  # OpenVINO may not be installed
-    titles += [f"agrees\n{_ENGINES[key]}" for key in engines]
-    for title in (*titles, "ONNX\nfile", "times\nsmaller", "step\nspeed"):
-        table.add_column(title, justify="right")
+    table = _empty_table(
+        ["top-1\ntrained", "top-1\ndeployed"],
+        [f"agrees\n{_ENGINES[key]}" for key in engines],
+        ["ONNX\nMB", "times\nsmaller", "step\nspeed"],
+    )
     (measured,) = json.loads(bench_file(folder).read_text("utf-8"))
     faster = {row["side"]: row["faster"] for row in measured["rows"]}
     for training, run in zip(trainings, runs, strict=True):
@@ -117,6 +117,17 @@ def make_table(folder: Path, trainings: Sequence[DemoTraining]) -> Table:
     return table
 
 
+def _empty_table(*groups: list[str]) -> Table:
+    """The titles of its columns; groups of columns are a space further apart than columns of a group."""
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column("\ntraining", no_wrap=True)
+    for group in groups:
+        for place, title in enumerate(group):
+            widest = max(len(line) for line in title.splitlines())
+            table.add_column(title, justify="right", no_wrap=True, min_width=widest + (place == 0))
+    return table
+
+
 def _verified(found: dict[str, Any], keys: Sequence[str]) -> list[str]:
     engines = {engine["engine"]: engine for engine in found["engines"]}
     (onnx,) = (size for size in found["sizes"] if size["format"] == "ONNX")
@@ -126,6 +137,6 @@ def _verified(found: dict[str, Any], keys: Sequence[str]) -> list[str]:
     return [
         f"{min(of_all):.1%}",
         *(f"{engines[key]['agreement']:.1%}" for key in keys),
-        f"{onnx['exported'] / 1e6:.2f} MB",
+        f"{onnx['exported'] / 1e6:.2f}",
         "" if ratio is None else f"{ratio:.1f}x",
     ]

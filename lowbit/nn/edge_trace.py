@@ -1,4 +1,4 @@
-"""A model as a program, read into nodes: what `find_edges` looks at.
+"""A model as a program, read into nodes: what `find_edges` and `equalize` look at.
 
 The model is traced once, with a mark at the input and the output of every module, so that it is known, not
 guessed, which tensor is which module's. A quantized layer is one node.
@@ -41,12 +41,16 @@ class Node:
     pixels: int = 0  # that a mean over all pixels adds up
 
 
-def trace_nodes(model: nn.Layer, inputs: Sequence[Tensor], layers: set[str]) -> list[Node]:
+def trace_nodes(
+    model: nn.Layer, inputs: Sequence[Tensor], layers: set[str], *, purpose: str = "outputs: quantized"
+) -> list[Node]:
     """The operators that compute floats from the model's inputs; what is inside of `layers` is one node each.
+
+    `purpose` is the recipe's setting that needs it, for an error if Paddle cannot trace the model.
 
     trace_nodes(model, [images], {"conv1", "fc"})
     """
-    return _read(_trace(model, inputs), layers)
+    return _read(_trace(model, inputs, purpose), layers)
 
 
 class _Marked(nn.Layer):
@@ -59,7 +63,7 @@ class _Marked(nn.Layer):
         return self.model(*inputs)
 
 
-def _trace(model: nn.Layer, inputs: Sequence[Tensor]) -> Any:
+def _trace(model: nn.Layer, inputs: Sequence[Tensor], purpose: str) -> Any:
     specs = [InputSpec(given.shape, given.dtype) for given in inputs]
     with eval_mode(model), ExitStack() as undo, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Paddle's own, about its own code
@@ -76,8 +80,8 @@ def _trace(model: nn.Layer, inputs: Sequence[Tensor]) -> Any:
             raise
         except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
             raise LowbitError(
-                f"outputs: quantized needs {type(model).__name__} as a program, like an export, and Paddle "
-                f"cannot make one: {cause(error)}. Change its forward, or write outputs: full"
+                f"{purpose} needs {type(model).__name__} as a program, like an export, and Paddle cannot "
+                f"make one: {cause(error)}. Change its forward, or leave out {purpose}"
             ) from error
 
 

@@ -29,6 +29,7 @@ from lowbit.numerics import (
 )
 
 PER_TENSOR, MINMAX, DYNAMIC = Granularity(), parse_observer("minmax"), parse_scaling("dynamic")
+_MSE, _MSE_TO_THE_END = parse_observer("mse"), parse_observer("mse(50)")
 NO_ROTATION = Rotation()
 CLIPS = ("none", "pact")
 SIGNS = ("fixed", "auto", "asymmetric")
@@ -78,6 +79,7 @@ class TensorSpec:
     """Grid, granularity, observer, scaling, rounding, clip and sign of one operand; words are parsed.
 
     A learned step starts from LSQ's own initial value, or from the scale of an observer other than minmax.
+    With `scaling` fixed or learned, `mse` is `mse(50)`: one iteration stays near the largest value.
     `sign="auto"` puts an input that calibration never sees negative (after a ReLU) on the unsigned grid of as
     many bits; `asymmetric` learns an offset beside the step: a zero point (LSQ+). `rotation` quantizes after
     a Hadamard transform and turns back; `samples=2` is the mean of two stochastic roundings.
@@ -100,6 +102,9 @@ class TensorSpec:
         for key in _PARSERS:
             if isinstance(value := getattr(self, key), str):
                 object.__setattr__(self, key, parse_setting(key, value))
+        # A scale that is chosen once has time for the search that every call would have to pay for.
+        if self.observer == _MSE and self.scaling.name in ("fixed", "learned"):
+            object.__setattr__(self, "observer", _MSE_TO_THE_END)
         if not self.grid.is_integer and (more := self._beside_the_grid()):
             raise LowbitError(
                 f"on the grid {self.grid} nothing is scaled or clipped, so {', '.join(more)} would have no "

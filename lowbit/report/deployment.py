@@ -26,7 +26,7 @@ from lowbit.report.elements import (
     table,
 )
 from lowbit.report.run_files import Run
-from lowbit.report.summary import Verdict, deployed_engine, verdicts
+from lowbit.report.summary import Verdict, deployed_engine, is_sample, verdicts
 
 _MOST_CLASSES = 25  # in a confusion matrix; of more classes the most frequent mistakes are listed
 _MOST_MISTAKES = 20
@@ -227,13 +227,24 @@ def verified(runs: list[Run]) -> str:
         answers = [("fp32, before quantization", found["fp32"]), ("trained model", found["model"])]
         answers += [("integer reference", found["integer_reference"])]
         answers += [(engine["name"], engine) for engine in found["engines"]]
+        answers = [(name, one) for name, one in answers if one is not None]
+        if any(is_sample(one, found) for _, one in answers):
+            note = (
+                "Those with a number of images saw only a sample; their top-1 and top-5 cannot be compared "
+                "with those of all images."
+            )
+            content.append(paragraph(note, "note"))
         rows = [
             [
-                *(name, percent(one["top1"]), percent(one["top5"]), percent(one["agreement"])),
+                *(
+                    _with_images(name, one, found),
+                    percent(one["top1"]),
+                    percent(one["top5"]),
+                    percent(one["agreement"]),
+                ),
                 *(number(one["max_difference"], 3), number(1000 * one["seconds"] / one["images"], 3)),
             ]
             for name, one in answers
-            if one is not None
         ]
         head = ["", "top-1", "top-5", "same class", "largest difference", "ms per image"]
         content.append(table(f"{run.name}: answers of the engines", head, rows))
@@ -248,9 +259,10 @@ def verified(runs: list[Run]) -> str:
         head = ["", "threads", "batch", "fp32 ms", "quantized ms", "ratio", "verdict"]
         if rows:
             content.append(table(f"{run.name}: latency, fp32 and quantized in turns", head, rows))
-        guilty = [f"{one['name']}: {', '.join(one['guilty'])}" for one in found["engines"] if one["guilty"]]
-        if guilty:
-            content.append(paragraph(f"First layers that depart: {'; '.join(guilty)}", "bad"))
+        wrong = [(one["name"], one["wrong_layers"]) for one in found["engines"] if one.get("wrong_layers")]
+        if wrong:
+            named = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in wrong)
+            content.append(paragraph(f"First wrong layers: {named}", "bad"))
     if not content:
         return ""
     speeds = bars(
@@ -269,6 +281,10 @@ def verified(runs: list[Run]) -> str:
         mark=1.0,
     )
     return section("verify", "Engines", speeds, *content)
+
+
+def _with_images(name: str, answers: dict[str, Any], verify: dict[str, Any]) -> str:
+    return f"{name} ({answers['images']} images)" if is_sample(answers, verify) else name
 
 
 def advice(runs: list[Run]) -> str:

@@ -120,7 +120,7 @@ class EngineAnswers(Answers):
 
     engine: str
     name: str
-    guilty: list[str]
+    wrong_layers: NotRequired[list[str]]
     latency: list[LatencyRecord]
     verdict: NotRequired[str]
 
@@ -165,7 +165,8 @@ class SizeRecord(TypedDict):
 class Verified(TypedDict):
     """verify.json."""
 
-    images: int
+    images: Annotated[int, Field(ge=1)]
+    validation_images: NotRequired[int | None]  # all that there are; None for images of another folder
     limit: Number
     passed: bool
     model: Answers

@@ -22,7 +22,8 @@ class Verdict:
     precision: str
     verified: bool | None = None
     engine: str | None = None
-    top1: float | None = None
+    top1: float | None = None  # None also where the engine saw a sample: accuracies of other images differ
+    sample: int | None = None  # images that the engine saw, if not all of verify.json's
     fp32_top1: float | None = None
     fp32_source: str = ""  # where the accuracy of fp32 is from
     size: int | None = None
@@ -54,6 +55,8 @@ class Verdict:
         if self.engine is None:
             return "Not deployed yet."
         parts = [f"{percent(self.top1)} top-1 in {self.engine}"]
+        if self.sample is not None:
+            parts = [f"top-1 in {self.engine} not measured on all images (verified on {self.sample})"]
         if self.distance is not None:
             where = "below" if self.distance < 0 else "above"
             away = abs(self.distance)
@@ -89,7 +92,8 @@ def _verdict(run: Run, runs: list[Run]) -> Verdict:
         precision=run.precision,
         verified=run.verify["passed"],
         engine=engine["name"],
-        top1=engine["top1"],
+        top1=None if is_sample(engine, run.verify) else engine["top1"],
+        sample=engine["images"] if is_sample(engine, run.verify) else None,
         fp32_top1=fp32_top1,
         fp32_source=source,
         size=exported["exported"] if exported else None,
@@ -100,11 +104,16 @@ def _verdict(run: Run, runs: list[Run]) -> Verdict:
 
 def deployed_engine(verify: dict[str, Any]) -> dict[str, Any]:
     """The fastest engine of a verify.json: by its latency, or, where that was not measured, by the time that
-    it took for all images."""
+    it took for an image of the comparison."""
     timed = [engine for engine in verify["engines"] if engine["latency"]]
     if timed:
         return min(timed, key=lambda engine: min(engine["latency"], key=_batch_size)["quantized_ms"])
-    return min(verify["engines"], key=lambda engine: engine["seconds"])
+    return min(verify["engines"], key=lambda engine: engine["seconds"] / engine["images"])
+
+
+def is_sample(answers: dict[str, Any], verify: dict[str, Any]) -> bool:
+    """Whether one of those in a verify.json saw some of its images only."""
+    return bool(answers["images"] < verify["images"])
 
 
 def _smallest_batch(engine: dict[str, Any]) -> dict[str, Any] | None:
@@ -120,8 +129,9 @@ def _fp32_accuracy(run: Run, runs: list[Run]) -> tuple[float | None, str]:
         return None, ""
     if run.verify["fp32"] is not None:
         return run.verify["fp32"]["top1"], "the fp32 model they started from"
-    if baseline := run.points("baseline", "top1"):
-        return baseline[-1][1], "the fp32 model they started from, on all validation images"
+    baseline = run.points("baseline", "top1")
+    if baseline and run.verify.get("validation_images") == run.verify["images"]:
+        return baseline[-1][1], "the fp32 model they started from, in training"
     for other in runs:
         same = other.model_name == run.model_name and other.precision == "fp32"
         if same and other.verify and other.verify["images"] == run.verify["images"]:
@@ -159,7 +169,8 @@ def _verified(run: Run) -> dict[str, str]:
     found = {"verified": "passed" if run.verify["passed"] else "FAILED"}
     found |= {f"exported, {one['format']}": size(one["exported"]) for one in run.verify["sizes"]}
     for engine in run.verify["engines"]:
-        found[f"same class, {engine['engine']}"] = percent(engine["agreement"])
+        of = f" of {engine['images']} images" if is_sample(engine, run.verify) else ""
+        found[f"same class, {engine['engine']}"] = percent(engine["agreement"]) + of
         for latency in engine["latency"]:
             words = f"speed-up, {engine['engine']}, batch {latency['batch_size']}"
             found[words] = ratio(latency["ratio"])

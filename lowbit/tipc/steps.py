@@ -30,7 +30,7 @@ class Step:
     `environment` is added to that of the caller. `folder` is the run's folder, or the model's. `weights` is
     the checkpoint that it reads, `image` what inference is given. `leaves` is the file or folder that must be
     there afterwards. `needs` names the steps that must have succeeded. `skipped` says why the step will not
-    run; `note` says in what it departs from the config. `quantized`: what its run exports must be quantized.
+    run; `note` says in what it differs from the config. `quantized`: what its run exports must be quantized.
     `links` are made in `leaves` afterwards: the name that later steps expect, and the file that has another.
     """
 

@@ -171,7 +171,7 @@ def test_another_network_does_not_pass(qat, images, labels, tmp_path):
     other = lowbit.quantize(build(seed=3), QAT, data=images)
     found = lowbit.verify(other, tmp_path, (images, labels), engines=["onnxruntime"], latency=False)
     assert not found.passed and "FAILED" in str(found)
-    assert found.engines[0].departing_layers
+    assert found.engines[0].wrong_layers
 
 
 def test_nothing_exported(qat, images, tmp_path):

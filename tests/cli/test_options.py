@@ -48,7 +48,7 @@ def verification() -> Report:
 def test_verify():
     sections = report_sections(verification(), [Size("ONNX", 11_000_000, 45_000_000)])
     text = as_text(sections)
-    check(text, LONG, "98.12 %", "2,440", "1,220", "45.0 MB", "departs")
+    check(text, LONG, "98.12 %", "2,440", "1,220", "45.0 MB", "wrong")
     assert "e+0" not in text
     wide = as_text(sections, None, wide=True)
     assert all(title in wide for section in sections for title in section.columns)

@@ -56,7 +56,7 @@ def test_a_run_is_exported_and_passes_in_every_engine(run, folder, processor):
     assert "integers of all quantized layers are exactly the trained model's" in result.out
     assert "There is no fp32 model of the run" in result.out
     assert "exported to" in result.out and "it was not there" in result.out
-    assert "Layers in ONNX Runtime" in result.out and "departs" not in result.out
+    assert "Layers in ONNX Runtime" in result.out and "wrong" not in result.out
     kept = json.loads((folder / "verify.json").read_text("utf-8"))
     assert kept["passed"] is True and kept["images"] == 64 and kept["checkpoint"] == "best.lowbit"
     assert [engine["engine"] for engine in kept["engines"]] == ["paddle", "onnxruntime", "openvino", "lowbit"]
@@ -77,15 +77,15 @@ def test_the_damaged_layer_is_named(run, folder, layer, processor):
     assert run("lowbit", "verify", folder, *which).code == 0
     damage(folder, layer)
     values = json.loads(run("lowbit", "verify", folder, *which, "--layers", "--json").out)
-    assert [engine["guilty"] for engine in values["engines"]] == [[layer], [layer]]
+    assert [engine["wrong_layers"] for engine in values["engines"]] == [[layer], [layer]]
 
 
-def test_an_engine_below_the_limit_fails_and_the_guilty_layer_is_named_without_being_asked(run, folder):
+def test_an_engine_below_the_limit_fails_and_the_wrong_layer_is_named_without_being_asked(run, folder):
     run("lowbit", "verify", folder, *QUICK, "--engines", "onnxruntime")
     damage(folder, "conv")
     result = run("lowbit", "verify", folder, *QUICK, "--engines", "onnxruntime")
     assert result.code == 1
-    assert "FAILED: ONNX Runtime" in result.out and "the first layer that departs: conv\n" in result.out
+    assert "FAILED: ONNX Runtime" in result.out and "the first wrong layer: conv\n" in result.out
     assert json.loads((folder / "verify.json").read_text("utf-8"))["passed"] is False
     assert run("lowbit", "verify", folder, *QUICK, "--engines", "onnxruntime", "--limit", 0).code == 0
 

@@ -67,9 +67,9 @@ def test_what_went_with_another_grid_rests_on_full():
     recipe = Recipe(rules=rules)
     assert _forward(recipe, "0").input == FULL_SPEC
     assert _forward(recipe, "1").input == TensorSpec(grid="bf16")
-    assert str(_forward(recipe, "2").input) == "int4 per-tensor mse learned pact"
+    assert str(_forward(recipe, "2").input) == "int4 per-tensor mse(50) learned pact"
     again = Recipe(rules=[*rules, {"match": {"index": 0}, "forward": {"input": {"grid": "int8"}}}])
-    assert str(_forward(again, "0").input) == "int8 per-tensor mse learned pact"
+    assert str(_forward(again, "0").input) == "int8 per-tensor mse(50) learned pact"
     skipped = Recipe(rules=[*rules[:1], {"skip": True}, {"forward": {"input": {"grid": "int8"}}}])
     assert str(_forward(skipped, "0").input) == "int8 per-tensor"
 

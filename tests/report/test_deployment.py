@@ -33,6 +33,19 @@ def test_the_best_of_each_column_is_marked(tmp_path):
     assert 'id="scatter-size"' in text and 'id="scatter-latency"' in text
 
 
+def test_an_engine_that_saw_a_sample_says_so(tmp_path):
+    run = open_run(write_run(tmp_path / "run"))
+    assert "sample" not in deployment.verified([run])
+    engines = run.verify["engines"]
+    engines.append(
+        engines[0] | {"engine": "paddle", "name": "Paddle", "images": 64, "top1": 1.0, "latency": []}
+    )
+    text = deployment.verified([run])
+    assert "saw only a sample" in text and "cannot be compared" in text
+    names = [row[0] for row in _rows(text)]
+    assert "ONNX Runtime 1.23" in names and "Paddle (64 images)" in names and "Paddle" not in names
+
+
 def test_a_run_that_is_not_verified_gets_the_command(tmp_path):
     run = open_run(write_run(tmp_path / "my run", verified=False))
     text = deployment.verdict([run])

@@ -232,7 +232,7 @@ def test_names_cannot_break_the_page(tmp_path, open_page):
     (folder / "plan.json").write_text(json.dumps(plan))
     verify = json.loads((folder / "verify.json").read_text())
     picture = '"><img src="x.png" onerror="alert(1)">'
-    verify["engines"][0] |= {"name": picture, "verdict": picture, "guilty": [picture]}
+    verify["engines"][0] |= {"name": picture, "verdict": picture, "wrong_layers": [picture]}
     verify["engines"][0]["latency"][0]["verdict"] = verify["sizes"][0]["format"] = picture
     verify["predictions"]["classes"] = [picture] * 3
     verify["predictions"]["differing"]["images"][0]["name"] = picture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowbit.report import Run, config_differences, figures, open_run, open_runs, verdicts
+from lowbit.report.charts import tradeoffs
 from lowbit.report.elements import NOTHING
 from tests.support.fake_run import write_run
 
@@ -69,10 +70,24 @@ def test_the_verdict_is_about_the_fastest_engine(tmp_path):
     )
     for engine in run.verify["engines"]:
         engine["latency"] = []
-    run.verify["engines"][2]["seconds"] = 0.1
+    run.verify["engines"][2] |= {"seconds": 0.8, "images": 64}  # less time, for fewer images
+    assert verdicts([run])[0].engine == "ONNX Runtime 1.23"
+    run.verify["engines"][2] |= {"seconds": 0.1, "images": 200}
     (found,) = verdicts([run])
     assert (found.engine, found.speedup, found.latency) == ("Paddle", None, None)
     assert found.sentence().startswith("25.00 % top-1 in Paddle, 73.50 points below fp32")
+
+
+def test_an_accuracy_of_a_sample_is_not_compared(tmp_path):
+    run = open_run(write_run(tmp_path / "run"))
+    run.verify["engines"] = [_engine(run, engine="paddle", name="Paddle", top1=1.0, images=64)]
+    (found,) = verdicts([run])
+    assert (found.engine, found.top1, found.distance, found.sample) == ("Paddle", None, None, 64)
+    assert found.sentence().startswith(
+        "top-1 in Paddle not measured on all images (verified on 64); 150.0 KB"
+    )
+    assert figures(run)["same class, paddle"] == "99.50 % of 64 images"
+    assert not any(tradeoffs([found]).values())
 
 
 def test_where_the_accuracy_of_fp32_is_from(tmp_path):
@@ -83,7 +98,10 @@ def test_where_the_accuracy_of_fp32_is_from(tmp_path):
     run.verify["fp32"] = None
     found = verdicts([fp32, run])
     assert (found[0].fp32_top1, found[0].distance) == (None, None)  # it is fp32 itself
-    assert found[1].fp32_top1 == 0.99 and "all validation images" in found[1].fp32_source
+    assert found[1].fp32_top1 == 0.75, "training measured it on other images"
+    run.verify["validation_images"] = 200  # verified on all of them, as in training
+    (_, measured) = verdicts([fp32, run])
+    assert measured.fp32_top1 == 0.99 and measured.fp32_source.endswith("in training")
     run.metrics[:] = [one for one in run.metrics if one["kind"] != "baseline"]
     assert verdicts([fp32, run])[1].fp32_top1 == 0.75
     fp32.verify["images"] = 7  # not the same images

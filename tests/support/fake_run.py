@@ -144,7 +144,7 @@ def _verify() -> dict[str, Any]:
         **{
             "verdict": "passed: ONNX Runtime 1.23 (made up)",
             "passed": True,
-            "guilty": [],
+            "wrong_layers": [],
             "layers": None,
             "latency": [latency],
         },

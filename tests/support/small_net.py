@@ -116,7 +116,7 @@ def write_qdq(
     return path
 
 
-class Watch:
+class ProgressBar:
     def __init__(self):
         self.log = []
 

@@ -65,7 +65,7 @@ def test_a_chain_that_does_its_work(repo, stand_in_model, capsys):
 
 
 @pytest.mark.parametrize(
-    ("fault", "guilty", "reason"),
+    ("fault", "failing", "reason"),
     [
         ("kill", "train", "ended by signal SIGKILL"),
         ("loss", "train", "loss: the last one is nan"),
@@ -83,12 +83,12 @@ def test_a_chain_that_does_its_work(repo, stand_in_model, capsys):
         ("class", "infer", "trained, class 1 with 0.700; printed, class 2 with 0.900"),
     ],
 )
-def test_a_fault_fails_its_step_with_the_reason(repo, stand_in_model, monkeypatch, fault, guilty, reason):
+def test_a_fault_fails_its_step_with_the_reason(repo, stand_in_model, monkeypatch, fault, failing, reason):
     monkeypatch.setenv("STAND_IN", fault)
     result = _run(repo)
     assert not result.passed
     [failed] = [step for step in result.steps if step.status is Status.FAILED]
-    assert failed.kind == guilty
+    assert failed.kind == failing
     assert reason in failed.reason
     for step in result.steps:
         if step.status is Status.NOT_RUN:

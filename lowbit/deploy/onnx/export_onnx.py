@@ -198,9 +198,9 @@ def _compare(
 
 def _amplified_rounding(model: nn.Layer, engine: OnnxRuntimeEngine, inputs: list[np.ndarray]) -> str | None:
     """What to say where every layer computes what the model does, and single steps of rounding become large
-    on their way; None where a layer departs, or where layers cannot be compared."""
+    on their way; None where a layer is wrong, or where layers cannot be compared."""
     # Here and not above: verify itself exports.
-    from lowbit.deploy.verify.layer_differences import OnnxGraph, compare_layers, guilty_layers
+    from lowbit.deploy.verify.layer_differences import OnnxGraph, compare_layers, first_wrong_layers
 
     graph = OnnxGraph(engine.path)
     if len(inputs) != 1 or inputs[0].ndim != 4 or not graph.inputs:
@@ -209,11 +209,11 @@ def _amplified_rounding(model: nn.Layer, engine: OnnxRuntimeEngine, inputs: list
         rows = compare_layers(model, engine, graph, inputs)
     except LowbitError:  # shapes differ: no rounding
         return None
-    if guilty_layers(rows) or not any(row.altogether.unequal for row in rows):
+    if first_wrong_layers(rows) or not any(row.altogether.unequal for row in rows):
         return None
     worst = min(rows, key=lambda row: row.altogether.sqnr)
     return (
-        "No layer departs by itself: differences of rounding, single steps of a grid, grow from layer to "
+        "No layer is wrong by itself: differences of rounding, single steps of a grid, grow from layer to "
         f"layer (to an SQNR of {worst.altogether.sqnr:.0f} dB at {worst.name}). A network in so few bits "
         "amplifies them if it was not trained so, and no two engines would agree on it: train it with the "
         "quantization, or use more bits"

@@ -26,7 +26,12 @@ from lowbit.deploy.verify.candidates import (
 from lowbit.deploy.verify.comparison import EngineReport, Report, verify
 from lowbit.deploy.verify.evidence import Evidence
 from lowbit.deploy.verify.latency import Latency, compare_latency
-from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
+from lowbit.deploy.verify.layer_differences import (
+    LayerDifference,
+    OnnxGraph,
+    compare_layers,
+    first_wrong_layers,
+)
 from lowbit.deploy.verify.predictions import Predictions
 from lowbit.deploy.verify.record import export_fp32, export_missing, report_values
 
@@ -47,7 +52,7 @@ __all__ = [
     "compare_sizes",
     "export_fp32",
     "export_missing",
-    "guilty_layers",
+    "first_wrong_layers",
     "installed_engines",
     "open_candidates",
     "parse_engines",

@@ -18,7 +18,12 @@ from lowbit.deploy.verify.candidates import Candidate
 from lowbit.deploy.verify.evidence import RELATIVE_ERROR, Evidence, weigh
 from lowbit.deploy.verify.integer_reference import SAMPLE, IntegerReference, IntegersDifferError, Sample
 from lowbit.deploy.verify.latency import Latency, compare_latency
-from lowbit.deploy.verify.layer_differences import LayerDifference, OnnxGraph, compare_layers, guilty_layers
+from lowbit.deploy.verify.layer_differences import (
+    LayerDifference,
+    OnnxGraph,
+    compare_layers,
+    first_wrong_layers,
+)
 from lowbit.deploy.verify.predictions import FP32, MODEL, Predictions
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
@@ -30,7 +35,7 @@ _LATENCY_BATCHES = (1, 16)
 _AS_SLOW_AS_THE_NETWORK = ("paddle",)
 
 
-class Watch(Protocol):
+class ProgressBar(Protocol):
     """Where the progress is shown."""
 
     def begin(self, title: str, total: int) -> None: ...
@@ -38,7 +43,7 @@ class Watch(Protocol):
     def advance(self) -> None: ...
 
 
-class Unwatched:
+class NoProgressBar:
     """Shows no progress."""
 
     def begin(self, title: str, total: int) -> None:
@@ -69,9 +74,9 @@ class EngineReport:
     note: str | None = None
 
     @property
-    def guilty(self) -> list[str]:
+    def wrong_layers(self) -> list[str]:
         """The layers that compute something else; empty where none does or nobody looked."""
-        return guilty_layers(self.layers or [])
+        return first_wrong_layers(self.layers or [])
 
 
 @dataclass
@@ -112,13 +117,13 @@ class Report:
         return result.agreement < self.limit and not self.by_chance(engine)
 
     def by_chance(self, engine: EngineReport) -> bool:
-        """Whether an agreement below the limit is one of near-ties: no layer departs, both are right equally
+        """Whether an agreement below the limit is one of near-ties: no layer is wrong, both are right equally
         often, and on all but the images that the limit allows the model itself hardly prefers its class."""
         ties = engine.result.ties
         return (
             ties is not None
             and engine.layers is not None
-            and not engine.guilty
+            and not engine.wrong_layers
             and ties.accuracy_is_equal
             and ties.noise_is_small
             and ties.errors <= (1 - self.limit) * engine.result.images
@@ -136,8 +141,8 @@ class Report:
             ties = result.ties
             line += (
                 f"; {ties.near_ties} of the {ties.differing} that differ are near-ties (the model's own "
-                f"margin there is {ties.margin:.2g}, usually {ties.usual_margin:.2g}), no layer departs, and "
-                f"top-1 is equal within chance ({ties.lost} lost, {ties.gained} gained)"
+                f"margin there is {ties.margin:.2g}, usually {ties.usual_margin:.2g}), no layer is wrong, "
+                f"and top-1 is equal within chance ({ties.lost} lost, {ties.gained} gained)"
             )
         if self.evidence_on(result).conclusive:
             return line
@@ -152,7 +157,7 @@ def verify(
     candidates: Sequence[Candidate],
     loader: Images,
     *,
-    watch: Watch | None = None,
+    progress: ProgressBar | None = None,
     baseline: Answer | None = None,
     limit: float = 0.99,
     layers: bool = False,
@@ -171,16 +176,16 @@ def verify(
 
     report = verify(model, open_candidates(["onnxruntime"], folder), loader)
     """
-    watch = watch or Unwatched()
+    progress = progress or NoProgressBar()
     if not 0 <= limit <= 1:
         raise LowbitError(f"the limit is a fraction of the images, from 0 to 1; got {limit}")
-    measured = _Measured(model, candidates, loader, watch, baseline, sampled=limit < 1)
+    measured = _Measured(model, candidates, loader, progress, baseline, sampled=limit < 1)
     report = measured.report(limit)
     for candidate, engine in zip(candidates, report.engines, strict=True):
         if report.integers is not None and candidate.onnx and (layers or engine in report.failing):
-            engine.layers = _look_at_layers(model, candidate, loader, watch)
+            engine.layers = _look_at_layers(model, candidate, loader, progress)
     if latency:
-        _measure_latency(candidates, report, loader, watch)
+        _measure_latency(candidates, report, loader, progress)
     return report
 
 
@@ -192,11 +197,11 @@ class _Measured:
         model: nn.Layer,
         candidates: Sequence[Candidate],
         loader: Images,
-        watch: Watch,
+        progress: ProgressBar,
         baseline: Answer | None,
         sampled: bool,
     ) -> None:
-        self._model, self._candidates, self._loader, self._watch = model, candidates, loader, watch
+        self._model, self._candidates, self._loader, self._progress = model, candidates, loader, progress
         self._baseline, self._sampled = baseline, sampled
         self._sample = Sample.spread(len(loader), SAMPLE)
         file = next((one.onnx for one in candidates if one.onnx is not None), None)
@@ -220,13 +225,13 @@ class _Measured:
                 only |= dict.fromkeys(_AS_SLOW_AS_THE_NETWORK, self._sample.rows_of)
         if self._baseline is not None:
             others[FP32] = predictions.record(FP32, self._baseline)
-        self._watch.begin("verify", len(self._loader))
+        self._progress.begin("verify", len(self._loader))
         self.own, self.results = measure_agreement(
             predictions.record(MODEL, own),
             others,
             predictions.labelled(self._loader.epoch(0)),
             only=only,
-            on_batch=self._watch.advance,
+            on_batch=self._progress.advance,
         )
 
     def report(self, limit: float) -> Report:
@@ -259,23 +264,25 @@ def _engine_report(candidate: Candidate, result: Agreement) -> EngineReport:
 
 
 def _look_at_layers(
-    model: nn.Layer, candidate: Candidate, loader: Images, watch: Watch
+    model: nn.Layer, candidate: Candidate, loader: Images, progress: ProgressBar
 ) -> list[LayerDifference]:
     batches = list(_first_images(loader, _LAYER_IMAGES))
-    watch.begin(f"layers in {candidate.engine.name}", len(batches))
+    progress.begin(f"layers in {candidate.engine.name}", len(batches))
     graph = OnnxGraph(candidate.onnx)
-    return compare_layers(model, candidate.engine, graph, batches, on_batch=watch.advance)
+    return compare_layers(model, candidate.engine, graph, batches, on_batch=progress.advance)
 
 
-def _measure_latency(candidates: Sequence[Candidate], report: Report, loader: Images, watch: Watch) -> None:
+def _measure_latency(
+    candidates: Sequence[Candidate], report: Report, loader: Images, progress: ProgressBar
+) -> None:
     pairs = [pair for pair in zip(candidates, report.engines, strict=True) if pair[0].fp32 is not None]
-    watch.begin("latency", len(pairs) * len(_LATENCY_BATCHES))
+    progress.begin("latency", len(pairs) * len(_LATENCY_BATCHES))
     some = next(_first_images(loader, max(_LATENCY_BATCHES)))
     for candidate, engine in pairs:
         for size in _LATENCY_BATCHES:
             images = np.concatenate([some] * -(-size // len(some)))[:size]
             engine.latency.append(compare_latency(candidate.fp32, candidate.engine, images))
-            watch.advance()
+            progress.advance()
 
 
 def _first_images(loader: Images, count: int) -> Iterator[np.ndarray]:

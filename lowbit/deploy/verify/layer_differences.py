@@ -1,4 +1,4 @@
-"""Layer by layer: hooks that take activations, the steps they differ by, and the layers that depart."""
+"""Layer by layer: hooks that take activations, the steps they differ by, and the layers that are wrong."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class OnnxGraph:
 
 
 LOGITS = "logits"
-# A layer departs by itself when its differences are worse than either. Other orders of adding floats move a
+# A layer is wrong by itself when its differences are worse than either. Other orders of adding floats move a
 # value in thousands across a rounding boundary, by one step.
 FAR = 0.01  # of the integers more than one step away
 SQNR = 20.0  # decibels: differences of a tenth of the signal
@@ -218,7 +218,7 @@ class LayerDifference:
     altogether: Steps = field(default_factory=Steps)
 
     @property
-    def departs(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the engine computed something else here, from what it had."""
         far = self.name != LOGITS and self.by_itself.far > FAR  # logits have no steps
         return far or self.by_itself.sqnr < SQNR
@@ -235,7 +235,7 @@ def compare_layers(
     """The differences at each quantized layer, in the order of the forward pass, and at the logits.
 
     rows = compare_layers(model, OnnxRuntimeEngine(path), OnnxGraph(path), [images])
-    print(guilty_layers(rows))
+    print(first_wrong_layers(rows))
     """
     rows: dict[str, LayerDifference] = {}
     layers: dict[str, nn.Layer] = {}
@@ -263,14 +263,14 @@ def compare_layers(
     return list(rows.values())
 
 
-def guilty_layers(rows: list[LayerDifference]) -> list[str]:
+def first_wrong_layers(rows: list[LayerDifference]) -> list[str]:
     """The layers that compute something else than the model, from what they were given: the first of them.
 
-    Several where their outputs are added before anything can be read; none where no layer departs.
+    Several where their outputs are added before anything can be read; none where no layer is wrong.
     """
     cleared: set[str] = set()
     for row in rows:
-        if row.departs:
+        if row.is_wrong:
             return [name for name in row.made_by if name not in cleared] or row.made_by or ["the input"]
         cleared.update(row.made_by)
     return []

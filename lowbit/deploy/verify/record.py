@@ -144,7 +144,7 @@ def _export_onnx(trained: ToExport, file: Path, target: str | None, *, quantized
 # A report as plain values, for `verify.json`.
 
 
-FORMAT = 1
+FORMAT = 2
 
 
 def report_values(report: Report, sizes: list[Size], **about: Any) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _engine(engine: EngineReport, report: Report) -> dict[str, Any]:
         "passed": engine not in report.failing,
         "by_chance": engine.result.agreement < report.limit and report.by_chance(engine),
         "verdict": report.verdict(engine),
-        "guilty": engine.guilty,
+        "wrong_layers": engine.wrong_layers,
         "layers": layers,
         "latency": [asdict(latency) | {"verdict": latency.verdict()} for latency in engine.latency],
     }
@@ -206,7 +206,7 @@ def _layer(row: LayerDifference) -> dict[str, Any]:
     return {
         "layer": row.name,
         "made_by": row.made_by,
-        "departs": row.departs,
+        "wrong": row.is_wrong,
         "by_itself": _steps(row.by_itself),
         "altogether": _steps(row.altogether),
     }

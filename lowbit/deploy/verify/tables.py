@@ -40,11 +40,11 @@ def conclusion(report: Report) -> list[str]:
 def _failing_layer(engine: EngineReport) -> list[str]:
     if engine.layers is None:
         return ["its layers cannot be looked into; those of ONNX Runtime and OpenVINO can"]
-    if engine.guilty:
-        return [f"the first layer that departs: {' or '.join(engine.guilty)}"]
+    if engine.wrong_layers:
+        return [f"the first wrong layer: {' or '.join(engine.wrong_layers)}"]
     worst = min(engine.layers, key=lambda row: row.by_itself.sqnr)
     return [
-        "no layer departs by itself; small differences add up. The largest arises before "
+        "no layer is wrong by itself; small differences add up. The largest arises before "
         f"{worst.name} (SQNR {decibels(worst.by_itself.sqnr)} dB)"
     ]
 
@@ -108,6 +108,12 @@ def _about_answers(report: Report) -> list[str]:
                 f"are not the trained model's, the first of them in {report.integers_first_layer}: sums "
                 "before it exceed 2^24, up to which fp32 is exact."
             )
+    answers = [report.integers, *(engine.result for engine in report.engines)]
+    samples = {one.images for one in answers if one is not None and one.images < report.model.images}
+    lines += [
+        f"({count}): on a sample of {count} images. Its top-1 cannot be compared with that of all images."
+        for count in sorted(samples)
+    ]
     return lines + [engine.note for engine in report.engines if engine.note]
 
 
@@ -132,7 +138,7 @@ def _layer(row: LayerDifference) -> tuple[str, ...]:
         differ = "" if row.name == LOGITS else percent(steps.differing)  # floats always do
         cells += [number(steps.largest), differ, decibels(steps.sqnr)]
     makers = ", ".join(row.made_by[:2]) + (", …" if len(row.made_by) > 2 else "")
-    return (row.name, makers or "the image", "departs" if row.departs else "", *cells)
+    return (row.name, makers or "the image", "wrong" if row.is_wrong else "", *cells)
 
 
 def _sizes(sizes: Sequence[Size]) -> Section:

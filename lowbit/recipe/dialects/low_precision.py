@@ -13,14 +13,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model, model
 from lowbit.config.base import Integer, Positive
 from lowbit.config.yaml_file import KeyPath, check_section
 from lowbit.errors import LowbitError
-from lowbit.numerics import Grid, parse_observer
+from lowbit.numerics import Grid
 from lowbit.recipe.recipe import Recipe, Sources, needs_calibration
 from lowbit.recipe.rules import Rule
 from lowbit.recipe.spec import FrozenSection, SpecSettings, TensorSpec
 
-# When it calibrates, the observer mse takes 50 iterations; every call has time for one.
-_MSE, _MSE_CALIBRATED = parse_observer("mse"), parse_observer("mse(50)")
-_CALIBRATED = ("fixed", "learned")
 # The keys of a TensorSpec that this dialect has its own words for; the others keep their names.
 _OWN_WORDS = ("grid", "rounding")
 _SHARED = {key: field for key, field in SpecSettings.model_fields.items() if key not in _OWN_WORDS}
@@ -102,22 +99,7 @@ class OperandBlock(BlockKeys):
         >>> OperandBlock(qtype="int4").base_settings(is_input=True)["sign"]
         'auto'
         """
-        return ({"sign": "auto"} if is_input else {}) | _with_turns(self.settings(), self)
-
-    def filter_settings(self, filter_: Filter) -> dict[str, Any]:
-        """What a filter of this block sets."""
-        found = filter_.settings()
-        others = [other for other in self.filters if other.observer is not None]
-        if filter_.scaling is not None and self.observer is not None and not others:
-            found = {"observer": self.observer} | found  # whose turns depend on the scaling
-        return _with_turns(found, self)
-
-
-def _with_turns(settings: dict[str, Any], block: OperandBlock) -> dict[str, Any]:
-    scaling = settings.get("scaling", block.scaling)
-    if settings.get("observer") == _MSE and scaling is not None and scaling.name in _CALIBRATED:
-        return settings | {"observer": _MSE_CALIBRATED}
-    return settings
+        return ({"sign": "auto"} if is_input else {}) | self.settings()
 
 
 _QT, _QAT = "qt_quantization_manager", "qat_quantization_manager"
@@ -211,7 +193,7 @@ class _Reading:
         for key, block in self._blocks.items():
             rules += self._rules((key,), {}, self._base_settings(key, block))
             for index, filter_ in enumerate(block.filters):
-                rules += self._rules((key, "filters", index), filter_.match(), block.filter_settings(filter_))
+                rules += self._rules((key, "filters", index), filter_.match(), filter_.settings())
         return rules
 
     def _why_not_here(self, key: str) -> str:

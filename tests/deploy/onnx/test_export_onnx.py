@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_amplified_rounding_is_told_from_a_constant(write, monkeypatch):
-    """An engine whose first integers differ by single steps: later layers make more of it, none departs."""
+    """An engine whose first integers differ by single steps: later layers make more of it, none is wrong."""
     shape = (3, 32, 32)
     model = quantized(lively("resnet20", shape), shape, weight_bits=4, activation_bits=4)
 
@@ -195,13 +195,13 @@ def test_amplified_rounding_is_told_from_a_constant(write, monkeypatch):
     monkeypatch.setattr(EXPORT, "OnnxRuntimeEngine", Rounding)
     monkeypatch.setattr(EXPORT, "_QUANTIZED_TOLERANCE", 1e-6)
     with pytest.raises(
-        LowbitError, match=r"No layer departs by itself: .* grow from layer to layer"
+        LowbitError, match=r"No layer is wrong by itself: .* grow from layer to layer"
     ) as caught:
         write(model, shape)
     assert "computes a value in Python" not in str(caught.value)
 
 
-def test_a_layer_that_departs_is_no_rounding(write, monkeypatch):
+def test_a_wrong_layer_is_no_rounding(write, monkeypatch):
     shape = (3, 32, 32)
     model = quantized(lively("resnet20", shape), shape, weight_bits=8, activation_bits=8)
 

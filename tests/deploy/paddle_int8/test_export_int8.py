@@ -130,7 +130,7 @@ def test_the_model_stays_as_it_is(every_kind, export_int8, tmp_path, images):
 
 
 @needs_vnni
-def test_answers_that_depart_are_not_put_in_place(every_kind, export_int8, tmp_path, monkeypatch):
+def test_wrong_answers_are_not_put_in_place(every_kind, export_int8, tmp_path, monkeypatch):
     def wrong(program, nodes):
         nodes = list(nodes)
         next(node for node in nodes if hasattr(node, "integers")).scale[:] *= 3

@@ -20,7 +20,7 @@ from lowbit.deploy.verify.evidence import (
     weigh,
 )
 from lowbit.deploy.verify.tables import conclusion
-from tests.support.small_net import Answering, Watch, small_net
+from tests.support.small_net import Answering, ProgressBar, small_net
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def one_class(model):
 
 def judged(model, answer, count=32, **options):
     candidates = [Candidate("paddle", Answering(answer))]
-    return verify(model, candidates, loader(count), watch=Watch(), latency=False, **options)
+    return verify(model, candidates, loader(count), progress=ProgressBar(), latency=False, **options)
 
 
 @pytest.mark.parametrize("count", [32, 400])

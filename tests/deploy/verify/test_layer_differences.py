@@ -17,7 +17,7 @@ from lowbit.deploy.verify.layer_differences import (
     OnnxGraph,
     Steps,
     compare_layers,
-    guilty_layers,
+    first_wrong_layers,
     integers_read,
     layers_in_order,
 )
@@ -35,7 +35,7 @@ def rows_of(kind, model, file):
 
 
 @ENGINES
-def test_a_sound_file_has_no_guilty_layer(kind, tmp_path):
+def test_a_sound_file_has_no_wrong_layer(kind, tmp_path):
     model = small_net()
     rows = rows_of(kind, model, write_qdq(model, tmp_path / "sound.onnx"))
     assert [row.name for row in rows] == [*LAYERS, LOGITS]
@@ -44,7 +44,7 @@ def test_a_sound_file_has_no_guilty_layer(kind, tmp_path):
     for row in rows[:-1]:
         assert row.altogether.largest <= 1 and row.altogether.differing < 0.01, row
     assert rows[-1].altogether.sqnr > 40
-    assert guilty_layers(rows) == []
+    assert first_wrong_layers(rows) == []
 
 
 def scale_of_the_weight(constants):
@@ -74,11 +74,11 @@ def test_the_damaged_layer_is_named_and_not_those_after_it(kind, damage, layer, 
             damage(constants)
 
     rows = rows_of(kind, model, write_qdq(model, tmp_path / "damaged.onnx", change))
-    assert guilty_layers(rows) == named
+    assert first_wrong_layers(rows) == named
     after = next(row for row in rows if layer in row.made_by)
-    assert [row.name for row in rows if row.departs] == [after.name] or layer == "stem"
+    assert [row.name for row in rows if row.is_wrong] == [after.name] or layer == "stem"
     if layer == "stem":  # two layers read what it gives, and only they are wrong by themselves
-        assert [row.name for row in rows if row.departs] == ["left", "right"]
+        assert [row.name for row in rows if row.is_wrong] == ["left", "right"]
         assert rows[-1].altogether.noise > 0
 
 
@@ -90,7 +90,7 @@ def test_a_wrong_scale_of_the_image_itself(tmp_path):
             constants["x_scale"] = (constants["x_scale"] * 2).astype(np.float32)
 
     rows = rows_of(OnnxRuntimeEngine, model, write_qdq(model, tmp_path / "damaged.onnx", change))
-    assert guilty_layers(rows) == ["the input"]
+    assert first_wrong_layers(rows) == ["the input"]
 
 
 def test_the_file_of_another_model(tmp_path):
@@ -106,23 +106,23 @@ def row(name, made_by, *, noise):
     return LayerDifference(name, made_by, by_itself=steps, altogether=Steps())
 
 
-def test_who_is_guilty_is_found_through_a_shortcut():
+def test_the_wrong_layer_is_found_through_a_shortcut():
     """b's output is added to a's, which `b` read without harm: so it is b."""
     rows = [row("a", [], noise=0), row("b", ["a"], noise=0.1), row("c", ["a", "b"], noise=50)]
-    assert guilty_layers(rows) == ["b"]
-    assert guilty_layers(rows[:2]) == []
+    assert first_wrong_layers(rows) == ["b"]
+    assert first_wrong_layers(rows[:2]) == []
     rows[1] = row("b", ["a"], noise=50)
-    assert guilty_layers(rows) == ["a"]
+    assert first_wrong_layers(rows) == ["a"]
 
 
 def test_many_single_steps_are_a_matter_of_the_signal():
     one_off = Steps(count=100, unequal=100, beyond_one=0, largest=1, signal=100 * 900, noise=100)
-    assert not LayerDifference("8 bits", [], by_itself=one_off).departs
+    assert not LayerDifference("8 bits", [], by_itself=one_off).is_wrong
     one_off = Steps(count=100, unequal=100, beyond_one=0, largest=1, signal=100, noise=100)
-    assert LayerDifference("2 bits", [], by_itself=one_off).departs
+    assert LayerDifference("2 bits", [], by_itself=one_off).is_wrong
     two_off = Steps(count=100, unequal=2, beyond_one=2, largest=2, signal=100 * 900, noise=8)
-    assert LayerDifference("8 bits", [], by_itself=two_off).departs
-    assert not LayerDifference(LOGITS, [], by_itself=two_off).departs
+    assert LayerDifference("8 bits", [], by_itself=two_off).is_wrong
+    assert not LayerDifference(LOGITS, [], by_itself=two_off).is_wrong
 
 
 def run(model, x, **options):

@@ -58,24 +58,14 @@ def test_blocks_of_inputs_are_unsigned_where_they_are_never_negative():
     [("dynamic", "mse"), ("moving_average", "mse"), ("fixed", "mse(50)"), ("learned", "mse(50)")],
 )
 def test_mse_takes_50_turns_when_it_calibrates_and_one_in_every_call(scaling, observer):
-    block = OperandBlock(qtype="int4", scaling=scaling, observer="mse")
-    assert block.base_settings(is_input=False)["observer"] == parse_observer(observer)
-    three = OperandBlock(qtype="int4", scaling=scaling, observer="mse(3)")
-    assert three.base_settings(is_input=False)["observer"] == parse_observer("mse(3)")
-    there = Filter(id=0, observer="mse")
-    assert OperandBlock(qtype="int4", scaling=scaling, filters=[there]).filter_settings(there)[
-        "observer"
-    ] == parse_observer(observer)
-    switched = OperandBlock(qtype="int4", observer="mse", filters=[Filter(id=0, scaling=scaling)])
-    assert switched.filter_settings(switched.filters[0])["observer"] == parse_observer(observer)
+    for word, expected in (("mse", observer), ("mse(3)", "mse(3)")):
+        settings = OperandBlock(qtype="int4", scaling=scaling, observer=word).base_settings(is_input=False)
+        assert TensorSpec(**settings).observer == parse_observer(expected)
 
 
 def test_a_filter_sets_what_it_says():
-    block = OperandBlock(
-        qtype="int4", observer="mse", filters=[Filter(id=0, observer="minmax"), Filter(id=1, scaling="fixed")]
-    )
-    assert _words(block.filter_settings(block.filters[0])) == {"observer": "minmax"}
-    assert _words(block.filter_settings(block.filters[1])) == {"scaling": "fixed"}
+    assert _words(Filter(id=0, observer="minmax").settings()) == {"observer": "minmax"}
+    assert _words(Filter(id=1, scaling="fixed").settings()) == {"scaling": "fixed"}
 
 
 @pytest.mark.parametrize(

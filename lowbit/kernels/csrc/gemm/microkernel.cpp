@@ -15,7 +15,7 @@ void run_baseline(const Strip& strip) {
     constexpr int kTogether = 4 / sizeof(Source);
     for (int64_t p = 0; p < strip.pixels; p++) {
         const uint8_t* panel = strip.panel;
-        uint32_t sums[kPanel];  // modulo 2^32, as winograd/ needs them
+        uint32_t sums[kPanel];
         memcpy(sums, strip.initial_sums, sizeof sums);
         for (int64_t s = 0; s < strip.count; s++) {
             const uint8_t* from = strip.source + strip.pixel_offsets[p] + strip.segments[s].offset;
@@ -48,12 +48,16 @@ void run_int8_baseline(const Strip& strip) { run_baseline<uint8_t, int8_t>(strip
 
 void run_int16_baseline(const Strip& strip) { run_baseline<int16_t, int16_t>(strip); }
 
+namespace {
+
 Microkernel int16_microkernel() {
 #if LOWBIT_X86
     if (instruction_set() != InstructionSet::baseline) return {1, run_int16_avx2, run_int16_avx2, 0};
 #endif
     return {1, run_int16_baseline, run_int16_baseline, 0};
 }
+
+}  // namespace
 
 MicrokernelChoice choose_microkernel(int64_t largest_source, int64_t largest_weight, bool weight_fits_int8) {
     const InstructionSet isa = instruction_set();

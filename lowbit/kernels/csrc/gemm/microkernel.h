@@ -83,9 +83,6 @@ struct MicrokernelChoice {
 // The fastest exact way for operands of these magnitudes, the source's after its offset was added.
 MicrokernelChoice choose_microkernel(int64_t largest_source, int64_t largest_weight, bool weight_fits_int8);
 
-// For int16 operands; winograd/ multiplies with it.
-Microkernel int16_microkernel();
-
 // Configures the calling thread for a micro-kernel during its lifetime: AMX tiles need shapes.
 class ThreadSetup {
   public:

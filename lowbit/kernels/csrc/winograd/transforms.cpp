@@ -1,4 +1,4 @@
-// The transforms of F(4x4, 3x3) in integers, sixteen tiles at a time.
+// The transforms of F(4x4, 3x3) in integers, sixteen channels at a time.
 //
 // Along one axis, with pixels d, kernel g, products m and result y; the points are 0, 1, -1, 2, -2 and
 // infinity:
@@ -20,8 +20,6 @@
 // kLargestSum is therefore exact, however large the sums that it is made of.
 #include "winograd/transforms.h"
 
-#include "common/scratch.h"
-
 #include <algorithm>
 #include <cstring>
 
@@ -31,13 +29,14 @@ typedef int16_t Int16x16 __attribute__((vector_size(kPanel * sizeof(int16_t))));
 typedef uint16_t UInt16x16 __attribute__((vector_size(kPanel * sizeof(uint16_t))));
 typedef int32_t Int32x8 __attribute__((vector_size(kPanel / 2 * sizeof(int32_t))));
 typedef uint32_t UInt32x8 __attribute__((vector_size(kPanel / 2 * sizeof(uint32_t))));
-typedef uint32_t UInt32x16 __attribute__((vector_size(kPanel * sizeof(uint32_t))));
-typedef int32_t Int32x16 __attribute__((vector_size(kPanel * sizeof(int32_t))));
+typedef float Floatx8 __attribute__((vector_size(kPanel / 2 * sizeof(float))));
+
+constexpr int64_t kHalf = kPanel / 2;  // lanes of a vector of 32-bit elements
 
 #if defined(__clang__)
-#define LOWBIT_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define LOWBIT_SHUFFLE(Places, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define LOWBIT_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Int32x8{__VA_ARGS__})
+#define LOWBIT_SHUFFLE(Places, a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
 LOWBIT_INLINE void get(const int16_t* from, Int16x16& words) { memcpy(&words, from, sizeof words); }
@@ -72,25 +71,6 @@ LOWBIT_INLINE int64_t sum_magnitudes(const uint8_t* bytes, int64_t count) {
         total += value < 0 ? -value : value;
     }
     return total;
-}
-
-// Columns 0 to 3 of sixteen tiles: the four bytes of each word.
-template <bool kSigned>
-LOWBIT_INLINE void separate_bytes(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane) {
-    for (int64_t t = 0; t < count; t += kPanel) {
-        UInt32x16 words;
-        memcpy(&words, bytes + kTile * t, sizeof words);
-        LOWBIT_UNROLLED
-        for (int j = 0; j < kTile; j++) {
-            Int32x16 wide;
-            if (kSigned) {
-                wide = reinterpret_cast<Int32x16>(words << (24 - 8 * j)) >> 24;
-            } else {
-                wide = reinterpret_cast<Int32x16>(words >> (8 * j) & 255);
-            }
-            put(to + j * plane + t, __builtin_convertvector(wide, Int16x16));
-        }
-    }
 }
 
 struct SourcePoints {
@@ -131,93 +111,88 @@ struct KernelPoints {
     }
 };
 
-// The second half of a transform: rows of points from columns of them, down[column][point].
-template <int kColumns, class Along>
-LOWBIT_INLINE void put_points(const Int16x16 (&down)[kColumns][kSide], Along along, int16_t* points,
-                              int64_t stride) {
+// Both axes of a square of kFrom x kFrom vectors, from(i, j), to points[(kSide * i + j) * stride].
+template <int kFrom, class Along, class From>
+LOWBIT_INLINE void put_points(Along along, From from, int16_t* points, int64_t stride) {
+    Int16x16 down[kSide][kFrom];
+    LOWBIT_UNROLLED
+    for (int j = 0; j < kFrom; j++) {
+        Int16x16 column[kFrom], out[kSide];
+        LOWBIT_UNROLLED
+        for (int i = 0; i < kFrom; i++) from(i, j, column[i]);
+        along(column, out);
+        LOWBIT_UNROLLED
+        for (int i = 0; i < kSide; i++) down[i][j] = out[i];
+    }
     LOWBIT_UNROLLED
     for (int i = 0; i < kSide; i++) {
-        Int16x16 row[kColumns], out[kSide];
-        LOWBIT_UNROLLED
-        for (int j = 0; j < kColumns; j++) row[j] = down[j][i];
-        along(row, out);
+        Int16x16 out[kSide];
+        along(down[i], out);
         LOWBIT_UNROLLED
         for (int j = 0; j < kSide; j++) put(points + (kSide * i + j) * stride, out[j]);
     }
 }
 
-LOWBIT_INLINE void transform_source(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {
-    for (int64_t t = 0; t < tiles; t += kPanel) {
-        Int16x16 down[kSide][kSide];
-        LOWBIT_UNROLLED
-        for (int j = 0; j < kSide; j++) {
-            Int16x16 column[kSide];
-            // Columns 4 and 5 of a tile are columns 0 and 1 of the next one.
-            const int16_t* from = planes.first + j % kTile * planes.plane + t + j / kTile;
-            LOWBIT_UNROLLED
-            for (int i = 0; i < kSide; i++) get(from + i * planes.row, column[i]);
-            SourcePoints()(column, down[j]);
+// to(number of the tile) says where its points go; kFrom is the side of what a tile sees.
+template <int kFrom, class Along, class To>
+LOWBIT_INLINE void transform_tiles(const PanelPixels& of, Along along, To to) {
+    for (int64_t row = 0; row < of.rows; row++) {
+        for (int64_t t = 0; t < of.across; t++) {
+            const int16_t* corner = of.first + kTile * (row * of.columns + t) * kPanel;
+            to(row * of.across + t, [&](int16_t* points, int64_t stride) LOWBIT_INLINE_LAMBDA {
+                put_points<kFrom>(
+                    along,
+                    [&](int i, int j, Int16x16& pixel)
+                        LOWBIT_INLINE_LAMBDA { get(corner + (i * of.columns + j) * kPanel, pixel); },
+                    points, stride);
+            });
         }
-        put_points(down, SourcePoints(), points + t, stride);
     }
 }
 
-LOWBIT_INLINE void transform_gradient(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {
-    for (int64_t t = 0; t < tiles; t += kPanel) {
-        Int16x16 down[kTile][kSide];
-        LOWBIT_UNROLLED
-        for (int j = 0; j < kTile; j++) {
-            Int16x16 column[kTile];
-            LOWBIT_UNROLLED
-            for (int i = 0; i < kTile; i++) {
-                get(planes.first + i * planes.row + j * planes.plane + t, column[i]);
-            }
-            GradientPoints()(column, down[j]);
-        }
-        put_points(down, GradientPoints(), points + t, stride);
-    }
+LOWBIT_INLINE void transform_source(const PanelPixels& of, int16_t* points, int64_t stride) {
+    transform_tiles<kSide>(of, SourcePoints(), [&](int64_t t, auto put_to) LOWBIT_INLINE_LAMBDA {
+        put_to(points + t * kPanel, stride);
+    });
 }
 
-// The points of kernels with the taps taps[k * channels + c]; channels are a multiple of sixteen.
-LOWBIT_INLINE int64_t transform_kernel(const int16_t* taps, int64_t channels, int16_t* points,
-                                       int64_t stride) {
-    Int32x16 magnitudes = {};
-    for (int64_t c = 0; c < channels; c += kPanel) {
-        Int16x16 down[3][kSide], magnitude = {};
-        LOWBIT_UNROLLED
-        for (int j = 0; j < 3; j++) {
-            Int16x16 column[3];
-            LOWBIT_UNROLLED
-            for (int i = 0; i < 3; i++) {
-                get(taps + (3 * i + j) * channels + c, column[i]);
-                add_magnitude(column[i], magnitude);
-            }
-            KernelPoints()(column, down[j]);
-        }
-        magnitudes += __builtin_convertvector(magnitude, Int32x16);
-        put_points(down, KernelPoints(), points + c, stride);
-    }
+// The words of two tiles.
+LOWBIT_INLINE void put_pair(const int16_t* first, const int16_t* second, int16_t* to) {
+    Int16x16 a, b;
+    get(first, a);
+    get(second, b);
+    put(to, LOWBIT_SHUFFLE(Int16x16, a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+    put(to + kPanel,
+        LOWBIT_SHUFFLE(Int16x16, a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+}
+
+template <int kFrom, class Along>
+LOWBIT_INLINE void transform_pairs(const PanelPixels& of, Along along, int64_t before, int16_t* held,
+                                   int16_t* points, int64_t stride) {
+    transform_tiles<kFrom>(of, along, [&](int64_t t, auto put_to) LOWBIT_INLINE_LAMBDA {
+        if ((before + t) % 2 == 0) return put_to(held, kPanel);
+        int16_t own[kPoints * kPanel];
+        put_to(own, kPanel);
+        int16_t* to = points + (before + t) / 2 * 2 * kPanel;
+        for (int64_t i = 0; i < kPoints; i++) put_pair(held + i * kPanel, own + i * kPanel, to + i * stride);
+    });
+}
+
+LOWBIT_INLINE int64_t transform_kernel(const int16_t* taps, int64_t row, int16_t* points, int64_t stride) {
+    Int16x16 magnitudes = {};
+    put_points<3>(
+        KernelPoints(),
+        [&](int i, int j, Int16x16& tap) LOWBIT_INLINE_LAMBDA {
+            get(taps + (3 * i + j) * row, tap);
+            add_magnitude(tap, magnitudes);
+        },
+        points, stride);
     int64_t sum = 0;
     for (int i = 0; i < kPanel; i++) sum += magnitudes[i];
     return sum;
 }
 
-// Interleaves the tiles of two channels to the words of a panel.
-LOWBIT_INLINE void interleave(const int16_t* first, const int16_t* second, int16_t* to) {
-    constexpr int64_t kHalf = kPanel / 2;
-    typedef uint16_t Narrow __attribute__((vector_size(kHalf * sizeof(uint16_t))));
-    LOWBIT_UNROLLED
-    for (int t = 0; t < kPanel; t += kHalf) {
-        Narrow low, high;
-        memcpy(&low, first + t, sizeof low);
-        memcpy(&high, second + t, sizeof high);
-        const UInt32x8 both = __builtin_convertvector(low, UInt32x8) | __builtin_convertvector(high, UInt32x8)
-                                                                           << 16;
-        memcpy(to + 2 * t, &both, sizeof both);
-    }
-}
-
-// 24 y0, 12 y1, 6 y2 and 6 y3 modulo 2^32, of eight tiles.
+// 24 y0, 12 y1, 6 y2 and 6 y3 modulo 2^32, of eight channels.
 struct ResultPixels {
     LOWBIT_INLINE void operator()(const UInt32x8 (&m)[kSide], UInt32x8 (&y)[kTile]) const {
         const UInt32x8 near = m[1] + m[2], slope = m[1] - m[2], far = m[3] + m[4], steep = m[3] - m[4];
@@ -247,7 +222,7 @@ LOWBIT_INLINE void remove_factors(const UInt32x8& scaled, int row, int column, I
     result = reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
 }
 
-// Both halves of an inverse transform, from the points sums[i * stride] of eight tiles or channels.
+// Both halves of an inverse transform, from the points sums[i * stride] of eight channels.
 template <int kResults, class Inverse>
 LOWBIT_INLINE void inverse_transform(const int32_t* sums, int64_t stride, Inverse inverse,
                                      Int32x8 (&results)[kResults][kResults]) {
@@ -280,33 +255,81 @@ LOWBIT_INLINE void store(Element* to, const Vector& words, bool add) {
     memcpy(to, &sum, sizeof sum);
 }
 
-// Stores four columns of eight tiles as the 32 pixels of a row.
-LOWBIT_INLINE void store_row(const Int32x8 (&columns)[kTile], bool add, int32_t* to) {
-    Int32x8 halves[2][2], tiles[4];  // [columns 0, 1 or 2, 3][tiles 0, 1, 4, 5 or 2, 3, 6, 7]
-    LOWBIT_UNROLLED
-    for (int i = 0; i < 2; i++) {
-        halves[i][0] = LOWBIT_SHUFFLE(columns[2 * i], columns[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        halves[i][1] = LOWBIT_SHUFFLE(columns[2 * i], columns[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    LOWBIT_UNROLLED
-    for (int i = 0; i < 2; i++) {  // tiles[t] has tiles t and t + 4
-        tiles[2 * i] = LOWBIT_SHUFFLE(halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13);
-        tiles[2 * i + 1] = LOWBIT_SHUFFLE(halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    LOWBIT_UNROLLED
-    for (int i = 0; i < 2; i++) {
-        store(to + 8 * i, LOWBIT_SHUFFLE(tiles[2 * i], tiles[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11), add);
-        store(to + 8 * i + 16, LOWBIT_SHUFFLE(tiles[2 * i], tiles[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15),
-              add);
+LOWBIT_INLINE void add_to_pixels(const int32_t* sums, int64_t stride, int64_t tiles, bool add,
+                                 int32_t* others) {
+    for (int64_t t = 0; t < tiles; t++) {
+        for (int64_t c = 0; c < kPanel; c += kHalf) {
+            Int32x8 pixels[kTile][kTile];
+            inverse_transform(sums + t * kPanel + c, stride, ResultPixels(), pixels);
+            LOWBIT_UNROLLED
+            for (int i = 0; i < kPixels; i++) {
+                store(others + (t * kPixels + i) * kPanel + c, pixels[i / kTile][i % kTile], add);
+            }
+        }
     }
 }
 
-LOWBIT_INLINE void inverse_to_pixels(const int32_t* sums, int64_t stride, bool add, int32_t* to) {
-    for (int64_t t = 0; t < kPanel; t += kPanel / 2) {
-        Int32x8 pixels[kTile][kTile];
-        inverse_transform(sums + t, stride, ResultPixels(), pixels);
+// Four pixels of eight channels, as rows of four pixels of each channel.
+LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float (&rows)[kHalf][kTile]) {
+    Floatx8 halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {
+        const Floatx8 &first = pixels[2 * i], &second = pixels[2 * i + 1];
+        halves[i][0] = LOWBIT_SHUFFLE(Int32x8, first, second, 0, 8, 1, 9, 4, 12, 5, 13);
+        halves[i][1] = LOWBIT_SHUFFLE(Int32x8, first, second, 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {
+        const Floatx8 even = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13);
+        const Floatx8 odd = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15);
+        const char* const both[2] = {reinterpret_cast<const char*>(&even),
+                                     reinterpret_cast<const char*>(&odd)};
         LOWBIT_UNROLLED
-        for (int i = 0; i < kTile; i++) store_row(pixels[i], add, to + i * kPixels + kTile * t);
+        for (int k = 0; k < 2; k++) {
+            memcpy(rows[2 * i + k], both[k], sizeof rows[0]);
+            memcpy(rows[2 * i + k + kTile], both[k] + sizeof rows[0], sizeof rows[0]);
+        }
+    }
+}
+
+template <bool kBias>
+LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, int64_t tiles,
+                                     const int32_t* others, const ResultTiles& to) {
+    for (int64_t c = 0; c < to.channels; c += kHalf) {
+        Floatx8 scale, bias = {};
+        memcpy(&scale, to.scale + c, sizeof scale);
+        if (kBias) memcpy(&bias, to.bias + c, sizeof bias);
+        const int64_t channels = std::min(kHalf, to.channels - c);
+        for (int64_t t = 0; t < tiles; t++) {
+            Int32x8 pixels[kTile][kTile];
+            inverse_transform(sums + t * kPanel + c, stride, ResultPixels(), pixels);
+            const int64_t columns = std::min(kTile, to.columns - kTile * t);
+            float* corner = to.first + c * to.plane + kTile * t;
+            LOWBIT_UNROLLED
+            for (int i = 0; i < kTile; i++) {
+                if (i >= to.rows) break;
+                Floatx8 values[kTile];
+                LOWBIT_UNROLLED
+                for (int j = 0; j < kTile; j++) {
+                    if (others) {
+                        Int32x8 other;
+                        memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel + c, sizeof other);
+                        pixels[i][j] += other;
+                    }
+                    values[j] = __builtin_convertvector(pixels[i][j], Floatx8) * scale;
+                    if (kBias) values[j] += bias;
+                }
+                float rows[kHalf][kTile];
+                turn(values, rows);
+                float* row = corner + i * to.width;
+                if (columns == kTile && channels == kHalf) {
+                    LOWBIT_UNROLLED
+                    for (int k = 0; k < kHalf; k++) memcpy(row + k * to.plane, rows[k], sizeof rows[k]);
+                } else {
+                    for (int64_t k = 0; k < channels; k++) std::copy_n(rows[k], columns, row + k * to.plane);
+                }
+            }
+        }
     }
 }
 
@@ -322,14 +345,6 @@ LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, bool add
     }
 }
 
-LOWBIT_INLINE void scale_sums(const int32_t* sums, int64_t count, float scale, const float* bias, float* to) {
-    if (!bias) {
-        for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(sums[i]) * scale;
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) to[i] = static_cast<float>(sums[i]) * scale + *bias;
-}
-
 namespace {
 
 #define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                     \
@@ -338,44 +353,42 @@ namespace {
     TARGET int64_t magnitude(const uint8_t* bytes, int64_t count) {                                         \
         return sum_magnitudes<kSigned>(bytes, count);                                                       \
     }                                                                                                       \
-    template <bool kSigned>                                                                                 \
-    TARGET void separate(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane) {                 \
-        separate_bytes<kSigned>(bytes, count, to, plane);                                                   \
+    TARGET void source(const PanelPixels& pixels, int16_t* points, int64_t stride) {                        \
+        transform_source(pixels, points, stride);                                                           \
     }                                                                                                       \
-    TARGET void source(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {              \
-        transform_source(planes, tiles, points, stride);                                                    \
+    TARGET void source_pairs(const PanelPixels& pixels, int64_t before, int16_t* held, int16_t* points,     \
+                             int64_t stride) {                                                              \
+        transform_pairs<kSide>(pixels, SourcePoints(), before, held, points, stride);                       \
     }                                                                                                       \
-    TARGET void gradient(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride) {            \
-        transform_gradient(planes, tiles, points, stride);                                                  \
+    TARGET void gradient_pairs(const PanelPixels& pixels, int64_t before, int16_t* held, int16_t* points,   \
+                               int64_t stride) {                                                            \
+        transform_pairs<kTile>(pixels, GradientPoints(), before, held, points, stride);                     \
     }                                                                                                       \
-    TARGET int64_t kernel(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride) {         \
-        return transform_kernel(taps, channels, points, stride);                                            \
+    TARGET int64_t kernel(const int16_t* taps, int64_t row, int16_t* points, int64_t stride) {              \
+        return transform_kernel(taps, row, points, stride);                                                 \
     }                                                                                                       \
-    TARGET void interleave_panels(const int16_t* first, const int16_t* second, int64_t panels, int16_t* to, \
-                                  int64_t panel) {                                                          \
-        for (int64_t i = 0; i < panels; i++)                                                                \
-            interleave(first + i * kPanel, second + i * kPanel, to + i * panel);                            \
+    TARGET void add_pixels(const int32_t* sums, int64_t stride, int64_t tiles, bool add, int32_t* others) { \
+        if (add) return add_to_pixels(sums, stride, tiles, true, others);                                   \
+        add_to_pixels(sums, stride, tiles, false, others);                                                  \
     }                                                                                                       \
-    TARGET void pixels(const int32_t* sums, int64_t stride, bool add, int32_t* to) {                        \
-        if (add) return inverse_to_pixels(sums, stride, true, to);                                          \
-        inverse_to_pixels(sums, stride, false, to);                                                         \
+    TARGET void values(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,           \
+                       const ResultTiles& to) {                                                             \
+        if (to.bias) return inverse_to_values<true>(sums, stride, tiles, others, to);                       \
+        if (others) return inverse_to_values<false>(sums, stride, tiles, others, to);                       \
+        inverse_to_values<false>(sums, stride, tiles, nullptr, to);                                         \
     }                                                                                                       \
     TARGET void taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {                          \
         if (add) return inverse_to_taps(sums, stride, true, to);                                            \
         inverse_to_taps(sums, stride, false, to);                                                           \
     }                                                                                                       \
-    TARGET void values(const int32_t* sums, int64_t count, float scale, const float* bias, float* to) {     \
-        scale_sums(sums, count, scale, bias, to);                                                           \
-    }                                                                                                       \
     const Transforms transforms = {{magnitude<false>, magnitude<true>},                                     \
-                                   {separate<false>, separate<true>},                                       \
                                    source,                                                                  \
-                                   gradient,                                                                \
+                                   source_pairs,                                                            \
+                                   gradient_pairs,                                                          \
                                    kernel,                                                                  \
-                                   interleave_panels,                                                       \
-                                   pixels,                                                                  \
-                                   taps,                                                                    \
-                                   values};                                                                 \
+                                   add_pixels,                                                              \
+                                   values,                                                                  \
+                                   taps};                                                                   \
     }
 
 #if LOWBIT_X86
@@ -391,38 +404,6 @@ const Transforms& transforms_for(InstructionSet isa) {
 #endif
     (void)isa;
     return baseline::transforms;
-}
-
-void transform_rows(const Tiling& tiling, const ChannelView& channel, const Transforms& transforms,
-                    RowTransform transform, int64_t first, int64_t last, int16_t* points, int64_t stride) {
-    thread_local Scratch bytes_scratch, planes_scratch;
-    // The last tile sees the first columns of the next one. Sixteen tiles are transformed at a time: what the
-    // further ones read, of the next plane or behind all of them, is not used.
-    const int64_t plane = round_up(tiling.columns + 1, kPanel), row_bytes = kTile * plane;
-    const int64_t most = kTile * std::min(tiling.tile_rows, last - first) + channel.reach - kTile;
-    uint8_t* bytes = bytes_scratch.get<uint8_t>(row_bytes);
-    int16_t* planes = planes_scratch.get<int16_t>(most * row_bytes + kPanel);
-    const int64_t width = std::min(channel.width, row_bytes - channel.pad_left);
-    memset(bytes, 0, static_cast<size_t>(row_bytes));
-    for (int64_t row = first; row < last;) {
-        const int64_t n = row / tiling.tile_rows, at = row % tiling.tile_rows;
-        const int64_t count = std::min(last - row, tiling.tile_rows - at);
-        const uint8_t* image = channel.first + n * channel.image;
-        for (int64_t i = 0; i < kTile * count + channel.reach - kTile; i++) {
-            const int64_t from = kTile * at + i - channel.pad_top;
-            int16_t* to = planes + i * row_bytes;
-            if (from < 0 || from >= channel.height) {
-                memset(to, 0, static_cast<size_t>(row_bytes) * sizeof(int16_t));
-                continue;
-            }
-            memcpy(bytes + channel.pad_left, image + from * channel.width, static_cast<size_t>(width));
-            transforms.separate[channel.is_signed](bytes, plane, to, plane);
-        }
-        for (int64_t i = 0; i < count; i++, points += tiling.columns) {
-            transform({planes + kTile * i * row_bytes, row_bytes, plane}, tiling.columns, points, stride);
-        }
-        row += count;
-    }
 }
 
 }  // namespace lowbit::winograd

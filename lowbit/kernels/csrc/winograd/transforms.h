@@ -1,9 +1,12 @@
-// Images as tiles of 4x4 outputs, and the transforms of rows of tiles, compiled for each instruction set.
+// Images as tiles of 4x4 outputs, and the transforms of tiles, compiled for each instruction set.
+//
+// The lanes of a vector are the sixteen channels of a panel: every lane is used, however small an image is.
+// Pixels of a panel are int16, [row][column][16 channels].
 #pragma once
 #include "common/cpu.h"
 #include "gemm/microkernel.h"
 
-#include <cstring>
+#include <algorithm>
 
 namespace lowbit::winograd {
 
@@ -13,42 +16,11 @@ constexpr int64_t kTile = 4;     // outputs of a tile along an axis
 constexpr int64_t kSide = 6;     // points of a tile along an axis: kTile + 3 - 1
 constexpr int64_t kPoints = 36;  // of a tile
 constexpr int64_t kTaps = 9;
-constexpr int64_t kPixels = kTile * kPanel;  // of a row of the pixels of sixteen tiles
+constexpr int64_t kPixels = kTile * kTile;  // of a tile
 
 // A result is the sum of products times 576 = 9 * 64, modulo 2^32. Multiplying by the inverse of 9 modulo
 // 2^32 and shifting by 6 bits gives the result itself if 26 bits hold it.
 constexpr int64_t kLargestSum = (int64_t{1} << 25) - 1;
-
-// Rows of a channel as int16, separated by the column's number modulo kTile: column 4 t + j of row r is
-// first[r * row + j * plane + t].
-struct Planes {
-    const int16_t* first;
-    int64_t row, plane;
-};
-
-// The points of a row of tiles, sixteen tiles at a time: point i of tile t is points[i * stride + t].
-typedef void (*RowTransform)(const Planes& planes, int64_t tiles, int16_t* points, int64_t stride);
-
-struct Transforms {
-    // The sum of the magnitudes of unsigned and of signed bytes.
-    int64_t (*magnitude[2])(const uint8_t* bytes, int64_t count);
-    // Separates the bytes of a row, kTile * count of them, into planes; for unsigned and for signed bytes.
-    void (*separate[2])(const uint8_t* bytes, int64_t count, int16_t* to, int64_t plane);
-    RowTransform source, gradient;
-    // The points of the kernels of some channels; returns the sum of the magnitudes of all taps.
-    int64_t (*kernel)(const int16_t* taps, int64_t channels, int16_t* points, int64_t stride);
-    // Interleaves the points of two channels into `panels` panels, `panel` elements from one to the next.
-    void (*interleave)(const int16_t* first, const int16_t* second, int64_t panels, int16_t* to,
-                       int64_t panel);
-    // The exact sums of the pixels of sixteen tiles, to[row * kPixels + 4 * tile + column], and of the taps
-    // of sixteen channels, to[tap * kPanel + channel]. With `add`, they are added to those that are there.
-    void (*pixels)(const int32_t* sums, int64_t stride, bool add, int32_t* to);
-    void (*taps)(const int32_t* sums, int64_t stride, bool add, int64_t* to);
-    // float(sum) * scale + bias, each operation rounded; no bias if null.
-    void (*values)(const int32_t* sums, int64_t count, float scale, const float* bias, float* to);
-};
-
-const Transforms& transforms_for(InstructionSet isa);
 
 struct Tiling {
     Tiling(int64_t batch, int64_t rows, int64_t columns)
@@ -61,18 +33,72 @@ struct Tiling {
     int64_t rows;       // of all images
 };
 
-// One channel of every image, with the padding in front.
-struct ChannelView {
+// body(image, first row of tiles in it, rows, tiles before them) for the images of the rows [first, last).
+template <class Body>
+void for_each_image(const Tiling& tiling, int64_t first, int64_t last, const Body& body) {
+    for (int64_t row = first; row < last;) {
+        const int64_t at = row % tiling.tile_rows, count = std::min(last - row, tiling.tile_rows - at);
+        body(row / tiling.tile_rows, at, count, (row - first) * tiling.columns);
+        row += count;
+    }
+}
+
+// The pixels of a panel that belong to some rows of tiles of one image.
+struct PanelPixels {
+    const int16_t* first;
+    int64_t columns;       // pixels of a row
+    int64_t rows, across;  // tiles
+};
+
+// Where the results of a row of tiles go: channel c of pixel (i, j) to first[c * plane + i * width + j].
+struct ResultTiles {
+    float* first;
+    int64_t plane, width;
+    int64_t rows, columns, channels;  // inside the image; up to kTile, any, and kPanel
+    const float* scale;               // of each of the sixteen channels
+    const float* bias;                // likewise, or null
+};
+
+struct Transforms {
+    // The sum of the magnitudes of unsigned and of signed bytes.
+    int64_t (*magnitude[2])(const uint8_t* bytes, int64_t count);
+    // Point i of tile t to points[i * stride + t * kPanel].
+    void (*source)(const PanelPixels& pixels, int16_t* points, int64_t stride);
+    // Pairs of tiles: lane c of point i to points[i * stride + t / 2 * 2 * kPanel + 2 * c + t % 2], where the
+    // first tile is number t = `before`. `held` has the points of a pair's first tile until there is a
+    // second.
+    void (*source_pairs)(const PanelPixels& pixels, int64_t before, int16_t* held, int16_t* points,
+                         int64_t stride);
+    void (*gradient_pairs)(const PanelPixels& pixels, int64_t before, int16_t* held, int16_t* points,
+                           int64_t stride);
+    // The points of the kernels of sixteen channels, whose tap k is taps[k * row]; returns the sum of the
+    // magnitudes of all taps.
+    int64_t (*kernel)(const int16_t* taps, int64_t row, int16_t* points, int64_t stride);
+    // The exact sums of a row of tiles from sums[i * stride + t * kPanel] of its points, plus those of
+    // `others`, [tile][16 pixels][16 channels], if not null; to the same place, or as values float(sum) *
+    // scale + bias, each operation rounded.
+    void (*add_pixels)(const int32_t* sums, int64_t stride, int64_t tiles, bool add, int32_t* others);
+    void (*values)(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
+                   const ResultTiles& to);
+    // The exact sums of the taps of sixteen channels, to[tap * kPanel + channel]. With `add`, they are added
+    // to those that are there.
+    void (*taps)(const int32_t* sums, int64_t stride, bool add, int64_t* to);
+};
+
+const Transforms& transforms_for(InstructionSet isa);
+
+// A tensor of bytes in NCHW, of which panels of channels are loaded.
+struct Bytes {
     const uint8_t* first;
-    int64_t image;  // bytes from one image to the next
-    int64_t height, width, pad_top, pad_left;
+    int64_t images, channels, height, width;
+    int64_t pad_top, pad_left;
     int64_t reach;  // rows and columns that a tile sees: 6 of an input, 4 of a gradient
     bool is_signed;
 };
 
-// The points of the rows of tiles [first, last), one after the other; up to sixteen more tiles may be
-// written.
-void transform_rows(const Tiling& tiling, const ChannelView& channel, const Transforms& transforms,
-                    RowTransform transform, int64_t first, int64_t last, int16_t* points, int64_t stride);
+// The pixels of some rows of tiles, from tile row `first` of the image on, of one panel of channels; zeros
+// outside of the image and for channels that it does not have. Valid until the thread calls it again.
+PanelPixels load_panel(const Bytes& of, const Tiling& tiling, int64_t image, int64_t panel, int64_t first,
+                       int64_t rows);
 
 }  // namespace lowbit::winograd

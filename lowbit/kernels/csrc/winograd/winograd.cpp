@@ -5,6 +5,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "gemm/packing.h"
+#include "winograd/products.h"
 #include "winograd/transforms.h"
 
 #include <algorithm>
@@ -83,39 +84,23 @@ bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
 
 namespace {
 
-using gemm::kSlack;
+constexpr int64_t kMinTiles = 24, kMaxTiles = 96;  // of a block, whose points stay in the cache
+constexpr int64_t kRows = 6;                       // tiles that are multiplied together
+constexpr int64_t kStep = 2 * kPanel;              // int16 elements of a step of a panel of kernels
+constexpr int64_t kPanelsTogether = 2;             // of result channels, whose sums stay in the cache
 
-constexpr int64_t kMinTiles = 32, kMaxTiles = 128;  // of a block, whose points stay in the cache
-constexpr int64_t kWords = 2 * kPanel;              // int16 elements of a step of a panel
-
-// Rows of tiles per block: those that leave the smallest part of the last panel empty.
+// Rows of tiles per block: the most tiles per group that is multiplied together.
 int64_t tile_rows_per_block(const Tiling& tiling) {
     // Every block reads all kernels, so that there are no more blocks than the threads need.
     const int64_t items = lowbit_threads() > 1 ? kItemsPerThread * lowbit_threads() : 1;
-    const int64_t shared = std::max(round_up(tiling.rows, items) / items, kMinTiles / tiling.columns);
+    const int64_t shared = std::max(ceil_div(tiling.rows, items), kMinTiles / tiling.columns);
     int64_t best = 1;
     for (int64_t rows = 2; rows <= shared && rows * tiling.columns <= kMaxTiles; rows++) {
         const int64_t tiles = rows * tiling.columns, other = best * tiling.columns;
-        if (tiles * round_up(other, kPanel) >= other * round_up(tiles, kPanel)) best = rows;
+        if (tiles * ceil_div(other, kRows) >= other * ceil_div(tiles, kRows)) best = rows;
     }
     return best;
 }
-
-// Sums that are computed together, for some result channels and panels: few enough for the cache, and so many
-// that kernels are read rarely.
-struct Blocking {
-    static constexpr int64_t outputs = 24, panels = 2;
-    // Sums of a panel and of a point; no powers of two, so that the points of a tile use different cache
-    // sets.
-    static constexpr int64_t panel = (outputs + kSlack) * kPanel, point = panels * panel + kPanel;
-};
-
-// Consecutive tiles of a panel in one row of one image.
-struct OutputRun {
-    int64_t pixel, pixels;    // in the panel's rows of pixels
-    int64_t image, position;  // in the result: image, and offset of the first pixel of the uppermost row
-    int64_t rows;             // of pixels inside the image
-};
 
 class WinogradConv {
   public:
@@ -123,232 +108,248 @@ class WinogradConv {
         : convolution_(convolution),
           product_(product),
           transforms_(transforms_for(instruction_set())),
-          microkernel_(gemm::int16_microkernel().run),
+          products_(point_products()),
           tiling_(convolution.batch, convolution.result.height, convolution.result.width),
-          steps_(round_up(convolution.source.channels, 2) / 2),
-          panel_((steps_ + 1) * kWords),
-          kernel_row_(round_up(convolution.source.channels, kPanel)) {}
+          source_panels_(ceil_div(convolution.source.channels, kPanel)),
+          result_panels_(ceil_div(convolution.result.channels, kPanel)),
+          kernel_panel_(source_panels_ * kRun * kStep) {}
 
     void run() {
         if (tiling_.rows * tiling_.columns <= convolution_.result.channels) return run_by_outputs();
         thread_local Scratch scratch;
-        const int64_t outputs = convolution_.result.channels, rows = tile_rows_per_block(tiling_);
-        int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(outputs));
-        const Kernels kernels = transform_kernels(0, outputs, points, true);
-        parallel_for(round_up(tiling_.rows, rows) / rows, [&](int64_t item) {
+        const int64_t rows = tile_rows_per_block(tiling_);
+        int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(result_panels_));
+        const Kernels kernels = transform_kernels(0, result_panels_, points, true);
+        parallel_for(ceil_div(tiling_.rows, rows), [&](int64_t item) {
             const TileBlock block =
                 transform_block(item * rows, std::min(tiling_.rows, (item + 1) * rows), false);
-            for (int64_t o = 0; o < outputs; o += Blocking::outputs) run_block(block, kernels, o);
+            for (int64_t o = 0; o < result_panels_; o += kPanelsTogether) {
+                run_block(block, kernels, o, std::min(kPanelsTogether, result_panels_ - o));
+            }
         });
     }
 
   private:
-    // Transformed source, [point][panel][pair of channels][16 tiles][2].
+    // Transformed source, [point][panel][tile][16 channels].
     struct TileBlock {
         const int16_t* points;
+        int64_t point;        // elements of a point
         int64_t first, last;  // rows of tiles
-        int64_t panels;
+        int64_t tiles;
     };
 
-    // Transformed kernels of some result channels, a matrix per point: rows are result channels, columns
-    // source channels.
+    // Transformed kernels of some panels of result channels, [point][panel][pair of source channels][16][2].
     struct Kernels {
         const int16_t* points;
-        int64_t point;           // elements of a matrix
-        int64_t first;           // result channel
-        int64_t steps_together;  // whose results are exact
+        int64_t point;            // elements of a point
+        int64_t first;            // panel
+        int64_t panels_together;  // of source channels, whose results are exact
     };
 
     // With more kernels than tiles, kernels are transformed where they are used, and stay in the cache.
     void run_by_outputs() {
         const TileBlock block = transform_block(0, tiling_.rows, true);
-        const int64_t outputs = convolution_.result.channels;
-        parallel_for(round_up(outputs, Blocking::outputs) / Blocking::outputs, [&](int64_t item) {
+        parallel_for(ceil_div(result_panels_, kPanelsTogether), [&](int64_t item) {
             thread_local Scratch scratch;
-            const int64_t first = item * Blocking::outputs,
-                          last = std::min(outputs, first + Blocking::outputs);
-            int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(Blocking::outputs));
-            run_block(block, transform_kernels(first, last, points, false), first);
+            const int64_t first = item * kPanelsTogether,
+                          count = std::min(kPanelsTogether, result_panels_ - first);
+            int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(count));
+            run_block(block, transform_kernels(first, count, points, false), first, count);
         });
     }
 
     // Not a power of two, so that points use different cache sets.
-    int64_t kernel_point(int64_t outputs) const { return outputs * kernel_row_ + 2 * kPanel; }
+    int64_t kernel_point(int64_t panels) const { return panels * kernel_panel_ + kStep; }
 
-    Kernels transform_kernels(int64_t first, int64_t last, int16_t* points, bool in_parallel) const {
+    Kernels transform_kernels(int64_t first, int64_t panels, int16_t* points, bool in_parallel) const {
         thread_local Scratch magnitudes_scratch;
-        int64_t* magnitudes = magnitudes_scratch.get<int64_t>(last - first);
-        const int64_t point = kernel_point(last - first);
+        int64_t* magnitudes = magnitudes_scratch.get<int64_t>(panels);
+        const int64_t point = kernel_point(panels);
         const auto transform = [&](int64_t i) {
-            thread_local Scratch taps_scratch;
-            int16_t* taps = taps_scratch.get<int16_t>(kTaps * kernel_row_);
-            load_taps(first + i, taps);
-            magnitudes[i] = transforms_.kernel(taps, kernel_row_, points + i * kernel_row_, point);
+            magnitudes[i] = transform_kernel_panel(first + i, points + i * kernel_panel_, point);
         };
         if (in_parallel) {
-            parallel_for(last - first, transform);
+            parallel_for(panels, transform);
         } else {
-            for (int64_t i = 0; i < last - first; i++) transform(i);
+            for (int64_t i = 0; i < panels; i++) transform(i);
         }
         // A sum is at most the largest pixel times the sum of a kernel's magnitudes. Where that is too large,
         // fewer channels are summed at a time: as many as the largest of all weights would allow.
         const int64_t source = max_magnitude(*product_.source), weight = max_magnitude(*product_.weight);
-        const bool fits = *std::max_element(magnitudes, magnitudes + last - first) * source <= kLargestSum;
+        const bool fits = *std::max_element(magnitudes, magnitudes + panels) * source <= kLargestSum;
+        // Any bytes allow more than one panel.
         return {points, point, first,
-                fits ? steps_ : std::max<int64_t>(1, kLargestSum / (2 * kTaps * source * weight))};
+                fits ? source_panels_ : kLargestSum / (kPanel * kTaps * source * weight)};
     }
 
-    // taps[k * kernel_row_ + c] of a result channel, k being the position in the source; 0 for padding
-    // channels.
+    // The kernels of a panel of result channels; returns the largest sum of a kernel's magnitudes.
+    int64_t transform_kernel_panel(int64_t panel, int16_t* points, int64_t point) const {
+        thread_local Scratch taps_scratch, rows_scratch;
+        const int64_t row = source_panels_ * kPanel, block = kPanel * kPanel;
+        int16_t* taps = taps_scratch.get<int16_t>(kPanel * kTaps * row);
+        int16_t* rows = rows_scratch.get<int16_t>(kPoints * block);  // [point][result][source channels]
+        const int64_t outputs = std::min(kPanel, convolution_.result.channels - panel * kPanel);
+        for (int64_t o = 0; o < outputs; o++) load_taps(panel * kPanel + o, taps + o * kTaps * row);
+        std::fill(taps + outputs * kTaps * row, taps + kPanel * kTaps * row, 0);
+        int64_t magnitudes[kPanel] = {};
+        for (int64_t c = 0; c < row; c += kPanel) {
+            for (int64_t o = 0; o < kPanel; o++) {
+                magnitudes[o] +=
+                    transforms_.kernel(taps + o * kTaps * row + c, row, rows + o * kPanel, block);
+            }
+            for (int64_t i = 0; i < kPoints; i++) {
+                gemm::interleave_rows(reinterpret_cast<const uint32_t*>(rows + i * block), kRun,
+                                      reinterpret_cast<uint32_t*>(points + i * point + c / 2 * kStep));
+            }
+        }
+        return *std::max_element(magnitudes, magnitudes + kPanel);
+    }
+
+    // taps[k * row + c] of a result channel, k being the position in the source and `row` all source channels
+    // with padding, which is 0.
     void load_taps(int64_t o, int16_t* taps) const {
         const int64_t in = convolution_.source.channels, out = convolution_.result.channels;
+        const int64_t row_elements = source_panels_ * kPanel;
         const uint8_t* all = static_cast<const uint8_t*>(product_.weight->integers);
         const uint8_t* first = all + (product_.transposed ? o : o * in) * kTaps;
         int64_t offsets[kTaps];
         for (const gemm::Tap& tap : convolution_.phases[0].taps) {
             const int64_t row = tap.row + convolution_.pad_top, column = tap.column + convolution_.pad_left;
-            offsets[tap.index] = (3 * row + column) * kernel_row_;
+            offsets[tap.index] = (3 * row + column) * row_elements;
         }
-        memset(taps, 0, static_cast<size_t>(kTaps * kernel_row_) * sizeof(int16_t));
+        if (in < row_elements) std::fill(taps, taps + kTaps * row_elements, 0);
         gemm::pack_planes({first, all + in * out * kTaps, product_.weight->lowest < 0}, in,
                           (product_.transposed ? out : 1) * kTaps, kTaps, offsets, 0,
                           gemm::ElementType::int16, taps);
     }
 
-    // The results of a block of tiles, for the result channels from `o` that are computed together.
-    void run_block(const TileBlock& block, const Kernels& kernels, int64_t o) const {
-        thread_local Scratch sums_scratch, pixels_scratch;
-        int32_t* sums = sums_scratch.get<int32_t>(kPoints * Blocking::point);
-        int32_t* pixels = pixels_scratch.get<int32_t>(Blocking::panels * Blocking::outputs * kTile * kPixels);
-        const int64_t outputs = std::min(Blocking::outputs, convolution_.result.channels - o);
-        for (int64_t panel = 0; panel < block.panels; panel += Blocking::panels) {
-            const int64_t count = std::min(Blocking::panels, block.panels - panel);
-            for (int64_t step = 0; step < steps_; step += kernels.steps_together) {
-                const int64_t steps = std::min(kernels.steps_together, steps_ - step);
-                multiply(block, panel, count, kernels, o, outputs, step, steps, sums);
-                for (int64_t i = 0; i < count; i++) {
-                    OutputRun runs[kPanel];
-                    const int64_t run_count = split_panel(block, panel + i, runs);
-                    for (int64_t k = 0; k < outputs; k++) {
-                        int32_t* to = pixels;
-                        // Sums of parts are kept until the last part; others are stored from the cache.
-                        if (kernels.steps_together < steps_) to += (i * outputs + k) * kTile * kPixels;
-                        transforms_.pixels(sums + i * Blocking::panel + k * kPanel, Blocking::point, step > 0,
-                                           to);
-                        if (step + steps == steps_) store(to, o + k, runs, run_count);
+    TileBlock transform_block(int64_t first, int64_t last, bool in_parallel) const {
+        thread_local Scratch scratch;
+        const int64_t tiles = (last - first) * tiling_.columns;
+        // Not a power of two, so that points use different cache sets.
+        const int64_t point = source_panels_ * tiles * kPanel + 2 * kPanel;
+        int16_t* points = scratch.get<int16_t>(kPoints * point);
+        const gemm::Image& image = convolution_.source;
+        const Bytes bytes{static_cast<const uint8_t*>(product_.source->integers),
+                          convolution_.batch,
+                          image.channels,
+                          image.height,
+                          image.width,
+                          convolution_.pad_top,
+                          convolution_.pad_left,
+                          kSide,
+                          product_.source->lowest < 0};
+        const auto transform = [&](int64_t panel) {
+            for_each_image(tiling_, first, last, [&](int64_t n, int64_t at, int64_t rows, int64_t before) {
+                transforms_.source(load_panel(bytes, tiling_, n, panel, at, rows),
+                                   points + (panel * tiles + before) * kPanel, point);
+            });
+        };
+        if (in_parallel) {
+            parallel_for(source_panels_, transform);
+        } else {
+            for (int64_t panel = 0; panel < source_panels_; panel++) transform(panel);
+        }
+        return {points, point, first, last, tiles};
+    }
+
+    // The results of a block of tiles, for `count` panels of result channels from panel `first` on.
+    void run_block(const TileBlock& block, const Kernels& kernels, int64_t first, int64_t count) const {
+        thread_local Scratch sums_scratch, others_scratch;
+        const int64_t panel_sums = block.tiles * kPanel;
+        const int64_t point = count * panel_sums + kPanel;  // not a power of two, see above
+        int32_t* sums = sums_scratch.get<int32_t>(kPoints * point);
+        const bool in_parts = product_.sums || kernels.panels_together < source_panels_;
+        int32_t* others = in_parts ? others_scratch.get<int32_t>(count * panel_sums * kPixels) : nullptr;
+        for (int64_t from = 0; from < source_panels_; from += kernels.panels_together) {
+            const int64_t panels = std::min(kernels.panels_together, source_panels_ - from);
+            multiply(block, kernels, first, count, from, panels, sums, point);
+            const bool is_last = from + panels == source_panels_;
+            for (int64_t k = 0; k < count; k++) {
+                int32_t* own = in_parts ? others + k * panel_sums * kPixels : nullptr;
+                if (!is_last || product_.sums) {
+                    transforms_.add_pixels(sums + k * panel_sums, point, block.tiles, from > 0, own);
+                }
+                if (!is_last) continue;
+                if (product_.sums) {
+                    store_sums(block, first + k, own);
+                } else {
+                    store_values(block, first + k, sums + k * panel_sums, point, from > 0 ? own : nullptr);
+                }
+            }
+        }
+    }
+
+    // sums[point][panel of results][tile][16 channels], over some panels of source channels.
+    void multiply(const TileBlock& block, const Kernels& kernels, int64_t first, int64_t count, int64_t from,
+                  int64_t panels, int32_t* sums, int64_t point) const {
+        const int64_t pairs = ceil_div(convolution_.source.channels, 2), run = block.tiles * kPanel;
+        const int64_t steps = std::min(panels * kRun, pairs - from * kRun);
+        for (int64_t i = 0; i < kPoints; i++) {
+            const int16_t* matrix = kernels.points + i * kernels.point + from * kRun * kStep;
+            for (int64_t k = 0; k < count; k++) {
+                products_.by_row({block.points + i * block.point + from * run, run, block.tiles, steps,
+                                  matrix + (first + k - kernels.first) * kernel_panel_,
+                                  sums + i * point + k * run});
+            }
+        }
+    }
+
+    // body(image, offset of a row of tiles in a plane, rows and tiles of it) for a block.
+    template <class Body>
+    void for_each_tile_row(const TileBlock& block, const Body& body) const {
+        const gemm::Image& image = convolution_.result;
+        for (int64_t row = block.first; row < block.last; row++) {
+            const int64_t top = row % tiling_.tile_rows * kTile;
+            body(row / tiling_.tile_rows, top * image.width, std::min(kTile, image.height - top),
+                 (row - block.first) * tiling_.columns);
+        }
+    }
+
+    void store_values(const TileBlock& block, int64_t panel, const int32_t* sums, int64_t point,
+                      const int32_t* others) const {
+        const gemm::Image& image = convolution_.result;
+        const lowbit_operand &source = *product_.source, &weight = *product_.weight;
+        const int64_t o = panel * kPanel, channels = std::min(kPanel, image.channels - o);
+        const int64_t plane = image.height * image.width;
+        float bias[kPanel] = {}, scale[kPanel] = {};
+        if (product_.bias) std::copy_n(product_.bias + o, channels, bias);
+        for_each_tile_row(block, [&](int64_t n, int64_t offset, int64_t rows, int64_t tile) {
+            for (int64_t c = 0; c < channels; c++) {
+                scale[c] = source.scale[n * source.of_n] * weight.scale[(o + c) * product_.scale_of_channel];
+            }
+            transforms_.values(
+                sums + tile * kPanel, point, tiling_.columns,
+                others ? others + tile * kPixels * kPanel : nullptr,
+                {product_.values + (n * image.channels + o) * plane + offset, plane, image.width, rows,
+                 image.width, channels, scale, product_.bias ? bias : nullptr});
+        });
+    }
+
+    void store_sums(const TileBlock& block, int64_t panel, const int32_t* sums) const {
+        const gemm::Image& image = convolution_.result;
+        const int64_t o = panel * kPanel, channels = std::min(kPanel, image.channels - o);
+        const int64_t plane = image.height * image.width;
+        for_each_tile_row(block, [&](int64_t n, int64_t offset, int64_t rows, int64_t tile) {
+            for (int64_t c = 0; c < channels; c++) {
+                int64_t* to = product_.sums + (n * image.channels + o + c) * plane + offset;
+                for (int64_t i = 0; i < rows; i++) {
+                    for (int64_t j = 0; j < image.width; j++) {
+                        const int64_t pixel = (tile + j / kTile) * kPixels + i * kTile + j % kTile;
+                        to[i * image.width + j] = sums[pixel * kPanel + c];
                     }
                 }
             }
-        }
-    }
-
-    TileBlock transform_block(int64_t first, int64_t last, bool in_parallel) const {
-        thread_local Scratch scratch;
-        const int64_t panels = round_up((last - first) * tiling_.columns, kPanel) / kPanel;
-        int16_t* points = scratch.get<int16_t>(kPoints * panels * panel_);
-        const auto transform = [&](int64_t step) { transform_pair(step, first, last, panels, points); };
-        if (in_parallel) {
-            parallel_for(steps_, transform);
-        } else {
-            for (int64_t step = 0; step < steps_; step++) transform(step);
-        }
-        return {points, first, last, panels};
-    }
-
-    // The points of two channels.
-    void transform_pair(int64_t step, int64_t first, int64_t last, int64_t panels, int16_t* points) const {
-        thread_local Scratch scratch;
-        const int64_t channels = convolution_.source.channels, stride = (panels + 1) * kPanel;
-        const int64_t plane = convolution_.source.height * convolution_.source.width;
-        int16_t* flat = scratch.get<int16_t>(2 * kPoints * stride);
-        for (int64_t c = 2 * step; c < 2 * step + 2; c++) {
-            int16_t* to = flat + c % 2 * kPoints * stride;
-            if (c < channels) {
-                const ChannelView channel{static_cast<const uint8_t*>(product_.source->integers) + c * plane,
-                                          channels * plane,
-                                          convolution_.source.height,
-                                          convolution_.source.width,
-                                          convolution_.pad_top,
-                                          convolution_.pad_left,
-                                          kSide,
-                                          product_.source->lowest < 0};
-                transform_rows(tiling_, channel, transforms_, transforms_.source, first, last, to, stride);
-            } else {
-                memset(to, 0, static_cast<size_t>(kPoints * stride) * sizeof(int16_t));
-            }
-        }
-        for (int64_t i = 0; i < kPoints; i++) {
-            transforms_.interleave(flat + i * stride, flat + (kPoints + i) * stride, panels,
-                                   points + i * panels * panel_ + step * kWords, panel_);
-        }
-    }
-
-    // sums[point][panel][output][16 tiles] of some panels of a block, over some pairs of channels.
-    void multiply(const TileBlock& block, int64_t panel, int64_t count, const Kernels& kernels, int64_t o,
-                  int64_t outputs, int64_t step, int64_t steps, int32_t* sums) const {
-        const int32_t zeros[kPanel] = {};
-        const gemm::Segment segment{0, steps, false};
-        int64_t rows[Blocking::outputs + kSlack];
-        for (int64_t i = 0; i < Blocking::outputs + kSlack; i++) {
-            rows[i] = (o - kernels.first + std::min(i, outputs - 1)) * kernel_row_ * int64_t(sizeof(int16_t));
-        }
-        for (int64_t i = 0; i < kPoints; i++) {
-            const int16_t* matrix = kernels.points + i * kernels.point + 2 * step;
-            for (int64_t k = 0; k < count; k++) {
-                const int16_t* tiles = block.points + (i * block.panels + panel + k) * panel_ + step * kWords;
-                microkernel_({reinterpret_cast<const uint8_t*>(matrix), rows, outputs, &segment, 1,
-                              reinterpret_cast<const uint8_t*>(tiles), 0, zeros,
-                              sums + i * Blocking::point + k * Blocking::panel});
-            }
-        }
-    }
-
-    // Where the pixels of a panel belong in the result.
-    int64_t split_panel(const TileBlock& block, int64_t panel, OutputRun* runs) const {
-        const gemm::Image& image = convolution_.result;
-        int64_t count = 0, tile = panel * kPanel;
-        const int64_t end = std::min(tile + kPanel, (block.last - block.first) * tiling_.columns);
-        while (tile < end) {
-            const int64_t row = block.first + tile / tiling_.columns, column = tile % tiling_.columns;
-            const int64_t tiles = std::min(end - tile, tiling_.columns - column);
-            const int64_t top = row % tiling_.tile_rows * kTile;
-            runs[count++] = {kTile * (tile - panel * kPanel),
-                             std::min(kTile * tiles, image.width - kTile * column), row / tiling_.tile_rows,
-                             top * image.width + kTile * column, std::min(kTile, image.height - top)};
-            tile += tiles;
-        }
-        return count;
-    }
-
-    // The sums of a panel's pixels of result channel `o`, to the result.
-    void store(const int32_t* pixels, int64_t o, const OutputRun* runs, int64_t count) const {
-        const gemm::Image& image = convolution_.result;
-        const lowbit_operand &source = *product_.source, &weight = *product_.weight;
-        for (const OutputRun* run = runs; run < runs + count; run++) {
-            const int64_t at = (run->image * image.channels + o) * image.height * image.width + run->position;
-            for (int64_t row = 0; row < run->rows; row++) {
-                const int32_t* from = pixels + row * kPixels + run->pixel;
-                const int64_t to = at + row * image.width;
-                if (product_.sums) {
-                    std::copy_n(from, run->pixels, product_.sums + to);
-                } else {
-                    const float scale =
-                        source.scale[run->image * source.of_n] * weight.scale[o * product_.scale_of_channel];
-                    transforms_.values(from, run->pixels, scale, product_.bias ? product_.bias + o : nullptr,
-                                       product_.values + to);
-                }
-            }
-        }
+        });
     }
 
     const gemm::Convolution& convolution_;
     const gemm::Product& product_;
     const Transforms& transforms_;
-    void (*const microkernel_)(const gemm::Strip& strip);
+    const PointProducts& products_;
     const Tiling tiling_;
-    const int64_t steps_;  // pairs of source channels
-    const int64_t panel_;  // int16 elements of a panel; a step extra, so that panels use other cache sets
-    const int64_t kernel_row_;  // int16 elements of a row of the kernels' matrices
+    const int64_t source_panels_, result_panels_;  // of channels
+    const int64_t kernel_panel_;                   // int16 elements of a point of a panel of kernels
 };
 
 }  // namespace

@@ -5,12 +5,14 @@
 // (transforms.cpp says why). Where a result could be larger, it is computed in parts. Transformed values need
 // int16, so that it pays where bytes have no faster way: on AVX2 without VNNI, and in portable C++.
 //
-// A tile is 4x4 outputs; it becomes 36 points. Points are multiplied as 36 independent matrix products with
-// the int16 micro-kernel of gemm/. Files:
+// A tile is 4x4 outputs; it becomes 36 points. Points are multiplied as 36 independent matrix products.
+// Files:
 //   winograd.cpp     when it applies; forward and grad_input
 //   grad_weight.cpp  grad_weight
 //   transforms.h     tiles of an image, and the transforms for each instruction set
+//   panels.cpp       loads what the transforms read
 //   transforms.cpp   their formulas
+//   products.h       the products of points, and their micro-kernels in products.cpp
 #pragma once
 #include "gemm/conv_gemm.h"
 #include "gemm/grad_weight.h"
