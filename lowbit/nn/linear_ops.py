@@ -17,12 +17,14 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.accel import onednn, onednn_objects
+from lowbit.accel import mkl, onednn, onednn_objects
 from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
+
+_FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
 
 
 def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
@@ -242,11 +244,30 @@ class _Depthwise(Convolution):
         return dweight
 
 
+@dataclass(frozen=True)
+class _Pointwise(Convolution):
+    """A 1x1 convolution whose gradients are matrix products of every image."""
+
+    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
+        geometry = self.geometry
+        if 1 < math.prod(geometry.input[2:]) < _FEW_PIXELS:
+            return super().grad_input(dy, weight)
+        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(geometry.input)
+        mkl.grad_input(geometry, dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        return dx
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
+        mkl.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+
 def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
     """The same products for a dY that is not on a grid: nobody needs its sums to be exact.
 
     Where it is faster, gradients of 3x3 convolutions are computed by Winograd's algorithm; they differ by
-    about 1e-5 of the largest value. grad_weight of a depthwise convolution has another order of sums.
+    about 1e-5 of the largest value. Those of 1x1 convolutions and grad_weight of depthwise ones have another
+    order of sums.
     """
     if isinstance(linear_op, ChannelsLast):
         return ChannelsLast(in_floats(linear_op.inner, dy))
@@ -254,6 +275,8 @@ def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
         return linear_op
     if winograd(linear_op.geometry) is not None:
         return _ByWinograd(linear_op.geometry)
+    if mkl.fits(linear_op.geometry):
+        return _Pointwise(linear_op.geometry)
     return _Depthwise(linear_op.geometry) if fp32_depthwise.fits(linear_op.geometry) else linear_op
 
 
