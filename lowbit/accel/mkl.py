@@ -80,5 +80,6 @@ def _sgemm() -> Any:
     function = ctypes.CDLL(str(path)).cblas_sgemm
     function.restype = None
     number, matrix = [ctypes.c_float], [ctypes.c_void_p, ctypes.c_int]
-    function.argtypes = [*[ctypes.c_int] * 6, *number, *matrix, *matrix, *number, *matrix]
+    kinds: list[Any] = [ctypes.c_int] * 6
+    function.argtypes = kinds + number + matrix + matrix + number + matrix
     return function

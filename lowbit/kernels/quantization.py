@@ -140,7 +140,8 @@ _SIGNATURES: Signatures = {
         _STATUS,
         [ADDRESS, _INT64, ADDRESS, _Grid, ctypes.POINTER(_MovingAverage)] + [ADDRESS] * 2,
     ),
-    "lowbit_quantize_to_bytes": (_INT64, [ADDRESS] * 4 + [_INT64, _Grid]),
+    "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
+    "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
     "lowbit_to_dynamic_integers": (_INT64, [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels)]),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
@@ -281,11 +282,23 @@ class QuantizeKernels:
         own = _MovingAverage(*average)
         self._library.lowbit_observe(x, count, alpha, _Grid(*levels), own, bound, scale)
 
-    def quantize_to_bytes(
-        self, x: int, q: int, scale: int, bound: int | None, count: int, levels: Levels
+    def quantize_and_mark(
+        self,
+        x: int,
+        y: int | None,
+        q: int | None,
+        clipped: int,
+        scale: int,
+        bound: int | None,
+        count: int,
+        levels: Levels,
     ) -> int:
-        """The integers of `quantize` for one scale, a byte each; returns how many values were NaN."""
-        return self._library.lowbit_quantize_to_bytes(x, q, scale, bound, count, _Grid(*levels))
+        """Values of `quantize` for one scale, or bytes, and marks for `marked_grad`; the count of NaNs."""
+        return self._library.lowbit_quantize_and_mark(x, y, q, clipped, scale, bound, count, _Grid(*levels))
+
+    def marked_grad(self, dy: int, clipped: int, dx: int | None, dbound: int | None, count: int) -> None:
+        """What `quantize_grad` computes; dX may be dY."""
+        self._library.lowbit_marked_grad(dy, clipped, dx, dbound, count)
 
     def to_dynamic_integers(self, x: int, q: int, scales: int, axes: Axes, grid: Integers) -> int:
         """`ranges`, `scales` and `to_integers` in one call; returns how many values were NaN."""

@@ -23,6 +23,7 @@ from lowbit.nn.quantizer import KnownScale, Quantizer
 from lowbit.numerics import Grid, fused, nearest
 from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
 from lowbit.numerics.fake_quant import on_grid, straight_through
+from lowbit.numerics.fused import Clipped, on_grid_marked
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
@@ -198,24 +199,23 @@ def _in_one_node(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> 
     known = layer.input_quantizer.known_scale(x)
     if known is None:
         return None
-    alpha = layer.input_quantizer.alpha if known.bound is not None else None
-    alpha = None if alpha is None else alpha.value
-    operands = _input_operand(x, known), _dynamic_operand(weight, layer.weight_quantizer.grid(), *made)
+    alpha = None if known.bound is None else layer.input_quantizer.alpha.value
+    operand, clipped = _input_operand(x, known)
+    grid = layer.weight_quantizer.grid()
+    operands = operand, _dynamic_operand(weight, grid, *made)
     learning = tuple(tensor is not None and not tensor.stop_gradient for tensor in (x, alpha, weight))
-    scales = _Scales(known, KnownScale(made[1], layer.weight_quantizer.grid()))
-    return _QuantizedForward.apply(
-        x, alpha, weight, layer.linear_op(x, *geometry), operands, scales, learning
-    )
+    steps = _Quantizing(clipped, KnownScale(made[1], grid), learning)
+    return _QuantizedForward.apply(x, alpha, weight, layer.linear_op(x, *geometry), operands, steps)
 
 
-def _input_operand(x: Tensor, known: KnownScale) -> QTensor:
-    """The integers of x; with a NaN, the values."""
-    x, grid = x.detach(), known.grid
-    data, broken = fused.to_bytes(x, known.scale, grid, bound=known.bound)
-    if not broken:
-        return QTensor(data=data, scale=known.scale, lowest=grid.lowest, highest=grid.highest)
-    seen_as = fused.layout(x, known.scale)
-    return QTensor(data=fused.on_grid(x, known.scale, grid, seen_as, bound=known.bound))
+def _input_operand(x: Tensor, known: KnownScale) -> tuple[QTensor, Clipped | None]:
+    """The integers of x, or with a NaN the values; and where it was clipped, unless it is on the grid."""
+    x, scale, grid = x.detach(), known.scale, known.grid
+    data, clipped, broken = on_grid_marked(x, scale, grid, bound=known.bound, integers=True)
+    operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    if broken:
+        operand = QTensor(data=on_grid_marked(x, scale, grid, bound=known.bound)[0])
+    return operand, clipped if known.clips else None
 
 
 def _dynamic_operand(weight: Tensor, grid: Grid, data: Tensor, scale: Tensor, broken: int) -> QTensor:
@@ -225,9 +225,12 @@ def _dynamic_operand(weight: Tensor, grid: Grid, data: Tensor, scale: Tensor, br
 
 
 @dataclass(frozen=True, eq=False)
-class _Scales:
-    input: KnownScale
-    weight: KnownScale
+class _Quantizing:
+    """What the gradients need besides the operands: nothing of x but where it was clipped."""
+
+    clipped: Clipped | None
+    of_weight: KnownScale
+    learning: tuple[bool, ...]  # x, PACT's bound, the weight
 
 
 class _QuantizedForward(PyLayer):
@@ -244,36 +247,29 @@ class _QuantizedForward(PyLayer):
         weight: Tensor,
         linear_op: LinearOp,
         operands: tuple[QTensor, QTensor],
-        scales: _Scales,
-        learning: tuple[bool, bool, bool],
+        steps: _Quantizing,
     ) -> Tensor:
-        ctx.linear_op, ctx.learning, ctx.scales = linear_op, learning, scales
-        ctx.has_bound = alpha is not None
+        ctx.linear_op, ctx.steps, ctx.has_bound = linear_op, steps, alpha is not None
         ctx.x, ctx.weight = map(SavedQTensor, operands)
-        fused.save_for_backward(ctx, x, weight)
+        fused.save_for_backward(ctx, weight)
         y = in_integers(linear_op, "forward", *operands)
         return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         _check_first_order()
-        x, weight = fused.saved_unchanged(ctx)
-        of_x, of_bound, of_weight = ctx.learning
-        known, of_weights = ctx.scales.input, ctx.scales.weight
+        (weight,) = fused.saved_unchanged(ctx)
+        clipped, (of_x, of_bound, of_weight) = ctx.steps.clipped, ctx.steps.learning
         dy, dx, dbound, dweight = dy.contiguous(), None, None, None
         linear_op = in_floats(ctx.linear_op, dy)
         if of_x or of_bound:
             dx = linear_op.grad_input(dy, ctx.weight.operand().values())
-            if known.clips:
-                dx, dbound = fused.straight_through(
-                    *(dx, x, known.scale, known.grid, fused.layout(x, known.scale)),
-                    bound=known.bound,
-                    learning=(of_x, of_bound),
-                )
+            if clipped is not None:
+                dx, dbound = clipped.gradients(dx, (of_x, of_bound), overwrite=True)
         if of_weight:
             dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
-            given = (dweight, weight, of_weights.scale, of_weights.grid)
-            seen_as = fused.layout(weight, of_weights.scale)
+            given = (dweight, weight, ctx.steps.of_weight.scale, ctx.steps.of_weight.grid)
+            seen_as = fused.layout(weight, ctx.steps.of_weight.scale)
             if seen_as is None:
                 dweight = straight_through(*given)
             else:

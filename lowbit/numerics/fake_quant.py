@@ -18,7 +18,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
-from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, negate, subtract
+from lowbit.numerics.exact import as_float32, as_type_of, divide, is_float32, multiply, negate, subtract
 from lowbit.numerics.granularity import sum_to_shape
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.rounding import Rounding, log_round, nearest
@@ -275,12 +275,20 @@ class _PactFakeQuantize(PyLayer):
         learning: tuple[bool, bool],
         bound: Tensor,
     ) -> Tensor:
+        ctx.learning, ctx.shape = learning, alpha.shape
+        if seen_as.channels == 1:
+            y, ctx.clipped, _ = fused.on_grid_marked(x, scale, grid, bound=bound)
+            return y
+        ctx.clipped = None
         ctx.save_for_backward(x, bound, scale)
-        ctx.grid, ctx.learning, ctx.version = grid, learning, fused.version(x)
+        ctx.grid, ctx.version = grid, fused.version(x)
         return fused.on_grid(x, scale, grid, seen_as, bound=bound)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if ctx.clipped is not None and is_float32(dy):
+            dx, dbound = ctx.clipped.gradients(dy, ctx.learning)
+            return dx, None if dbound is None else dbound.reshape(ctx.shape), None, None
         x, bound, scale = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
         seen_as = fused.layout_of_gradient(dy, x, scale, bound)

@@ -8,29 +8,78 @@
 namespace lowbit {
 namespace {
 
+// At most kBlock values. Loops of one kind of output each, which compilers vectorize.
 template <bool kBound>
-LOWBIT_INLINE int32_t to_bytes_as(const float* x, uint8_t* q, float scale, float upper, int32_t count,
-                                  lowbit_grid grid) {
+LOWBIT_INLINE int32_t mark_as(const float* __restrict x, float* __restrict y, uint8_t* __restrict q,
+                              int8_t* __restrict clipped, float scale, float upper, int32_t count,
+                              lowbit_grid grid) {
     const float lower = lower_bound(upper, grid), s = kBound ? propagate_nan(upper, scale) : scale;
+    const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
+    const int32_t if_below = grid.is_signed ? -1 : 2;
+    float quotients[kBlock];
     int32_t nan_count = 0;
     for (int32_t i = 0; i < count; ++i) {
-        float v = (kBound ? clip_to_bound(x[i], lower, upper) : x[i]) / s;
+        const float v = (kBound ? clip_to_bound(x[i], lower, upper) : x[i]) / s;
+        quotients[i] = v;
         nan_count += v != v;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+        const float v = quotients[i];
+        int32_t mark = 0;
+        if (kBound) {
+            mark = x[i] < lower ? if_below : mark;
+            mark = x[i] > upper ? 1 : mark;
+        }
+        mark = v >= lowest ? mark : 2;
+        clipped[i] = int8_t(v <= highest ? mark : 2);
+    }
+    if (!q) {
+        for (int32_t i = 0; i < count; ++i) {
+            y[i] = round_half_even(clip(quotients[i], grid.lowest, grid.highest)) * s;
+        }
+        return nan_count;
+    }
+    for (int32_t i = 0; i < count; ++i) {
+        float v = quotients[i];
         v = v > grid.lowest ? v : grid.lowest;  // NaN becomes `lowest` here and is set to 0 below
         v = v < grid.highest ? v : grid.highest;
         q[i] = uint8_t(nearest_integer(v));
     }
     for (int32_t i = 0; nan_count && i < count; ++i) {
-        const float v = (kBound ? clip_to_bound(x[i], lower, upper) : x[i]) / s;
-        if (v != v) q[i] = 0;
+        if (quotients[i] != quotients[i]) q[i] = 0;
     }
     return nan_count;
 }
 
-LOWBIT_INLINE int32_t to_bytes(const float* x, uint8_t* q, float scale, const float* bound, int32_t count,
-                               lowbit_grid grid) {
-    return bound ? to_bytes_as<true>(x, q, scale, *bound, count, grid)
-                 : to_bytes_as<false>(x, q, scale, 0.0f, count, grid);
+LOWBIT_INLINE int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale,
+                           const float* bound, int32_t count, lowbit_grid grid) {
+    return bound ? mark_as<true>(x, y, q, clipped, scale, *bound, count, grid)
+                 : mark_as<false>(x, y, q, clipped, scale, 0.0f, count, grid);
+}
+
+// dx, which may be dy, and the sum of dbound, each if wanted.
+LOWBIT_INLINE void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum,
+                               int64_t count) {
+    PartialSums sums;
+    float terms[kBlock];
+    for (int64_t first = 0; first < count; first += kBlock) {
+        const int64_t left = count - first, now = left < kBlock ? left : kBlock;
+        const float* from = dy + first;
+        const int8_t* marks = clipped + first;
+        if (sum) {
+            for (int64_t i = 0; i < now; ++i) {
+                const int32_t mark = marks[i];
+                const float below = mark == -1 ? -from[i] : 0.0f;
+                terms[i] = mark == 1 ? from[i] : below;
+            }
+            sums.add(terms, now);
+        }
+        if (!dx) continue;
+        float* to = dx + first;
+        LOWBIT_INDEPENDENT_ITERATIONS
+        for (int64_t i = 0; i < now; ++i) to[i] = marks[i] == 0 ? from[i] : 0.0f;
+    }
+    if (sum) *sum = sums.total();
 }
 
 }  // namespace
@@ -39,17 +88,21 @@ LOWBIT_INLINE int32_t to_bytes(const float* x, uint8_t* q, float scale, const fl
 namespace {
 
 struct Loops {
-    int32_t (*to_bytes)(const float* x, uint8_t* q, float scale, const float* bound, int32_t count,
-                        lowbit_grid grid);
+    int32_t (*mark)(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale, const float* bound,
+                    int32_t count, lowbit_grid grid);
+    void (*marked_grad)(const float* dy, const int8_t* clipped, float* dx, double* sum, int64_t count);
 };
 
-#define LOWBIT_OBSERVED(NAME, TARGET)                                                                   \
-    namespace NAME {                                                                                    \
-    TARGET int32_t to_bytes(const float* x, uint8_t* q, float scale, const float* bound, int32_t count, \
-                            lowbit_grid grid) {                                                         \
-        return lowbit::to_bytes(x, q, scale, bound, count, grid);                                       \
-    }                                                                                                   \
-    const Loops loops = {to_bytes};                                                                     \
+#define LOWBIT_OBSERVED(NAME, TARGET)                                                                        \
+    namespace NAME {                                                                                         \
+    TARGET int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale,                  \
+                        const float* bound, int32_t count, lowbit_grid grid) {                               \
+        return lowbit::mark(x, y, q, clipped, scale, bound, count, grid);                                    \
+    }                                                                                                        \
+    TARGET void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum, int64_t count) { \
+        lowbit::marked_grad(dy, clipped, dx, sum, count);                                                    \
+    }                                                                                                        \
+    const Loops loops = {mark, marked_grad};                                                                 \
     }
 
 #if LOWBIT_X86
@@ -89,21 +142,34 @@ int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_gri
     });
 }
 
-int64_t lowbit_quantize_to_bytes(const float* x, void* q, const float* scale, const float* bound,
-                                 int64_t count, lowbit_grid grid) {
+int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clipped, const float* scale,
+                                 const float* bound, int64_t count, lowbit_grid grid) {
     return lowbit::guarded([&]() -> int64_t {
-        constexpr int64_t kChunk = 1 << 14;
+        constexpr int64_t kChunk = lowbit::kBlock;
+        const Loops& own = LOWBIT_CHOOSE(loops);
+        uint8_t* bytes = static_cast<uint8_t*>(q);
         std::atomic<int64_t> nan_count{0};
         lowbit::parallel_ranges(lowbit::ceil_div(count, kChunk), kChunk, [&](int64_t first, int64_t last) {
             for (int64_t chunk = first; chunk < last; ++chunk) {
                 const int64_t at = chunk * kChunk, left = count - at;
                 const int32_t found =
-                    LOWBIT_CHOOSE(loops).to_bytes(x + at, static_cast<uint8_t*>(q) + at, *scale, bound,
-                                                  int32_t(left < kChunk ? left : kChunk), grid);
+                    own.mark(x + at, y ? y + at : nullptr, bytes ? bytes + at : nullptr, clipped + at, *scale,
+                             bound, int32_t(left < kChunk ? left : kChunk), grid);
                 if (found) nan_count += found;
             }
         });
         return nan_count;
+    });
+}
+
+int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound, int64_t count) {
+    return lowbit::guarded([&] {
+        const Loops& own = LOWBIT_CHOOSE(loops);
+        lowbit::for_each_channel_block(lowbit_layout{1, 1, count}, dbound,
+                                       [&](lowbit::ChannelBlock block, int64_t at, int64_t, double* sum) {
+                                           own.marked_grad(dy + at, clipped + at, dx ? dx + at : nullptr, sum,
+                                                           block.inner);
+                                       });
     });
 }
 

@@ -95,9 +95,16 @@ struct lowbit_moving_average {
 LOWBIT_PUBLIC int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_grid grid,
                                  const lowbit_moving_average* average, float* bound, float* scale);
 
-// The integers of lowbit_quantize for one scale, a byte each. NaN becomes 0; returns how many there were.
-LOWBIT_PUBLIC int64_t lowbit_quantize_to_bytes(const float* x, void* q, const float* scale,
-                                               const float* bound, int64_t count, lowbit_grid grid);
+// As lowbit_quantize for one scale: values in `y`, or integers, a byte each, in `q`, where NaN becomes 0.
+// `clipped`, all that gradients need: 0 where dx = dy; where dx is 0, 1 for a value above the bound, -1 for
+// one below it if signed, and 2 for others, whose dy is lost. Returns how many values were NaN.
+LOWBIT_PUBLIC int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clipped,
+                                               const float* scale, const float* bound, int64_t count,
+                                               lowbit_grid grid);
+
+// The gradients of lowbit_quantize_grad from these marks, each if wanted; dx may be dy.
+LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
+                                     int64_t count);
 
 // lowbit_ranges, lowbit_scales and lowbit_to_integers (to nearest) in one call.
 LOWBIT_PUBLIC int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales,
