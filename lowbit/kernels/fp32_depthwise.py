@@ -21,17 +21,26 @@ def fits(geometry: Geometry) -> bool:
     return is_depthwise and kernels() is not None and min(geometry.input + geometry.output) > 0
 
 
-def grad_weight(geometry: Geometry, x: int, dy: int, dweight: int) -> None:
-    """dW, from X and dY, of a geometry that `fits`; addresses of contiguous fp32 tensors.
+def grad_weight(
+    geometry: Geometry, x: int, dy: int, dweight: int, *, kind: str = "float32", scale: float = 1.0
+) -> None:
+    """dW, from X and dY, of a geometry that `fits`; addresses of contiguous tensors.
+
+    X is `float32`, or `int8` or `uint8` times a scale.
 
     grad_weight(geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
     """
     found = kernels()
     assert found is not None  # callers have asked
-    _declared(found.library).lowbit_fp32_depthwise_grad_weight(shape_of(geometry), x, dy, dweight)
+    function = _declared(found.library).lowbit_fp32_depthwise_grad_weight
+    function(shape_of(geometry), x, _KINDS.index(kind), scale, dy, dweight)
+
+
+_KINDS = ("float32", "int8", "uint8")  # lowbit_number of fp32_depthwise.h
+_ARGUMENTS = [SHAPE, ADDRESS, ctypes.c_int32, ctypes.c_float, ADDRESS, ADDRESS]
 
 
 @cache
 def _declared(library: ctypes.CDLL) -> Any:
-    declare(library, {"lowbit_fp32_depthwise_grad_weight": (ctypes.c_int, [SHAPE] + [ADDRESS] * 3)})
+    declare(library, {"lowbit_fp32_depthwise_grad_weight": (ctypes.c_int, _ARGUMENTS)})
     return library

@@ -267,7 +267,7 @@ class _QuantizedForward(PyLayer):
             if clipped is not None:
                 dx, dbound = clipped.gradients(dx, (of_x, of_bound), overwrite=True)
         if of_weight:
-            dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
+            dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
             given = (dweight, weight, ctx.steps.of_weight.scale, ctx.steps.of_weight.grid)
             seen_as = fused.layout(weight, ctx.steps.of_weight.scale)
             if seen_as is None:
@@ -308,5 +308,5 @@ class _IntegerForward(PyLayer):
         if ctx.learning[0]:
             dx = linear_op.grad_input(dy, ctx.weight.operand().values())
         if ctx.learning[1]:
-            dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
+            dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
         return dx, dweight

@@ -21,9 +21,11 @@ from lowbit.accel import mkl, onednn, onednn_objects
 from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
+from lowbit.nn.qtensor import QTensor
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
 
+_BYTES = {paddle.int8: "int8", paddle.uint8: "uint8"}
 _FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
 
 
@@ -141,6 +143,10 @@ class LinearOp(ABC):
     @abstractmethod
     def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor: ...
 
+    def grad_weight_of_operand(self, dy: Tensor, x: QTensor) -> Tensor:
+        """grad_weight with the values of integers."""
+        return self.grad_weight(dy, x.values())
+
     def forward_scale(self, x: Tensor, weight: Tensor) -> Tensor | None:
         return None
 
@@ -241,6 +247,17 @@ class _Depthwise(Convolution):
     def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
         dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
         fp32_depthwise.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+    def grad_weight_of_operand(self, dy: Tensor, x: QTensor) -> Tensor:
+        if x.data.dtype not in _BYTES or x.scale is None or math.prod(x.scale.shape) != 1:
+            return super().grad_weight_of_operand(dy, x)
+        dy, data, dweight = dy.contiguous(), x.data.contiguous(), new_tensor(self._weight_shape)
+        fp32_depthwise.grad_weight(
+            *(self.geometry, data.data_ptr(), dy.data_ptr(), dweight.data_ptr()),
+            kind=_BYTES[data.dtype],
+            scale=float(x.scale),
+        )
         return dweight
 
 

@@ -312,13 +312,15 @@ class Quantizer(nn.Layer):
 
     def _observed(self, x: Tensor, grid: Grid) -> KnownScale | None:
         """The scale of a moving average of ranges with this batch, in one step; None where it takes more."""
-        if not self.training or self.kept is None or self.has_fixed_scale or self.step is not None:
+        parts = self._sub_layers  # a Layer's __getattr__ takes microseconds
+        kept, alpha = parts.get("kept"), parts.get("alpha")
+        if not self.training or kept is None or "step" in parts or self.has_fixed_scale:
             return None
         if self.spec.observer.name != "minmax" or self.spec.granularity.letters:
             return None
-        if self.alpha is not None and not self.alpha.is_known:
+        if alpha is not None and not alpha.is_known:
             return None
-        found = self.kept.observe(x, None if self.alpha is None else self.alpha.value, grid)
+        found = kept.observe(x, None if alpha is None else alpha.value, grid)
         return None if found is None else KnownScale(found[0], grid, found[1])
 
     def dynamic_operand(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:

@@ -254,7 +254,7 @@ class RunningRange(nn.Layer):
         given = (x, state["range"]) if alpha is None else (x, state["range"], alpha)
         if self._scaling.name != "moving_average" or _several() or not paddle.in_dynamic_mode():
             return None
-        if any(tensor.size != 1 for tensor in given[1:]) or not all(map(is_plain_memory, given)):
+        if any(math.prod(tensor.shape) != 1 for tensor in given[1:]) or not all(map(is_plain_memory, given)):
             return None
         kernels, shape = quantize_kernels(), x.shape
         if kernels is None or 0 in shape:

@@ -136,17 +136,24 @@ def grad_weight_in_fp64(geometry: Geometry, x: np.ndarray, dy: np.ndarray) -> np
 
 
 @settings(max_examples=200)
-@given(geometry=depthwise_geometries(), seed=st.integers(0, 2**32 - 1))
-def test_grad_weight_in_fp32(geometry, seed):
+@given(
+    geometry=depthwise_geometries(),
+    kind=st.sampled_from(["float32", "int8", "uint8"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_grad_weight_in_fp32(geometry, kind, seed):
     geometry = replace(geometry, outputs=geometry.groups)
     assert fp32_depthwise.fits(geometry)
     random = np.random.default_rng(seed)
     x, dy = (random.standard_normal(shape).astype(F32) for shape in (geometry.input, geometry.output))
-    expected, found = grad_weight_in_fp64(geometry, x, dy), []
+    scale = 1.0 if kind == "float32" else 0.375
+    x = np.abs(x) if kind == "uint8" else x
+    x = x if kind == "float32" else np.clip(np.round(40 * x), -128, 127).astype(kind)
+    expected, found = grad_weight_in_fp64(geometry, x, dy) * scale, []
     for variant in VARIANTS:
         framed = np.full(expected.size + 2, 77, F32)
         with using(variant):
-            fp32_depthwise.grad_weight(geometry, at(x), at(dy), at(framed[1:]))
+            fp32_depthwise.grad_weight(geometry, at(x), at(dy), at(framed[1:]), kind=kind, scale=scale)
         assert framed[0] == framed[-1] == 77
         found.append(framed[1:-1].reshape(expected.shape))
     np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))

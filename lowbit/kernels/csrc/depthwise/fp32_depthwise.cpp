@@ -21,7 +21,9 @@ float* zeros(Scratch& scratch, int64_t count) {
     return memory;
 }
 
-void grad_weight(const lowbit_geometry& geometry, const float* x, const float* dy, float* dw) {
+template <class T, class Pack>
+void grad_weight(const lowbit_geometry& geometry, const T* x, float scale, const float* dy, float* dw,
+                 Pack pack) {
     const Shape s(geometry);
     const Kernels& kernels = kernels_for(lowbit::instruction_set());
     const InputPlanes planes(s);
@@ -37,20 +39,28 @@ void grad_weight(const lowbit_geometry& geometry, const float* x, const float* d
             float* gradient = zeros(dy_scratch, count + kStep);
             planes.offsets(images, offsets.data());
             planes.each_phase(images, [&](const View& view, int64_t first) {
-                kernels.pack_floats(x + (n * s.g.channels + c) * s.x_plane(), s.g.channels * s.x_plane(),
-                                    images, view, plane + first);
+                (kernels.*pack)(x + (n * s.g.channels + c) * s.x_plane(), s.g.channels * s.x_plane(), images,
+                                view, plane + first);
             });
             kernels.pack_floats(dy + (n * s.g.channels + c) * s.y_plane(), s.g.channels * s.y_plane(), images,
                                 planes.of_output(), gradient);
             kernels.dots(gradient, plane, offsets.data(), s.taps, count, totals.data());
         }
-        for (int64_t tap = 0; tap < s.taps; ++tap) dw[c * s.taps + tap] = float(totals[tap]);
+        for (int64_t tap = 0; tap < s.taps; ++tap) dw[c * s.taps + tap] = float(totals[tap] * double(scale));
     });
 }
 
 }  // namespace
 
-int lowbit_fp32_depthwise_grad_weight(const lowbit_geometry* geometry, const float* x, const float* dy,
-                                      float* dw) {
-    return lowbit::guarded([&] { grad_weight(*geometry, x, dy, dw); });
+int lowbit_fp32_depthwise_grad_weight(const lowbit_geometry* geometry, const void* x, int32_t number,
+                                      float scale, const float* dy, float* dw) {
+    return lowbit::guarded([&] {
+        if (number == LOWBIT_INT8) {
+            grad_weight(*geometry, static_cast<const int8_t*>(x), scale, dy, dw, &Kernels::pack_signed);
+        } else if (number == LOWBIT_UINT8) {
+            grad_weight(*geometry, static_cast<const uint8_t*>(x), scale, dy, dw, &Kernels::pack_unsigned);
+        } else {
+            grad_weight(*geometry, static_cast<const float*>(x), scale, dy, dw, &Kernels::pack_floats);
+        }
+    });
 }

@@ -7,6 +7,8 @@
 #pragma once
 #include "gemm/gemm.h"
 
-// dW, from X and dY. `groups`, `channels` and `outputs` are equal.
-LOWBIT_PUBLIC int lowbit_fp32_depthwise_grad_weight(const lowbit_geometry* geometry, const float* x,
-                                                    const float* dy, float* dw);
+// dW, from X and dY. X is in fp32, or int8 or uint8 times a scale, which is 1 for fp32. `groups`, `channels`
+// and `outputs` are equal.
+enum lowbit_number { LOWBIT_FLOAT, LOWBIT_INT8, LOWBIT_UINT8 };
+LOWBIT_PUBLIC int lowbit_fp32_depthwise_grad_weight(const lowbit_geometry* geometry, const void* x,
+                                                    int32_t number, float scale, const float* dy, float* dw);

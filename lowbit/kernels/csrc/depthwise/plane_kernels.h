@@ -98,15 +98,16 @@ LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t image
     }
 }
 
-// The same for fp32.
-LOWBIT_INLINE void pack_floats(const float* image, int64_t image_size, int64_t images, const View& view,
+// The same to fp32.
+template <class T>
+LOWBIT_INLINE void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,
                                float* __restrict to) {
     const Columns columns(view);
     for (int64_t n = 0; n < images; ++n) {
         for (int64_t row = 0; row < view.rows; ++row, to += view.columns) {
             const int64_t h = view.first_row + row * view.step_h;
             if (h < 0 || h >= view.height) continue;
-            const float* from = image + n * image_size + h * view.width + view.first_column;
+            const T* from = image + n * image_size + h * view.width + view.first_column;
             if (view.step_w == 1) {
                 for (int64_t i = columns.first; i < columns.last; ++i) to[i] = from[i];
             } else if (view.step_w == 2) {
@@ -286,6 +287,9 @@ struct Kernels {
                              float* values);
     void (*to_floats)(const int16_t* from, int64_t count, float* to);
     void (*pack_floats)(const float* image, int64_t image_size, int64_t images, const View& view, float* to);
+    void (*pack_signed)(const int8_t* image, int64_t image_size, int64_t images, const View& view, float* to);
+    void (*pack_unsigned)(const uint8_t* image, int64_t image_size, int64_t images, const View& view,
+                          float* to);
     void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, int64_t count,
                  double* totals);
     int32_t (*dot)(const int16_t* a, const int16_t* b, int64_t count);

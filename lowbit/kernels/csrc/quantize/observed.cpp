@@ -57,16 +57,20 @@ LOWBIT_INLINE int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped
                  : mark_as<false>(x, y, q, clipped, scale, 0.0f, count, grid);
 }
 
+constexpr int64_t kMarks = 256;  // values of which hardly any is beyond the bound: a multiple of kLanes
+
 // dx, which may be dy, and the sum of dbound, each if wanted.
 LOWBIT_INLINE void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum,
                                int64_t count) {
     PartialSums sums;
-    float terms[kBlock];
-    for (int64_t first = 0; first < count; first += kBlock) {
-        const int64_t left = count - first, now = left < kBlock ? left : kBlock;
+    float terms[kMarks];
+    for (int64_t first = 0; first < count; first += kMarks) {
+        const int64_t left = count - first, now = left < kMarks ? left : kMarks;
         const float* from = dy + first;
         const int8_t* marks = clipped + first;
-        if (sum) {
+        int8_t all = 0;
+        for (int64_t i = 0; i < now; ++i) all |= marks[i];
+        if (sum && all & 1) {  // 1 or -1: otherwise, all terms are 0
             for (int64_t i = 0; i < now; ++i) {
                 const int32_t mark = marks[i];
                 const float below = mark == -1 ? -from[i] : 0.0f;
@@ -74,7 +78,7 @@ LOWBIT_INLINE void marked_grad(const float* dy, const int8_t* clipped, float* dx
             }
             sums.add(terms, now);
         }
-        if (!dx) continue;
+        if (!dx || (!all && dx == dy)) continue;
         float* to = dx + first;
         LOWBIT_INDEPENDENT_ITERATIONS
         for (int64_t i = 0; i < now; ++i) to[i] = marks[i] == 0 ? from[i] : 0.0f;
