@@ -29,7 +29,7 @@ _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
 # Here the scales are one factor of the whole output, so that those of a convolution hold for all layers:
 # a scale per pixel, which Linear and Conv2DTranspose may have, stays inside.
-_SCALES = INTEGER_SCALES["Conv2D"]["forward"]
+_SCALES = {operand: set(letters) for operand, letters in INTEGER_SCALES["Conv2D"]["forward"].items()}
 
 
 class Frozen(nn.Layer):
@@ -72,7 +72,7 @@ def forward_is_of_integers(layer: nn.Layer) -> bool:
     return all(
         isinstance(quantizer, Quantizer)  # not a class of the user's own
         and quantizer.gives_integers
-        and set(quantizer.spec.granularity.letters) <= set(_SCALES[operand])
+        and _SCALES[operand].issuperset(quantizer.spec.granularity.letters)
         for operand, quantizer in (("input", layer.input_quantizer), ("weight", layer.weight_quantizer))
     )
 
@@ -204,13 +204,15 @@ def _in_one_node(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> 
     grid = layer.weight_quantizer.grid()
     operands = operand, _dynamic_operand(weight, grid, *made)
     learning = tuple(tensor is not None and not tensor.stop_gradient for tensor in (x, alpha, weight))
-    steps = _Quantizing(clipped, KnownScale(made[1], grid), learning)
+    # The largest magnitude is the highest integer of a symmetric grid: nothing is clipped, unless it is NaN.
+    may_clip = grid.lowest != -grid.highest or not operands[1].is_integer
+    steps = _Quantizing(clipped, KnownScale(made[1], grid, clips=may_clip), learning)
     return _QuantizedForward.apply(x, alpha, weight, layer.linear_op(x, *geometry), operands, steps)
 
 
 def _input_operand(x: Tensor, known: KnownScale) -> tuple[QTensor, Clipped | None]:
     """The integers of x, or with a NaN the values; and where it was clipped, unless it is on the grid."""
-    x, scale, grid = x.detach(), known.scale, known.grid
+    scale, grid = known.scale, known.grid
     data, clipped, broken = on_grid_marked(x, scale, grid, bound=known.bound, integers=True)
     operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
     if broken:
@@ -268,13 +270,20 @@ class _QuantizedForward(PyLayer):
                 dx, dbound = clipped.gradients(dx, (of_x, of_bound), overwrite=True)
         if of_weight:
             dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
-            given = (dweight, weight, ctx.steps.of_weight.scale, ctx.steps.of_weight.grid)
-            seen_as = fused.layout(weight, ctx.steps.of_weight.scale)
-            if seen_as is None:
-                dweight = straight_through(*given)
-            else:
-                dweight, _ = fused.straight_through(*given, seen_as)
+            if ctx.steps.of_weight.clips:
+                dweight = _through_weight(dweight, weight, ctx.steps.of_weight)
         return (dx, dbound, dweight) if ctx.has_bound else (dx, dweight)
+
+
+def _through_weight(dweight: Tensor, weight: Tensor, known: KnownScale) -> Tensor:
+    """The gradient of a weight from that of its quantized values."""
+    given = (dweight, weight, known.scale, known.grid)
+    seen_as = fused.layout(weight, known.scale)
+    if seen_as is None:
+        return straight_through(*given)
+    through, _ = fused.straight_through(*given, seen_as)
+    assert through is not None  # wanted
+    return through
 
 
 def _check_first_order() -> None:

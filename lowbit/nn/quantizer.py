@@ -329,7 +329,7 @@ class Quantizer(nn.Layer):
             return None
         if not self.training or self.spec.observer.name != "minmax" or self._calibration_stats is not None:
             return None
-        return to_dynamic_bytes(x.detach(), self.grid(), self._axes(x, self.spec.granularity))
+        return to_dynamic_bytes(x, self.grid(), self._axes(x, self.spec.granularity))
 
     def _with_offset(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As values_and_scale, on a grid with a learned offset."""

@@ -257,6 +257,7 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("kind", ["conv", "depthwise", "linear"])
 @pytest.mark.parametrize("bad", [None, "input", "weight"])
+@pytest.mark.parametrize("weight_grid", ["int8-narrow", "int8"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -266,8 +267,8 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
         {"grid": "int8", "scaling": "fixed"},
     ],
 )
-def test_one_node_gives_the_bits_of_three(kind, bad, words, monkeypatch):
-    weight = TensorSpec(grid="int8-narrow", granularity="N")
+def test_one_node_gives_the_bits_of_three(kind, weight_grid, bad, words, monkeypatch):
+    weight = TensorSpec(grid=weight_grid, granularity="N")
     plan = Plan(forward=Forward(input=TensorSpec(**words), weight=weight))
     layer, shape = {
         "conv": (lambda: nn.Conv2D(6, 4, 3, padding=1), [2, 6, 5, 7]),

@@ -8,30 +8,37 @@
 namespace lowbit {
 namespace {
 
-// At most kBlock values. Loops of one kind of output each, which compilers vectorize.
+constexpr int32_t kMarks = 256;  // values of which hardly any is beyond the bound: a multiple of kLanes
+
+// At most kMarks values. Loops of one kind of output each, which compilers vectorize.
 template <bool kBound>
-LOWBIT_INLINE int32_t mark_as(const float* __restrict x, float* __restrict y, uint8_t* __restrict q,
-                              int8_t* __restrict clipped, float scale, float upper, int32_t count,
-                              lowbit_grid grid) {
-    const float lower = lower_bound(upper, grid), s = kBound ? propagate_nan(upper, scale) : scale;
+LOWBIT_INLINE int32_t mark_some(const float* __restrict x, float* __restrict y, uint8_t* __restrict q,
+                                int8_t* __restrict clipped, float s, float lower, float upper, int32_t count,
+                                lowbit_grid grid) {
     const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
-    const int32_t if_below = grid.is_signed ? -1 : 2;
-    float quotients[kBlock];
-    int32_t nan_count = 0;
+    float quotients[kMarks];
+    int32_t is_clipped = 0, nan_count = 0;
     for (int32_t i = 0; i < count; ++i) {
         const float v = (kBound ? clip_to_bound(x[i], lower, upper) : x[i]) / s;
         quotients[i] = v;
-        nan_count += v != v;
+        is_clipped |= !(v >= lowest) | !(v <= highest);  // also NaN
+        if (kBound) is_clipped |= (x[i] < lower) | (x[i] > upper);
     }
-    for (int32_t i = 0; i < count; ++i) {
-        const float v = quotients[i];
-        int32_t mark = 0;
-        if (kBound) {
-            mark = x[i] < lower ? if_below : mark;
-            mark = x[i] > upper ? 1 : mark;
+    if (!is_clipped) {
+        for (int32_t i = 0; i < count; ++i) clipped[i] = 0;
+    } else {
+        const int32_t if_below = grid.is_signed ? -1 : 2;
+        for (int32_t i = 0; i < count; ++i) {
+            const float v = quotients[i];
+            int32_t mark = 0;
+            if (kBound) {
+                mark = x[i] < lower ? if_below : mark;
+                mark = x[i] > upper ? 1 : mark;
+            }
+            mark = v >= lowest ? mark : 2;
+            clipped[i] = int8_t(v <= highest ? mark : 2);
+            nan_count += v != v;
         }
-        mark = v >= lowest ? mark : 2;
-        clipped[i] = int8_t(v <= highest ? mark : 2);
     }
     if (!q) {
         for (int32_t i = 0; i < count; ++i) {
@@ -51,13 +58,24 @@ LOWBIT_INLINE int32_t mark_as(const float* __restrict x, float* __restrict y, ui
     return nan_count;
 }
 
+template <bool kBound>
+LOWBIT_INLINE int32_t mark_as(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale, float upper,
+                              int32_t count, lowbit_grid grid) {
+    const float lower = lower_bound(upper, grid), s = kBound ? propagate_nan(upper, scale) : scale;
+    int32_t nan_count = 0;
+    for (int32_t first = 0; first < count; first += kMarks) {
+        const int32_t left = count - first, now = left < kMarks ? left : kMarks;
+        nan_count += mark_some<kBound>(x + first, y ? y + first : y, q ? q + first : q, clipped + first, s,
+                                       lower, upper, now, grid);
+    }
+    return nan_count;
+}
+
 LOWBIT_INLINE int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale,
                            const float* bound, int32_t count, lowbit_grid grid) {
     return bound ? mark_as<true>(x, y, q, clipped, scale, *bound, count, grid)
                  : mark_as<false>(x, y, q, clipped, scale, 0.0f, count, grid);
 }
-
-constexpr int64_t kMarks = 256;  // values of which hardly any is beyond the bound: a multiple of kLanes
 
 // dx, which may be dy, and the sum of dbound, each if wanted.
 LOWBIT_INLINE void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum,
@@ -149,7 +167,7 @@ int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_gri
 int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clipped, const float* scale,
                                  const float* bound, int64_t count, lowbit_grid grid) {
     return lowbit::guarded([&]() -> int64_t {
-        constexpr int64_t kChunk = lowbit::kBlock;
+        constexpr int64_t kChunk = 1 << 14;
         const Loops& own = LOWBIT_CHOOSE(loops);
         uint8_t* bytes = static_cast<uint8_t*>(q);
         std::atomic<int64_t> nan_count{0};
