@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import pkgutil
 import re
 import shlex
@@ -195,6 +196,16 @@ def test_functions_named_for_commands_exist():
     assert len(names) > 15
     for name in names:
         pkgutil.resolve_name(name)
+
+
+def test_calls_shown_for_commands_take_these_arguments():
+    table = PAGES["docs/commands.md"].split("## From Python")[1].partition("\n## ")[0]
+    calls = re.findall(r"`(lowbit(?:\.\w+)+\(.*?\))(?:\.\w+\(.*?\))?`", table)
+    assert len(calls) > 12
+    for call in calls:
+        tree = ast.parse(call, mode="eval").body
+        function = pkgutil.resolve_name(ast.unparse(tree.func))
+        inspect.signature(function).bind(*tree.args, **{one.arg: one.value for one in tree.keywords})
 
 
 def test_every_model_is_named():

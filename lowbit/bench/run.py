@@ -85,9 +85,9 @@ __all__ = ["CASES", "LAYERS_WORD", "RUNTIME_WORD", "run_bench"]
 def run_bench(
     names: Sequence[str],
     *,
-    rounds: int,
-    threads: int,
-    batch: int | None,
+    rounds: int = 5,
+    threads: int = 1,
+    batch: int | None = None,
     processor_time: bool = False,
     instructions: str | None = None,
     own_loop: bool = False,
@@ -99,7 +99,7 @@ def run_bench(
     With `own_loop`, your own loop against `lowbit train` instead (lowbit.bench.own_loop). With
     `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.cli.bench.
 
-    run_bench(["resnet20"], rounds=5, threads=1, batch=None)
+    run_bench(["resnet20"], rounds=9)
     """
     keep_freed_memory()  # as in training, and for every side
     console = Console(quiet=silent)

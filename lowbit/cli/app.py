@@ -67,6 +67,10 @@ app.add_typer(config.app, name="config")
 app.add_typer(tipc.app, name="tipc")
 
 
+# What Paddle makes of a KeyboardInterrupt in the backward pass of a PyLayer: an OSError with its message.
+_BACKWARD_INTERRUPTED = "KeyboardInterrupt: <EMPTY MESSAGE>"
+
+
 @app.callback(invoke_without_command=True)
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
@@ -107,6 +111,8 @@ def run_command(command: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:
+        if _BACKWARD_INTERRUPTED in str(error):
+            raise SystemExit(130) from None
         if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
             raise
         message = LowbitError(f"{error.filename}: {error.strerror}; give another path")

@@ -120,8 +120,8 @@ class MultiScaleSampler(Sampler):
     Which batch has which size is drawn once for a run, so that every epoch has as many batches.
 
     >>> sampler = MultiScaleSampler(length=99, batch_size=4, shuffle=True, scales=((64, 64), (32, 32)))
-    >>> {sampler.share(0, batch).size for batch in range(len(sampler))}
-    {(64, 64), (32, 32)}
+    >>> sorted({sampler.share(0, batch).size for batch in range(len(sampler))})
+    [(32, 32), (64, 64)]
     """
 
     scales: tuple[tuple[int, int], ...]  # width and height

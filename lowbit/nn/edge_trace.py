@@ -53,7 +53,17 @@ def trace_nodes(
     return _read(_trace(model, inputs, purpose), layers)
 
 
-class _Marked(nn.Layer):
+def concrete_program(model: nn.Layer, specs: Sequence[InputSpec]) -> Any:
+    """The model's program for inputs like these, in evaluation mode (paddle.jit's ConcreteProgram).
+
+    concrete_program(model, [InputSpec([1, 3, 32, 32])]).main_program
+    """
+    # Through a layer of ours: what to_static leaves on its object does not stay on the model.
+    traced = _Traced(model)
+    return paddle.jit.to_static(traced.forward, input_spec=[list(specs)], full_graph=True).concrete_program
+
+
+class _Traced(nn.Layer):
     def __init__(self, model: nn.Layer) -> None:
         super().__init__()
         self.model = model
@@ -72,10 +82,7 @@ def _trace(model: nn.Layer, inputs: Sequence[Tensor], purpose: str) -> Any:
             undo.callback(layer.register_forward_pre_hook(before).remove)
             undo.callback(layer.register_forward_post_hook(after).remove)
         try:
-            # Through a layer of ours: what to_static leaves on its object does not stay on the model.
-            marked = _Marked(model)
-            traced = paddle.jit.to_static(marked.forward, input_spec=[specs], full_graph=True)
-            return traced.concrete_program
+            return concrete_program(model, specs)
         except LowbitError:
             raise
         except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out

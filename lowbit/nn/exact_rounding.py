@@ -36,7 +36,7 @@ def odd_ratio(value: np.ndarray, *, change: float = _CHANGE) -> np.ndarray:
     A value that is such a ratio already, but for fp32's last bits, gives that ratio, also of a larger q.
 
     >>> odd_ratio(np.array([0.0331])).round(6)
-    array([0.033333])
+    array([0.033113])
     """
     value = np.asarray(value, np.float64)
     found = np.array(value)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal, TypeVar, get_args
 
+import numpy as np
 from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError, did_you_mean
@@ -164,7 +165,8 @@ def weight_histogram(layer: nn.Layer) -> LevelHistogram:
         return value_histogram(layer.weight.numpy())
     weight, _, scale = _on_grid(layer)
     grid = layer.weight_quantizer.grid()
-    return level_histogram(weight.numpy() / scale.numpy(), grid.lowest, grid.highest)
+    steps = weight.numpy().astype(np.float64) / scale.numpy()  # in fp32 a tiny learned scale would overflow
+    return level_histogram(steps, grid.lowest, grid.highest)
 
 
 def layers_by_name(model: nn.Layer) -> dict[str, nn.Layer]:

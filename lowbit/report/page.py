@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -32,17 +33,22 @@ _LAYER_CHARTS = (
 )
 
 
-def write_report(paths: list[Path], output: Path, *, trust: bool = False) -> list[str]:
+def write_report(
+    paths: Sequence[str | Path], output: str | Path | None = None, *, trust: bool = False
+) -> list[str]:
     """Writes the report of the runs and returns lines that the user should see.
 
-    `trust`: also import networks of the user's own that only the checkpoints name.
+    `output` is the file (default: report.html in the last run's folder). `trust`: also import networks of the
+    user's own that only the checkpoints name.
 
-    write_report([Path("runs/fp32"), Path("runs/w4a4")], Path("runs/w4a4/report.html"))
+    write_report(["runs/fp32", "runs/w4a4"])
     """
-    runs = open_runs(paths)
+    folders = [Path(path) for path in paths]
+    runs = open_runs(folders)
     looked = [weight_histograms(run.path, trust=trust) for run in runs]
     text = make_page(runs, [found for found, _ in looked])
-    write_atomically(output, lambda file: file.write_text(text, "utf-8"))
+    page = folders[-1] / "report.html" if output is None else Path(output)
+    write_atomically(page, lambda file: file.write_text(text, "utf-8"))
     return [f"{run.name}: {line}" for run, (_, line) in zip(runs, looked, strict=True) if line]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,13 @@ class Run:
         return 4 * sum(math.prod(layer["shape"]) for layer in self.plan)
 
 
-def open_run(path: Path) -> Run:
+def open_run(path: str | Path) -> Run:
     """The run of a folder; a LowbitError where there is none.
 
     >>> open_run(Path("runs/digits")).points("eval", "top1")[-1]  # doctest: +SKIP
     (6, 0.989)
     """
+    path = Path(path)
     config = path / "config.yaml"
     if not os.path.isfile(config):
         raise LowbitError(
@@ -117,10 +119,10 @@ def open_run(path: Path) -> Run:
     )
 
 
-def open_runs(paths: list[Path]) -> list[Run]:
+def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     """Several runs, under names that tell them apart: of folders with the same name, more of the path."""
     runs = [open_run(path) for path in paths]
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({run.path.resolve() for run in runs}) < len(runs):
         raise LowbitError("the same run is given twice; give each run once")
     names = [run.name for run in runs]
     for depth in range(2, 10):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 
+import paddle
 import pytest
 
 from lowbit.cli.app import run_command
@@ -101,6 +102,23 @@ def test_an_interruption_is_exit_code_130(run, config_file, monkeypatch):
     monkeypatch.setattr("lowbit.training.loop.train", interrupt)
     assert run("lowbit", "train", "-c", config_file).code == 130
     assert run("train.py").code == 130
+
+
+def test_an_interruption_in_a_backward_pass_is_exit_code_130(capsys):
+    class Interrupted(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise KeyboardInterrupt  # as Ctrl-C does; Paddle raises an OSError with its name
+
+    x = paddle.ones([2])
+    x.stop_gradient = False
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as stopped:
+        run_command(Interrupted.apply(x).sum().backward)
+    assert stopped.value.code == 130 and not capsys.readouterr().err
 
 
 def test_a_warning_is_one_line(capsys, monkeypatch):

@@ -189,6 +189,16 @@ def test_health_and_histogram_are_those_of_what_is_multiplied():
     assert found.levels == [int((integers == level).sum()) for level in range(-8, 8)]
 
 
+def test_the_histogram_of_a_tiny_learned_scale_is_all_clipped():
+    model = _prepared(scaling="learned")
+    model(paddle.randn([2, 3, 32, 32]))
+    layer = model.conv
+    layer.weight_quantizer.step.value.set_value(paddle.full_like(layer.weight_quantizer.step.value, 1e-38))
+    with np.errstate(all="raise"):
+        found = weight_histogram(layer)
+    assert found.clipped == 1.0 and sum(found.levels) == layer.weight.size
+
+
 def test_kept_scales_of_inputs():
     rule = {"forward": {"input": {"grid": "int8", "scaling": "fixed"}}}
     model = prepare(build_tiny(), Recipe(rules=[rule], calibration={"steps": 1}))

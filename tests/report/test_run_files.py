@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lowbit.errors import LowbitError
-from lowbit.report import open_run, open_runs
+from lowbit.report import open_run, open_runs, write_report
 from tests.support.fake_run import write_run
 
 
@@ -37,3 +37,10 @@ def test_what_is_no_run_is_an_error(tmp_path):
     (folder / "verify.json").write_text("{")
     with pytest.raises(LowbitError, match=r"verify\.json"):
         open_run(folder)
+
+
+def test_folders_may_be_strings_and_the_page_goes_to_the_last_run(tmp_path):
+    folders = [str(write_run(tmp_path / name)) for name in ("one", "two")]
+    assert [run.name for run in open_runs(folders)] == ["one", "two"]
+    write_report(folders)
+    assert "<html" in (tmp_path / "two" / "report.html").read_text("utf-8")

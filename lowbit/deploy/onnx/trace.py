@@ -18,6 +18,7 @@ from lowbit.deploy.onnx.graph import MARK, Graph
 from lowbit.errors import LowbitError
 from lowbit.nn import edge_name, edge_quantizers, eval_mode, is_quantized
 from lowbit.nn.activation_matmul import SIDES, QuantizedMatmul
+from lowbit.nn.edge_trace import concrete_program
 
 PRODUCT_LAYERS = (nn.Conv2D, nn.Conv2DTranspose, nn.Linear)
 _PREFIX = "lowbit"
@@ -33,10 +34,7 @@ def trace(model: nn.Layer, specs: Sequence[InputSpec], model_name: str) -> Any:
     with eval_mode(model), open_batch(), _marked(model), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Paddle's own, about its own code
         try:
-            # Through a layer of ours: what to_static leaves on its object does not stay on the model.
-            traced = _Traced(model)
-            static = paddle.jit.to_static(traced.forward, input_spec=[list(specs)], full_graph=True)
-            return static.concrete_program
+            return concrete_program(model, specs)
         except LowbitError:
             raise
         except Exception as error:  # Paddle translates the user's Python; whatever it meets there comes out
@@ -70,16 +68,6 @@ def layer_names(model: nn.Layer) -> dict[str, nn.Layer]:
     """The model's convolutions and Linear layers; one that it uses in two places has its first name."""
     layers = dict(model.named_sublayers(include_self=True))
     return {name or "model": layer for name, layer in layers.items() if isinstance(layer, PRODUCT_LAYERS)}
-
-
-class _Traced(nn.Layer):
-    def __init__(self, model: nn.Layer) -> None:
-        super().__init__()
-        self.model = model
-        self.training = False
-
-    def forward(self, inputs: list[Tensor]) -> Any:
-        return self.model(*inputs)
 
 
 @contextmanager
