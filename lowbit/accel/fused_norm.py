@@ -19,7 +19,8 @@ from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.errors import LowbitError
-from lowbit.kernels.norm import Activation, Multiples, Norm, Pool, norm_kernels
+from lowbit.kernels.gemm import Multiples
+from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.fused import new_tensor
@@ -106,7 +107,13 @@ class NormPass:
         self.multiples: SavedMultiples | None = None  # instead of x
         self._places: Tensor | None = None
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, other: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | SavedMultiples,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        other: Tensor | None,
+    ) -> Tensor:
         """Y; `multiples` are None where x is not reproduced by them."""
         statistics, shape = self.statistics, x.shape
         pooled = shape if self.pool is None else [*shape[:2], self.pool.out_height, self.pool.out_width]
@@ -116,11 +123,11 @@ class NormPass:
         # Without a sum before it, what the activation lets through shows in x.
         if self.activation and other is not None:
             self.bits = new_tensor(_bits_shape(shape), "uint8")
-        multiples = None
-        if self.whole is not None:
+        multiples, values = (x, None) if isinstance(x, SavedMultiples) else (None, x)
+        if values is not None and self.whole is not None:
             multiples = SavedMultiples(shape, self.whole)
         fits = norm_kernels().batch_norm_forward(
-            self._norm(shape, x, weight, bias, other),
+            self._norm(shape, values, weight, bias, other),
             y.data_ptr(),
             statistics.mean.data_ptr(),
             statistics.inverse.data_ptr(),
@@ -201,6 +208,7 @@ class SavedMultiples:
     """
 
     def __init__(self, shape: Sequence[int], of: IntegerScale) -> None:
+        self.shape = list(shape)
         self._low, self._scale = new_tensor(shape, "int16"), of.scale
         self._high = new_tensor(shape, "int8") if of.has_high_bits else None
 
@@ -280,8 +288,8 @@ class Products(Protocol):
     computes_again: bool  # whether Y is cheap to compute and large to save
     needs_ranges: bool  # whether backward has a use for the ranges of dY
 
-    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, IntegerScale | None]:
-        """Y, and what it may be whole multiples of."""
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor | SavedMultiples, IntegerScale | None]:
+        """Y, or the multiples that it is; and what it may be whole multiples of."""
 
     def again(self) -> Tensor:
         """Y once more."""

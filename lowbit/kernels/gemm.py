@@ -12,8 +12,9 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
-from lowbit.kernels.library import ADDRESS, declare, kernels
+from lowbit.kernels.library import ADDRESS, Signatures, declare, kernels
 
 # layer type -> product -> operand -> the letters that may own a scale. A sum may be split so that each part
 # has one scale: per sample (N of grad_weight), or per pixel before the kernel's taps are added (H and W of
@@ -112,6 +113,13 @@ class Operand(ctypes.Structure):
         super().__init__(integers, lowest, highest, scale, of_n, of_c, of_pixel)
 
 
+class Multiples(NamedTuple):
+    """Addresses of integers: their lowest 16 bits, and the 8 bits above, without which they are int16."""
+
+    low: int
+    high: int | None = None
+
+
 def forward(
     geometry: Geometry,
     x: Operand,
@@ -127,6 +135,28 @@ def forward(
     """
     _check_scales("forward", x, w)
     _library().lowbit_forward(shape_of(geometry), x, w, bias, y, sums)
+
+
+def gives_multiples(geometry: Geometry, x: Operand, w: Operand) -> bool:
+    """Whether `forward_multiples` computes this product.
+
+    >>> gives_multiples(geometry, x, w)
+    """
+    return bool(_library().lowbit_forward_multiples(shape_of(geometry), x, w, None))
+
+
+def forward_multiples(geometry: Geometry, x: Operand, w: Operand, multiples: Multiples) -> bool:
+    """The exact sums of Y, multiples of its scales; False where these bits do not hold all of them.
+
+    >>> forward_multiples(geometry, x, w, Multiples(low.data_ptr(), high.data_ptr()))
+    """
+    _check_scales("forward", x, w)
+    return bool(_library().lowbit_forward_multiples(shape_of(geometry), x, w, by_reference(multiples)))
+
+
+def by_reference(multiples: Multiples | None) -> Any:
+    """As an argument of a C function."""
+    return None if multiples is None else ctypes.byref(_Multiples(*multiples))
 
 
 def grad_input(
@@ -171,10 +201,16 @@ class _Geometry(ctypes.Structure):
     ]
 
 
+class _Multiples(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_void_p), ("high", ctypes.c_void_p)]
+
+
 SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
+MULTIPLES: Any = ctypes.POINTER(_Multiples)
 _PRODUCTS = ("forward", "grad_input", "grad_weight")
-_SIGNATURES = {
+_SIGNATURES: Signatures = {
     "lowbit_forward": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),
+    "lowbit_forward_multiples": (ctypes.c_int32, [SHAPE, _OPERAND, _OPERAND, MULTIPLES]),
     "lowbit_grad_input": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
     "lowbit_grad_weight": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
     "lowbit_multiplications": (ctypes.c_int64, [SHAPE, ctypes.c_int32, _OPERAND, _OPERAND]),

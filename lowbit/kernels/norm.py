@@ -7,6 +7,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
+from lowbit.kernels.gemm import MULTIPLES, Multiples, by_reference
 from lowbit.kernels.library import ADDRESS, Signatures, declare, kernels
 from lowbit.kernels.quantization import CLayout, Layout
 
@@ -40,13 +41,6 @@ class Norm(NamedTuple):
     pool: Pool | None = None
 
 
-class Multiples(NamedTuple):
-    """Addresses of integers: their lowest 16 bits, and the 8 bits above, without which they are int16."""
-
-    low: int
-    high: int | None = None
-
-
 class Pool(NamedTuple):
     """Windows of 2 or 3 with strides of 1 or 2; the image is padded by `top` rows and `left` columns."""
 
@@ -78,15 +72,10 @@ class _Norm(ctypes.Structure):
     ]
 
 
-class _Multiples(ctypes.Structure):
-    _fields_ = [("low", ctypes.c_void_p), ("high", ctypes.c_void_p)]
-
-
 _NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
-_MULTIPLES = ctypes.POINTER(_Multiples)
 _SIGNATURES: Signatures = {
-    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [_MULTIPLES] + [ADDRESS] * 2),
-    "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, _MULTIPLES] + [ADDRESS] * 9),
+    "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [MULTIPLES] + [ADDRESS] * 2),
+    "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, MULTIPLES] + [ADDRESS] * 9),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_hardswish_forward": (_STATUS, [ADDRESS] * 2 + [_INT64]),
@@ -123,11 +112,12 @@ class NormKernels:
 
         A ReLU after a residual sum writes its `bits`: (pixels + 7) // 8 bytes per channel of each image.
         `largest` are the largest magnitudes of Y, [images, channels]. With a pool, Y and `places` are what
-        `max_pool_forward` gives. Returns whether the `multiples` times the scale equal x.
+        `max_pool_forward` gives. Returns whether the `multiples` times the scale equal x; without an x they
+        are given instead of it.
         """
         statistics = mean, inverse, running_mean, running_variance
         found = self._library.lowbit_batch_norm_forward(
-            _norm(norm), y, *statistics, bits, _multiples(multiples), largest, places
+            _norm(norm), y, *statistics, bits, by_reference(multiples), largest, places
         )
         return bool(found)
 
@@ -154,7 +144,7 @@ class NormKernels:
         """
         gradients = dx, dweight, dbias, dother
         self._library.lowbit_batch_norm_backward(
-            _norm(norm), bits, _multiples(multiples), mean, inverse, dy, *gradients, largest, places
+            _norm(norm), bits, by_reference(multiples), mean, inverse, dy, *gradients, largest, places
         )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
@@ -196,10 +186,6 @@ def _norm(norm: Norm) -> Any:
     pool = None if norm.pool is None else ctypes.pointer(_Pool(*norm.pool))
     values = norm._asdict() | {"layout": CLayout(*norm.layout), "pool": pool}
     return ctypes.byref(_Norm(*values.values()))
-
-
-def _multiples(multiples: Multiples | None) -> Any:
-    return None if multiples is None else ctypes.byref(_Multiples(*multiples))
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import paddle
 from paddle import Tensor
 
+from lowbit.accel.fused_norm import IntegerScale, SavedMultiples
 from lowbit.kernels import gemm as cpp
 from lowbit.kernels import kernels
 from lowbit.kernels.gemm import INTEGER_SCALES, Geometry
@@ -71,16 +72,40 @@ def _is_bytes(operand: QTensor) -> bool:
     return operand.is_integer and data.dtype in _BYTES and data.place.is_cpu_place()
 
 
+def forward_in_multiples(
+    linear_op: LinearOp, x: QTensor, w: QTensor, whole: IntegerScale
+) -> SavedMultiples | None:
+    """The forward product's exact sums, which times its scale are Y; without Y in fp32.
+
+    None where no kernel writes them, or where their bits do not hold them all.
+    """
+    if kernels() is None or not isinstance(linear_op, Convolution) or not (_is_bytes(x) and _is_bytes(w)):
+        return None
+    operands = _operands("forward", x, w)
+    if operands is None or not cpp.gives_multiples(linear_op.geometry, *operands):
+        return None
+    multiples = SavedMultiples(linear_op.geometry.output, whole)
+    fits = cpp.forward_multiples(linear_op.geometry, *operands, multiples.addresses)
+    return multiples if fits else None
+
+
 def _convolution(geometry: Geometry, product: str, a: QTensor, b: QTensor) -> Tensor | None:
     """dY, X and W as NCHW; the result in the shape of Y, dX or dW."""
+    operands = _operands(product, a, b)
+    if operands is None:
+        return None
+    result = new_tensor(_shape_of_result(geometry, product))
+    # cpp.forward, cpp.grad_input or cpp.grad_weight
+    getattr(cpp, product)(geometry, *operands, result.data_ptr())
+    return result
+
+
+def _operands(product: str, a: QTensor, b: QTensor) -> tuple[cpp.Operand, cpp.Operand] | None:
+    """As addresses; None where their scales do not come out of the sums."""
     allowed, scales = _SCALES[product], (_scales_of(a), _scales_of(b))
     if not (scales[0].owners <= allowed[0] and scales[1].owners <= allowed[1]):
         return None
-    first, second = _handed_over(a, scales[0]), _handed_over(b, scales[1])
-    result = new_tensor(_shape_of_result(geometry, product))
-    # cpp.forward, cpp.grad_input or cpp.grad_weight
-    getattr(cpp, product)(geometry, first, second, result.data_ptr())
-    return result
+    return _handed_over(a, scales[0]), _handed_over(b, scales[1])
 
 
 @lru_cache(maxsize=4096)

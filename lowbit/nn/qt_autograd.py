@@ -16,10 +16,10 @@ import paddle.distributed as dist
 from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 
-from lowbit.accel.fused_norm import IntegerScale
+from lowbit.accel.fused_norm import IntegerScale, SavedMultiples
 from lowbit.accel.norm_ops import SCALE_ATTRIBUTE, scale_of_rows
 from lowbit.errors import LowbitError
-from lowbit.nn.int_matmul import Executor, multiply_operands
+from lowbit.nn.int_matmul import Executor, forward_in_multiples, multiply_operands
 from lowbit.nn.linear_ops import ChannelsLast, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
 from lowbit.nn.training_quantizer import TrainingQuantizer
@@ -94,10 +94,15 @@ class QTProducts:
 
     def multiply(self, x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, bool] | None]:
         """Y; and its scale, if it has one, with whether its multiples may need more than 16 bits."""
-        linear_op, operands = self._linear_op, self._operands
+        x_operand, w_operand = self._forward_operands(x, weight)
+        y = multiply_operands(self._linear_op, "forward", x_operand, w_operand, self._operands.executor)
+        return y, integer_scale(self._linear_op, x_operand, w_operand)
+
+    def _forward_operands(self, x: Tensor, weight: Tensor) -> tuple[QTensor, QTensor]:
+        """X and W quantized; what backward needs of them is saved."""
+        operands = self._operands
         x_operand = operands.make("forward.input", x)
         w_operand = operands.make("forward.weight", weight)
-        y = multiply_operands(linear_op, "forward", x_operand, w_operand, operands.executor)
         if self._learning[1]:
             shared = operands.is_shared("grad_weight.input")
             self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
@@ -105,12 +110,20 @@ class QTProducts:
             self._w_is_ready = operands.is_shared("grad_input.weight")
             # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
             self._w = SavedQTensor(w_operand if self._w_is_ready else QTensor(data=weight))
-        return y, integer_scale(y, linear_op, x_operand, w_operand)
+        return x_operand, w_operand
 
-    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, IntegerScale | None]:
-        """Y, and its scale for every channel of every image."""
-        y, scale = self.multiply(x, weight)
-        whole = None if scale is None else IntegerScale(scale_of_rows(scale[0], y.shape[:2]), scale[1])
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor | SavedMultiples, IntegerScale | None]:
+        """Y, as multiples where a kernel writes these; and its scale for every channel of every image."""
+        linear_op, executor = self._linear_op, self._operands.executor
+        x_operand, w_operand = self._forward_operands(x, weight)
+        scale = integer_scale(linear_op, x_operand, w_operand)
+        shape = x_operand.data.shape[0], w_operand.data.shape[0]
+        whole = None if scale is None else IntegerScale(scale_of_rows(scale[0], shape), scale[1])
+        if whole is not None and executor != "simulate":
+            multiples = forward_in_multiples(linear_op, x_operand, w_operand, whole)
+            if multiples is not None:
+                return multiples, whole
+        y = multiply_operands(linear_op, "forward", x_operand, w_operand, executor)
         return y.contiguous(), whole
 
     def again(self) -> Tensor:
@@ -285,9 +298,9 @@ def seed_rounding(model: nn.Layer, seed: int) -> None:
 _SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
-def integer_scale(y: Tensor, linear_op: LinearOp, x: QTensor, weight: QTensor) -> tuple[Tensor, bool] | None:
+def integer_scale(linear_op: LinearOp, x: QTensor, weight: QTensor) -> tuple[Tensor, bool] | None:
     """The scale of Y, a product `forward` of images in NCHW; and whether 16 bits are too few for integers."""
-    if not (x.is_integer and weight.is_integer) or len(y.shape) != 4 or isinstance(linear_op, ChannelsLast):
+    if not (x.is_integer and weight.is_integer) or x.data.ndim != 4 or isinstance(linear_op, ChannelsLast):
         return None
     scale = linear_op.forward_scale(x.scale, weight.scale)
     return None if scale is None else (scale, not (_is_small(x) and _is_small(weight)))

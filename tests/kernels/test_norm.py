@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
-from lowbit.kernels.norm import Activation, Multiples, Norm, Pool, norm_kernels
+from lowbit.kernels.gemm import Multiples
+from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -149,6 +150,11 @@ def test_batch_norm_of_multiples_keeps_those_and_gives_the_same_bits(shape, larg
             wanted = (again.at, None, dbias.at)
             norm_kernels().batch_norm_backward(without_x, *statistics, *wanted, multiples=multiples)
             np.testing.assert_array_equal(again.checked(), dx.values)
+            running.values[:] = other.values[:] = 1
+            assert norm_kernels().batch_norm_forward(
+                without_x, again.at, mean.at, inverse.at, running.at, other.at, multiples=multiples
+            )
+            np.testing.assert_array_equal(again.checked(), y.values)
         overwritten = x.copy()  # dx in the memory of x
         in_place = norm._replace(x=_at(overwritten))
         norm_kernels().batch_norm_backward(in_place, *statistics, _at(overwritten), None, None)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import gemm, kernels, why_missing
-from lowbit.kernels.gemm import Geometry, Operand
+from lowbit.kernels.gemm import Geometry, Multiples, Operand
 from tests.support import gemm_reference as twin
 from tests.support.gemm_cases import F32, at, integers, scales, square, using, weight_shape
 
@@ -99,6 +99,43 @@ def test_forward(geometry, first, second, kind, shared, variant, seed):
     np.testing.assert_array_equal(sums, twin.forward_sums(geometry, x, w))
     scale = scale_x[0 if shared else slice(None)].reshape(-1, 1, 1, 1) * scale_w[:, None, None]
     np.testing.assert_array_equal(y, sums.astype(F32) * scale + bias[:, None, None])
+
+
+@settings(max_examples=120)
+@cases
+def test_forward_as_multiples(geometry, first, second, kind, shared, variant, seed):
+    rng = np.random.default_rng(seed)
+    x, w = integers(geometry.input, first, kind, rng), integers(weight_shape(geometry), second, kind, rng)
+    exact = twin.forward_sums(geometry, x, w)
+    operands = operand(x, first), operand(w, second)
+    with using(variant):
+        assert gemm.gives_multiples(geometry, *operands)
+        low, high = np.full(geometry.output, 7, np.uint16), np.full(geometry.output, 7, np.int8)
+        fits = gemm.forward_multiples(geometry, *operands, Multiples(at(low), at(high)))
+        narrow = np.full(geometry.output, 7, np.int16)
+        fits_16 = gemm.forward_multiples(geometry, *operands, Multiples(at(narrow)))
+    assert fits == (exact.min() >= -(2**23) and exact.max() < 2**23)
+    assert fits_16 == (exact.min() >= -(2**15) and exact.max() < 2**15)
+    if fits:
+        np.testing.assert_array_equal(high.astype(np.int64) * 65536 + low, exact)
+    if fits_16:
+        np.testing.assert_array_equal(narrow, exact)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("side", [8, 29])
+def test_four_bits_as_multiples(side, variant):
+    """In int16, which holds them all; also by outputs, where there are more channels than tiles."""
+    geometry, rng = square(50, 67, side, batch=2), np.random.default_rng(side)
+    unsigned, signed = NARROW
+    x = integers(geometry.input, unsigned, "any", rng)
+    w = integers(weight_shape(geometry), signed, "any", rng)
+    narrow = np.full(geometry.output, 7, np.int16)
+    with using(variant):
+        assert gemm.forward_multiples(
+            geometry, operand(x, unsigned), operand(w, signed), Multiples(at(narrow))
+        )
+    np.testing.assert_array_equal(narrow, twin.forward_sums(geometry, x, w))
 
 
 @settings(max_examples=120)
@@ -211,7 +248,9 @@ def test_where_it_is_not_exact_or_does_not_pay_it_is_not_used(variant):
     assert not used("grad_weight", plain, bright, wide)  # points that 16 bits do not hold
     narrow = Operand(integers=0, lowest=-8, highest=7)
     assert used("forward", plain, narrow, narrow)
-    few, odd = square(32, 32, 8), square(64, 64, 10)  # where bytes are faster
+    assert used("forward", square(16, 16, 8), narrow, narrow)
+    assert used("grad_weight", square(64, 64, 14), narrow, narrow)
+    few, odd = square(24, 24, 14), square(64, 64, 9)  # where bytes are faster
     assert (
         used("forward", few, narrow, narrow)
         == used("forward", odd, narrow, narrow)
@@ -224,4 +263,5 @@ def test_with_vnni_bytes_are_multiplied_as_they_are():
     for variant in kernels().variants:
         with using(variant):
             count = gemm.multiplications(square(64, 64, 8), "forward", wide, wide)
-        assert (count == terms(square(64, 64, 8))) == ("vnni" in variant or variant == "amx")
+            gives = gemm.gives_multiples(square(64, 64, 8), wide, wide)
+        assert (count == terms(square(64, 64, 8))) == ("vnni" in variant or variant == "amx") == (not gives)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import paddle
@@ -14,17 +15,20 @@ from paddle.vision import models as vision
 
 from lowbit.accel.amp_autocast import rounding
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.accel.fused_norm import ConvNormNode
+from lowbit.accel.fused_norm import ConvNormNode, SavedMultiples
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
+from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation
 from lowbit.models import build_model
-from lowbit.nn import fused_steps
+from lowbit.nn import fused_steps, qt_autograd
 from lowbit.nn.convert import prepare
 from lowbit.nn.fused_blocks import fuse, unfuse
 from lowbit.nn.fused_steps import norm_act
+from lowbit.nn.int_matmul import forward_in_multiples
 from lowbit.numerics.grid import BF16
 from lowbit.recipe import load_recipe
+from tests.support.gemm_cases import using
 
 NETWORKS: dict[str, Callable[[], nn.Layer]] = {
     "resnet18": lambda: vision.resnet18(num_classes=10),
@@ -329,3 +333,26 @@ def test_norm_act_outside_of_a_block() -> None:
     expected = F.relu(copy.deepcopy(norm)(x) + x)
     with fast_norm_ops():
         assert np.allclose(norm_act(norm, x, F.relu, x).numpy(), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.skipif(kernels() is None or "avx2" not in kernels().variants, reason="Winograd needs AVX2 here")
+@pytest.mark.parametrize("recipe", ["qt_w8a8g8", "qt_w4a4g4_fast"])
+def test_a_product_as_multiples_gives_the_bits_of_one_in_fp32(recipe, monkeypatch):
+    images = paddle.to_tensor(np.random.default_rng(0).standard_normal([2, 3, 32, 32]).astype(np.float32))
+    taken = []
+
+    def stepped(compute: Callable[..., SavedMultiples | None]) -> dict[str, np.ndarray]:
+        monkeypatch.setattr(qt_autograd, "forward_in_multiples", compute)
+        paddle.seed(0)
+        net = build_model("resnet20", 10)
+        fuse(net)
+        return _step(prepare(net, load_recipe(recipe), images), images)
+
+    def noted(*operands: Any) -> SavedMultiples | None:
+        taken.append(forward_in_multiples(*operands))
+        return taken[-1]
+
+    with using("avx2"):
+        found, expected = stepped(noted), stepped(lambda *operands: None)
+    assert sum(multiples is not None for multiples in taken) == 16  # those without a stride
+    _assert_same(found, expected)

@@ -39,6 +39,13 @@ enum lowbit_status { LOWBIT_OUT_OF_MEMORY = -1, LOWBIT_INTERNAL_ERROR = -2 };
 // The sources that the library was built from, as a hash: Python refuses a library that is out of date.
 LOWBIT_PUBLIC const char* lowbit_fingerprint(void);
 
+// Integers that are multiples of a scale: their lowest 16 bits and, unless `high` is null and they fit into
+// int16, the 8 bits above.
+struct lowbit_multiples {
+    uint16_t* low;
+    int8_t* high;
+};
+
 namespace lowbit {
 
 inline int64_t round_up(int64_t count, int64_t multiple) {

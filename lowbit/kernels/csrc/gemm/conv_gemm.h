@@ -55,7 +55,8 @@ struct Product {
     bool sum_taps_in_fp32;     // the source has scales by pixel
     const float* bias;         // or null
     float* values;             // the result,
-    int64_t* sums;             // or, when not null, only the exact sums
+    int64_t* sums;             // or, when not null, only the exact sums,
+    const lowbit_multiples* multiples = nullptr;  // or only these, which winograd/ alone can write
 };
 
 // Throws std::bad_alloc.

@@ -24,14 +24,27 @@ Product grad_input_product(const lowbit_operand* dy, const lowbit_operand* w, fl
 }
 
 void run_convolution(const gemm::Convolution& convolution, const Product& product) {
-    if (winograd::applies(convolution, product)) return winograd::run(convolution, product);
-    gemm::run(convolution, product);
+    if (winograd::applies(convolution, product)) {
+        winograd::run(convolution, product);
+    } else {
+        gemm::run(convolution, product);
+    }
 }
 
 void forward(const lowbit_geometry& g, const lowbit_operand& x, const lowbit_operand& w, const float* bias,
              float* y, int64_t* sums) {
     if (is_depthwise(g)) return depthwise_forward(g, x, w, bias, y, sums);
     run_convolution(gemm::forward_convolution(g), forward_product(g, &x, &w, bias, y, sums));
+}
+
+bool forward_multiples(const lowbit_geometry& g, const lowbit_operand& x, const lowbit_operand& w,
+                       const lowbit_multiples* multiples) {
+    if (is_depthwise(g)) return false;
+    const gemm::Convolution convolution = gemm::forward_convolution(g);
+    Product product = forward_product(g, &x, &w, nullptr, nullptr, nullptr);
+    if (!winograd::applies(convolution, product)) return false;
+    product.multiples = multiples;
+    return !multiples || winograd::run(convolution, product);
 }
 
 void grad_input(const lowbit_geometry& g, const lowbit_operand& dy, const lowbit_operand& w, float* dx,
@@ -81,6 +94,12 @@ int64_t multiplications(const lowbit_geometry& g, int32_t product, const lowbit_
 int lowbit_forward(const lowbit_geometry* geometry, const lowbit_operand* x, const lowbit_operand* w,
                    const float* bias, float* y, int64_t* sums) {
     return lowbit::guarded([&] { lowbit::forward(*geometry, *x, *w, bias, y, sums); });
+}
+
+int32_t lowbit_forward_multiples(const lowbit_geometry* geometry, const lowbit_operand* x,
+                                 const lowbit_operand* w, const lowbit_multiples* multiples) {
+    return lowbit::guarded(
+        [&]() -> int32_t { return lowbit::forward_multiples(*geometry, *x, *w, multiples); });
 }
 
 int lowbit_grad_input(const lowbit_geometry* geometry, const lowbit_operand* dy, const lowbit_operand* w,

@@ -64,6 +64,12 @@ LOWBIT_PUBLIC int lowbit_grad_input(const lowbit_geometry* geometry, const lowbi
 LOWBIT_PUBLIC int lowbit_grad_weight(const lowbit_geometry* geometry, const lowbit_operand* dy,
                                      const lowbit_operand* x, float* dw, int64_t* sums);
 
+// The exact sums of forward as multiples of its scales. Returns 1, or a negative status, or 0 if these bits
+// do not hold all of them, or if winograd/ does not compute this product: then nothing is. Null asks for
+// that.
+LOWBIT_PUBLIC int32_t lowbit_forward_multiples(const lowbit_geometry* geometry, const lowbit_operand* x,
+                                               const lowbit_operand* w, const lowbit_multiples* multiples);
+
 // The number of multiplications of a product (0: forward, 1: grad_input, 2: grad_weight) of these operands:
 // one per term of its sums, or fewer where winograd/ applies. Negative on failure.
 LOWBIT_PUBLIC int64_t lowbit_multiplications(const lowbit_geometry* geometry, int32_t product,

@@ -193,6 +193,20 @@ LOWBIT_INLINE void from_multiples(lowbit_multiples multiples, int64_t at, float 
     }
 }
 
+// A row of x: the elements from `at` on of a channel of an image. Without x it is made of the multiples, in
+// `row`.
+LOWBIT_INLINE const float* row_of_x(const lowbit_batch_norm& of, const lowbit_multiples* multiples, int64_t c,
+                                    int64_t image, int64_t at, float* row) {
+    if (!multiples) return of.x + at;
+    const float scale = of.scale[image * of.layout.channels + c];
+    if (multiples->high) {
+        from_multiples<true>(*multiples, at, scale, row, of.layout.inner);
+    } else {
+        from_multiples<false>(*multiples, at, scale, row, of.layout.inner);
+    }
+    return row;
+}
+
 // Where the ReLU bits of a row begin; `at` is the row's first element.
 LOWBIT_INLINE int64_t bits_at(int64_t at, int64_t inner) { return at / inner * ((inner + 7) / 8); }
 
@@ -228,18 +242,21 @@ LOWBIT_INLINE void hardswish_backward(const float* x, const float* dy, float* dx
     for (int64_t i = 0; i < count; ++i) dx[i] = dy[i] * hardswish_slope(x[i]);
 }
 
-// With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes.
+// With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes; `x_row` holds a row
+// where multiples replace x.
 template <int kWide>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                       float* inverse, float* running_mean, float* running_variance,
                                       uint8_t* bits, const lowbit_multiples* multiples, float* largest,
-                                      uint8_t* places, float* scratch, int32_t* columns) {
+                                      uint8_t* places, float* scratch, int32_t* columns, float* x_row) {
     const lowbit_layout layout = of.layout;
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
+    const lowbit_multiples* given = of.x ? nullptr : multiples;
     PairSums<kWide> sums[kMaxChannels];
-    for_each_row(layout, channels, [&](int64_t k, int64_t, int64_t at) LOWBIT_INLINE_LAMBDA {
-        sums[k].add(of.x + at, of.x + at, layout.inner);
+    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
+        const float* x = row_of_x(of, given, channels.first + k, image, at, x_row);
+        sums[k].add(x, x, layout.inner);
     });
     for (int64_t k = 0; k < channels.count; ++k) {
         const int64_t c = channels.first + k;
@@ -256,7 +273,7 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         const int64_t c = channels.first + k;
         const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
         const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
-        const float* __restrict from = of.x + at;
+        const float* __restrict from = row_of_x(of, given, c, image, at, x_row);
         float* __restrict to = of.pool ? scratch : y + at;
         if (of.other) {
             const float* __restrict other = of.other + at;
@@ -281,7 +298,7 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         } else if (largest) {
             largest[row] = max_magnitude(to, layout.inner);
         }
-        if (!fits) return;
+        if (!fits || given) return;
         fits = multiples->high ? to_multiples<true>(from, of.scale[row], *multiples, at, layout.inner)
                                : to_multiples<false>(from, of.scale[row], *multiples, at, layout.inner);
     });
@@ -300,16 +317,8 @@ LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels cha
     const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
         return of.weight ? of.weight[c] * inverse[c] : inverse[c];
     };
-    const auto x_of = [&](int64_t c, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        if (!multiples) return of.x + at;
-        const float scale = of.scale[image * layout.channels + c];
-        if (multiples->high) {
-            from_multiples<true>(*multiples, at, scale, scratch, layout.inner);
-        } else {
-            from_multiples<false>(*multiples, at, scale, scratch, layout.inner);
-        }
-        return static_cast<const float*>(scratch);
-    };
+    const auto x_of = [&](int64_t c, int64_t image, int64_t at)
+                          LOWBIT_INLINE_LAMBDA { return row_of_x(of, multiples, c, image, at, scratch); };
     // dy of a row; with a pool, dx of that.
     const auto dy_of = [&](int64_t at) LOWBIT_INLINE_LAMBDA {
         if (!of.pool) return dy + at;

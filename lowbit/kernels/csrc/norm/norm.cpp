@@ -17,7 +17,7 @@ struct Kernels {
     bool (*batch_norm_forward)(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
                                const lowbit_multiples* multiples, float* largest, uint8_t* places,
-                               float* scratch, int32_t* columns);
+                               float* scratch, int32_t* columns, float* x_row);
     void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
                                 const lowbit_multiples* multiples, const float* mean, const float* inverse,
                                 const float* dy, float* dx, float* dweight, float* dbias, float* dother,
@@ -39,10 +39,10 @@ struct Kernels {
     TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
                                    float* inverse, float* running_mean, float* running_variance,             \
                                    uint8_t* bits, const lowbit_multiples* multiples, float* largest,         \
-                                   uint8_t* places, float* scratch, int32_t* columns) {                      \
+                                   uint8_t* places, float* scratch, int32_t* columns, float* x_row) {        \
         return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
                                                       running_variance, bits, multiples, largest, places,    \
-                                                      scratch, columns);                                     \
+                                                      scratch, columns, x_row);                              \
     }                                                                                                        \
     TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
                                     const lowbit_multiples* multiples, const float* mean,                    \
@@ -123,13 +123,14 @@ int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* 
         const Kernels& own = kernels();
         std::atomic<bool> fits{multiples != nullptr};
         parallel_channels(of->layout, [&](Channels channels) {
-            thread_local Scratch rows, columns;
+            thread_local Scratch rows, columns, x_row;
             const int64_t parts = of->pool ? of->pool->height * of->pool->out_width : 0;
             const bool done =
                 own.batch_norm_forward(*of, channels, y, mean, inverse, running_mean, running_variance, bits,
                                        fits ? multiples : nullptr, largest, places,
                                        of->pool ? rows.get<float>(of->layout.inner + parts) : nullptr,
-                                       of->pool ? columns.get<int32_t>(parts) : nullptr);
+                                       of->pool ? columns.get<int32_t>(parts) : nullptr,
+                                       of->x ? nullptr : x_row.get<float>(of->layout.inner));
             if (!done) fits = false;
         });
         return fits;

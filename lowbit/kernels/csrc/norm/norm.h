@@ -34,19 +34,13 @@ struct lowbit_batch_norm {
     const lowbit_pool* pool;
 };
 
-// What backward takes instead of x: x / scale as integers, their lowest 16 bits and, unless `high` is null
-// and they fit into int16, the 8 bits above.
-struct lowbit_multiples {
-    uint16_t* low;
-    int8_t* high;
-};
-
 // y = (x - mean) * inverse * weight + bias + other. `mean` and `inverse` = 1 / sqrt(variance + epsilon) are
 // written, one per channel, over all images and pixels. Running statistics become momentum * old + (1 -
 // momentum) * batch. `bits` are those of a ReLU after a residual sum: (pixels + 7) / 8 bytes per channel of
 // each image. `largest`, if wanted, is the largest magnitude of y per channel of each image. With a pool, y
 // and `places` are those of lowbit_max_pool_forward, and `largest` is not written. Returns 1 if `multiples`
 // (wanted with a scale) times the scale equal x, 0 if these bits do not hold them, or a negative status.
+// Where x is null, the `multiples` are given instead of it.
 LOWBIT_PUBLIC int32_t lowbit_batch_norm_forward(const lowbit_batch_norm* of, float* y, float* mean,
                                                 float* inverse, float* running_mean, float* running_variance,
                                                 uint8_t* bits, const lowbit_multiples* multiples,

@@ -20,24 +20,11 @@
 // kLargestSum is therefore exact, however large the sums that it is made of.
 #include "winograd/transforms.h"
 
-#include <algorithm>
+#include "winograd/result_transforms.h"
+
 #include <cstring>
 
 namespace lowbit::winograd {
-
-typedef int16_t Int16x16 __attribute__((vector_size(kPanel * sizeof(int16_t))));
-typedef uint16_t UInt16x16 __attribute__((vector_size(kPanel * sizeof(uint16_t))));
-typedef int32_t Int32x8 __attribute__((vector_size(kPanel / 2 * sizeof(int32_t))));
-typedef uint32_t UInt32x8 __attribute__((vector_size(kPanel / 2 * sizeof(uint32_t))));
-typedef float Floatx8 __attribute__((vector_size(kPanel / 2 * sizeof(float))));
-
-constexpr int64_t kHalf = kPanel / 2;  // lanes of a vector of 32-bit elements
-
-#if defined(__clang__)
-#define LOWBIT_SHUFFLE(Places, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define LOWBIT_SHUFFLE(Places, a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
-#endif
 
 LOWBIT_INLINE void get(const int16_t* from, Int16x16& words) { memcpy(&words, from, sizeof words); }
 
@@ -192,159 +179,6 @@ LOWBIT_INLINE int64_t transform_kernel(const int16_t* taps, int64_t row, int16_t
     return sum;
 }
 
-// 24 y0, 12 y1, 6 y2 and 6 y3 modulo 2^32, of eight channels.
-struct ResultPixels {
-    LOWBIT_INLINE void operator()(const UInt32x8 (&m)[kSide], UInt32x8 (&y)[kTile]) const {
-        const UInt32x8 near = m[1] + m[2], slope = m[1] - m[2], far = m[3] + m[4], steep = m[3] - m[4];
-        y[0] = ((m[0] - near) << 2) + (m[0] << 1) + far;
-        y[1] = steep - (slope << 1);
-        y[2] = far - near;
-        y[3] = (steep << 1) - slope + (m[5] << 2) + (m[5] << 1);
-    }
-};
-
-// 24 dg0, 12 dg1 and 6 dg2 modulo 2^32, of eight channels.
-struct KernelTaps {
-    LOWBIT_INLINE void operator()(const UInt32x8 (&m)[kSide], UInt32x8 (&taps)[3]) const {
-        const UInt32x8 near = m[1] + m[2], slope = m[1] - m[2], far = m[3] + m[4], steep = m[3] - m[4];
-        taps[0] = ((m[0] - near) << 2) + (m[0] << 1) + far;
-        taps[1] = steep - (slope << 1);
-        taps[2] = far - near + (m[5] << 2) + (m[5] << 1);
-    }
-};
-
-// Removes the factors of a result: 9, and 2 to the power of kTwos of its row and of its column.
-constexpr int kTwos[kTile] = {3, 2, 1, 1};
-constexpr uint32_t kInverseOf9 = 954437177;
-static_assert(9 * kInverseOf9 == 1, "modulo 2^32");
-
-LOWBIT_INLINE void remove_factors(const UInt32x8& scaled, int row, int column, Int32x8& result) {
-    result = reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
-}
-
-// Both halves of an inverse transform, from the points sums[i * stride] of eight channels.
-template <int kResults, class Inverse>
-LOWBIT_INLINE void inverse_transform(const int32_t* sums, int64_t stride, Inverse inverse,
-                                     Int32x8 (&results)[kResults][kResults]) {
-    UInt32x8 down[kResults][kSide];
-    LOWBIT_UNROLLED
-    for (int j = 0; j < kSide; j++) {
-        UInt32x8 points[kSide], column[kResults];
-        LOWBIT_UNROLLED
-        for (int i = 0; i < kSide; i++) {
-            memcpy(&points[i], sums + (kSide * i + j) * stride, sizeof points[i]);
-        }
-        inverse(points, column);
-        LOWBIT_UNROLLED
-        for (int i = 0; i < kResults; i++) down[i][j] = column[i];
-    }
-    LOWBIT_UNROLLED
-    for (int i = 0; i < kResults; i++) {
-        UInt32x8 row[kResults];
-        inverse(down[i], row);
-        LOWBIT_UNROLLED
-        for (int j = 0; j < kResults; j++) remove_factors(row[j], i, j, results[i][j]);
-    }
-}
-
-template <class Vector, class Element>
-LOWBIT_INLINE void store(Element* to, const Vector& words, bool add) {
-    Vector before;
-    memcpy(&before, to, sizeof before);
-    const Vector sum = add ? before + words : words;
-    memcpy(to, &sum, sizeof sum);
-}
-
-LOWBIT_INLINE void add_to_pixels(const int32_t* sums, int64_t stride, int64_t tiles, bool add,
-                                 int32_t* others) {
-    for (int64_t t = 0; t < tiles; t++) {
-        for (int64_t c = 0; c < kPanel; c += kHalf) {
-            Int32x8 pixels[kTile][kTile];
-            inverse_transform(sums + t * kPanel + c, stride, ResultPixels(), pixels);
-            LOWBIT_UNROLLED
-            for (int i = 0; i < kPixels; i++) {
-                store(others + (t * kPixels + i) * kPanel + c, pixels[i / kTile][i % kTile], add);
-            }
-        }
-    }
-}
-
-// Four pixels of eight channels, as rows of four pixels of each channel.
-LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float (&rows)[kHalf][kTile]) {
-    Floatx8 halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
-    LOWBIT_UNROLLED
-    for (int i = 0; i < 2; i++) {
-        const Floatx8 &first = pixels[2 * i], &second = pixels[2 * i + 1];
-        halves[i][0] = LOWBIT_SHUFFLE(Int32x8, first, second, 0, 8, 1, 9, 4, 12, 5, 13);
-        halves[i][1] = LOWBIT_SHUFFLE(Int32x8, first, second, 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    LOWBIT_UNROLLED
-    for (int i = 0; i < 2; i++) {
-        const Floatx8 even = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13);
-        const Floatx8 odd = LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15);
-        const char* const both[2] = {reinterpret_cast<const char*>(&even),
-                                     reinterpret_cast<const char*>(&odd)};
-        LOWBIT_UNROLLED
-        for (int k = 0; k < 2; k++) {
-            memcpy(rows[2 * i + k], both[k], sizeof rows[0]);
-            memcpy(rows[2 * i + k + kTile], both[k] + sizeof rows[0], sizeof rows[0]);
-        }
-    }
-}
-
-template <bool kBias>
-LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, int64_t tiles,
-                                     const int32_t* others, const ResultTiles& to) {
-    for (int64_t c = 0; c < to.channels; c += kHalf) {
-        Floatx8 scale, bias = {};
-        memcpy(&scale, to.scale + c, sizeof scale);
-        if (kBias) memcpy(&bias, to.bias + c, sizeof bias);
-        const int64_t channels = std::min(kHalf, to.channels - c);
-        for (int64_t t = 0; t < tiles; t++) {
-            Int32x8 pixels[kTile][kTile];
-            inverse_transform(sums + t * kPanel + c, stride, ResultPixels(), pixels);
-            const int64_t columns = std::min(kTile, to.columns - kTile * t);
-            float* corner = to.first + c * to.plane + kTile * t;
-            LOWBIT_UNROLLED
-            for (int i = 0; i < kTile; i++) {
-                if (i >= to.rows) break;
-                Floatx8 values[kTile];
-                LOWBIT_UNROLLED
-                for (int j = 0; j < kTile; j++) {
-                    if (others) {
-                        Int32x8 other;
-                        memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel + c, sizeof other);
-                        pixels[i][j] += other;
-                    }
-                    values[j] = __builtin_convertvector(pixels[i][j], Floatx8) * scale;
-                    if (kBias) values[j] += bias;
-                }
-                float rows[kHalf][kTile];
-                turn(values, rows);
-                float* row = corner + i * to.width;
-                if (columns == kTile && channels == kHalf) {
-                    LOWBIT_UNROLLED
-                    for (int k = 0; k < kHalf; k++) memcpy(row + k * to.plane, rows[k], sizeof rows[k]);
-                } else {
-                    for (int64_t k = 0; k < channels; k++) std::copy_n(rows[k], columns, row + k * to.plane);
-                }
-            }
-        }
-    }
-}
-
-LOWBIT_INLINE void inverse_to_taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {
-    typedef int64_t Int64x8 __attribute__((vector_size(kPanel / 2 * sizeof(int64_t))));
-    for (int64_t c = 0; c < kPanel; c += kPanel / 2) {
-        Int32x8 taps[3][3];
-        inverse_transform(sums + c, stride, KernelTaps(), taps);
-        LOWBIT_UNROLLED
-        for (int k = 0; k < kTaps; k++) {
-            store(to + k * kPanel + c, __builtin_convertvector(taps[k / 3][k % 3], Int64x8), add);
-        }
-    }
-}
-
 namespace {
 
 #define LOWBIT_TRANSFORMS(NAME, TARGET)                                                                     \
@@ -372,10 +206,15 @@ namespace {
         add_to_pixels(sums, stride, tiles, false, others);                                                  \
     }                                                                                                       \
     TARGET void values(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,           \
-                       const ResultTiles& to) {                                                             \
-        if (to.bias) return inverse_to_values<true>(sums, stride, tiles, others, to);                       \
-        if (others) return inverse_to_values<false>(sums, stride, tiles, others, to);                       \
-        inverse_to_values<false>(sums, stride, tiles, nullptr, to);                                         \
+                       const ResultTiles& tiles_to, const ResultValues& to) {                               \
+        if (to.bias) return inverse_to_values<true>(sums, stride, tiles, others, tiles_to, to);             \
+        if (others) return inverse_to_values<false>(sums, stride, tiles, others, tiles_to, to);             \
+        inverse_to_values<false>(sums, stride, tiles, nullptr, tiles_to, to);                               \
+    }                                                                                                       \
+    TARGET bool multiples(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,        \
+                          const ResultTiles& tiles_to, const lowbit_multiples& to) {                        \
+        if (to.high) return inverse_to_multiples<true>(sums, stride, tiles, others, tiles_to, to);          \
+        return inverse_to_multiples<false>(sums, stride, tiles, others, tiles_to, to);                      \
     }                                                                                                       \
     TARGET void taps(const int32_t* sums, int64_t stride, bool add, int64_t* to) {                          \
         if (add) return inverse_to_taps(sums, stride, true, to);                                            \
@@ -388,6 +227,7 @@ namespace {
                                    kernel,                                                                  \
                                    add_pixels,                                                              \
                                    values,                                                                  \
+                                   multiples,                                                               \
                                    taps};                                                                   \
     }
 

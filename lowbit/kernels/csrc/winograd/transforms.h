@@ -50,13 +50,16 @@ struct PanelPixels {
     int64_t rows, across;  // tiles
 };
 
-// Where the results of a row of tiles go: channel c of pixel (i, j) to first[c * plane + i * width + j].
+// Where the results of a row of tiles go: channel c of pixel (i, j) to element c * plane + i * width + j.
 struct ResultTiles {
-    float* first;
     int64_t plane, width;
     int64_t rows, columns, channels;  // inside the image; up to kTile, any, and kPanel
-    const float* scale;               // of each of the sixteen channels
-    const float* bias;                // likewise, or null
+};
+
+// Values float(sum) * scale + bias, each operation rounded; scale and bias (or null) of sixteen channels.
+struct ResultValues {
+    float* first;
+    const float *scale, *bias;
 };
 
 struct Transforms {
@@ -74,12 +77,14 @@ struct Transforms {
     // The points of the kernels of sixteen channels, whose tap k is taps[k * row]; returns the sum of the
     // magnitudes of all taps.
     int64_t (*kernel)(const int16_t* taps, int64_t row, int16_t* points, int64_t stride);
-    // The exact sums of a row of tiles from sums[i * stride + t * kPanel] of its points, plus those of
-    // `others`, [tile][16 pixels][16 channels], if not null; to the same place, or as values float(sum) *
-    // scale + bias, each operation rounded.
+    // The exact sums of a row of tiles from sums[i * stride + t * kPanel] of its points: added to `others`,
+    // [tile][16 pixels][16 channels], unless these are the first.
     void (*add_pixels)(const int32_t* sums, int64_t stride, int64_t tiles, bool add, int32_t* others);
+    // The same, plus `others` if not null, as values or multiples. Returns whether the multiples fit.
     void (*values)(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
-                   const ResultTiles& to);
+                   const ResultTiles& tiles_to, const ResultValues& to);
+    bool (*multiples)(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
+                      const ResultTiles& tiles_to, const lowbit_multiples& to);
     // The exact sums of the taps of sixteen channels, to[tap * kPanel + channel]. With `add`, they are added
     // to those that are there.
     void (*taps)(const int32_t* sums, int64_t stride, bool add, int64_t* to);

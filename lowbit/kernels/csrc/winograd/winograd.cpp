@@ -9,6 +9,7 @@
 #include "winograd/transforms.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -20,19 +21,24 @@ int64_t max_magnitude(const lowbit_operand& operand) {
 
 namespace {
 
-// Whether this is faster than the direct computation, which needs at least `pays` times as many
-// multiplications. Sizes that kTile does not divide leave tiles partly empty, and with few channels the
-// transforms take longer than they save.
-bool saves_work(int64_t rows, int64_t columns, int64_t channels, int64_t few, double pays) {
+// How many times as many multiplications the direct computation must need for this to be faster: fewer, the
+// more channels share the transforms. Measured with 16 to 128 channels.
+struct Pays {
+    double least, by_channel;
+};
+
+// Where the direct computation multiplies int16, too; and where AVX2 multiplies twice as many bytes at a
+// time, because int16 holds some of their sums.
+constexpr Pays kInt16Pays{1.25, 0}, kBytesPay{2.3, 26}, kBytesPayInGradWeight{2.2, 16};
+constexpr int64_t kFewChannels = 16;
+
+// Sizes that kTile does not divide leave tiles partly empty.
+bool saves_work(int64_t rows, int64_t columns, int64_t channels, const Pays& pays) {
     const Tiling tiling(1, rows, columns);
     const int64_t here = tiling.rows * tiling.columns * kPoints, direct = rows * columns * kTaps;
-    return channels >= few && static_cast<double>(here) * pays < static_cast<double>(direct);
+    const double least = pays.least + pays.by_channel / static_cast<double>(channels);
+    return channels >= kFewChannels && static_cast<double>(here) * least < static_cast<double>(direct);
 }
-
-// What pays where the direct computation multiplies int16, too; and where AVX2 multiplies twice as many bytes
-// at a time, because int16 holds some of their sums.
-constexpr double kInt16Pays = 1.25, kBytesPay = 3.0, kBytesPayInGradWeight = 3.5;
-constexpr int64_t kFewInt16 = 16, kFewBytes = 48;  // channels
 
 bool is_plain_3x3(const gemm::Convolution& convolution) {
     if (convolution.groups != 1 || convolution.phases.size() != 1 || convolution.kernel_taps != kTaps) {
@@ -64,7 +70,7 @@ bool applies(const gemm::Convolution& convolution, const gemm::Product& product)
     const int64_t largest = kTaps * max_magnitude(*product.source) * max_magnitude(*product.weight);
     return source.channels * largest <= INT32_MAX &&
            saves_work(result.height, result.width, std::min(source.channels, result.channels),
-                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPay : kInt16Pays);
+                      has_bytes ? kBytesPay : kInt16Pays);
 }
 
 bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
@@ -79,7 +85,7 @@ bool applies(const wgrad::Plan& plan, const lowbit_operand& dy) {
     // transformed.
     return 225 * max_magnitude(dy) <= INT16_MAX &&
            saves_work(plan.out_h, plan.out_w, std::min(g.channels, g.outputs),
-                      has_bytes ? kFewBytes : kFewInt16, has_bytes ? kBytesPayInGradWeight : kInt16Pays);
+                      has_bytes ? kBytesPayInGradWeight : kInt16Pays);
 }
 
 namespace {
@@ -114,13 +120,24 @@ class WinogradConv {
           result_panels_(ceil_div(convolution.result.channels, kPanel)),
           kernel_panel_(source_panels_ * kRun * kStep) {}
 
-    void run() {
-        if (tiling_.rows * tiling_.columns <= convolution_.result.channels) return run_by_outputs();
+    // Whether the results fit into the product's multiples, if these are wanted.
+    bool run() {
+        if (tiling_.rows * tiling_.columns <= convolution_.result.channels) {
+            run_by_outputs();
+        } else {
+            run_by_tiles();
+        }
+        return fits_;
+    }
+
+  private:
+    void run_by_tiles() {
         thread_local Scratch scratch;
         const int64_t rows = tile_rows_per_block(tiling_);
         int16_t* points = scratch.get<int16_t>(kPoints * kernel_point(result_panels_));
         const Kernels kernels = transform_kernels(0, result_panels_, points, true);
         parallel_for(ceil_div(tiling_.rows, rows), [&](int64_t item) {
+            if (!fits_) return;
             const TileBlock block =
                 transform_block(item * rows, std::min(tiling_.rows, (item + 1) * rows), false);
             for (int64_t o = 0; o < result_panels_; o += kPanelsTogether) {
@@ -129,7 +146,6 @@ class WinogradConv {
         });
     }
 
-  private:
     // Transformed source, [point][panel][tile][16 channels].
     struct TileBlock {
         const int16_t* points;
@@ -254,7 +270,7 @@ class WinogradConv {
     }
 
     // The results of a block of tiles, for `count` panels of result channels from panel `first` on.
-    void run_block(const TileBlock& block, const Kernels& kernels, int64_t first, int64_t count) const {
+    void run_block(const TileBlock& block, const Kernels& kernels, int64_t first, int64_t count) {
         thread_local Scratch sums_scratch, others_scratch;
         const int64_t panel_sums = block.tiles * kPanel;
         const int64_t point = count * panel_sums + kPanel;  // not a power of two, see above
@@ -274,7 +290,7 @@ class WinogradConv {
                 if (product_.sums) {
                     store_sums(block, first + k, own);
                 } else {
-                    store_values(block, first + k, sums + k * panel_sums, point, from > 0 ? own : nullptr);
+                    store_results(block, first + k, sums + k * panel_sums, point, from > 0 ? own : nullptr);
                 }
             }
         }
@@ -306,8 +322,8 @@ class WinogradConv {
         }
     }
 
-    void store_values(const TileBlock& block, int64_t panel, const int32_t* sums, int64_t point,
-                      const int32_t* others) const {
+    void store_results(const TileBlock& block, int64_t panel, const int32_t* sums, int64_t point,
+                       const int32_t* others) {
         const gemm::Image& image = convolution_.result;
         const lowbit_operand &source = *product_.source, &weight = *product_.weight;
         const int64_t o = panel * kPanel, channels = std::min(kPanel, image.channels - o);
@@ -315,14 +331,22 @@ class WinogradConv {
         float bias[kPanel] = {}, scale[kPanel] = {};
         if (product_.bias) std::copy_n(product_.bias + o, channels, bias);
         for_each_tile_row(block, [&](int64_t n, int64_t offset, int64_t rows, int64_t tile) {
+            const int64_t first = (n * image.channels + o) * plane + offset;
+            const ResultTiles to{plane, image.width, rows, image.width, channels};
+            const int32_t* own = others ? others + tile * kPixels * kPanel : nullptr;
+            if (const lowbit_multiples* all = product_.multiples) {
+                const lowbit_multiples multiples{all->low + first, all->high ? all->high + first : nullptr};
+                if (!transforms_.multiples(sums + tile * kPanel, point, tiling_.columns, own, to,
+                                           multiples)) {
+                    fits_ = false;
+                }
+                return;
+            }
             for (int64_t c = 0; c < channels; c++) {
                 scale[c] = source.scale[n * source.of_n] * weight.scale[(o + c) * product_.scale_of_channel];
             }
-            transforms_.values(
-                sums + tile * kPanel, point, tiling_.columns,
-                others ? others + tile * kPixels * kPanel : nullptr,
-                {product_.values + (n * image.channels + o) * plane + offset, plane, image.width, rows,
-                 image.width, channels, scale, product_.bias ? bias : nullptr});
+            transforms_.values(sums + tile * kPanel, point, tiling_.columns, own, to,
+                               {product_.values + first, scale, product_.bias ? bias : nullptr});
         });
     }
 
@@ -350,12 +374,13 @@ class WinogradConv {
     const Tiling tiling_;
     const int64_t source_panels_, result_panels_;  // of channels
     const int64_t kernel_panel_;                   // int16 elements of a point of a panel of kernels
+    std::atomic<bool> fits_{true};
 };
 
 }  // namespace
 
-void run(const gemm::Convolution& convolution, const gemm::Product& product) {
-    WinogradConv(convolution, product).run();
+bool run(const gemm::Convolution& convolution, const gemm::Product& product) {
+    return WinogradConv(convolution, product).run();
 }
 
 }  // namespace lowbit::winograd

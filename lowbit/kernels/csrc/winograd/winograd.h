@@ -11,7 +11,7 @@
 //   grad_weight.cpp  grad_weight
 //   transforms.h     tiles of an image, and the transforms for each instruction set
 //   panels.cpp       loads what the transforms read
-//   transforms.cpp   their formulas
+//   transforms.cpp   their formulas; those of results in result_transforms.h
 //   products.h       the products of points, and their micro-kernels in products.cpp
 #pragma once
 #include "gemm/conv_gemm.h"
@@ -23,8 +23,9 @@ namespace lowbit::winograd {
 bool applies(const gemm::Convolution& convolution, const gemm::Product& product);
 bool applies(const wgrad::Plan& plan, const lowbit_operand& dy);
 
-// forward or grad_input, and grad_weight. Throw std::bad_alloc.
-void run(const gemm::Convolution& convolution, const gemm::Product& product);
+// forward or grad_input, and grad_weight. Throw std::bad_alloc. `run` returns false, at once, where a result
+// is too large for the product's multiples.
+bool run(const gemm::Convolution& convolution, const gemm::Product& product);
 void grad_weight(const wgrad::Plan& plan, const lowbit_operand& dy, const lowbit_operand& x, float* dw,
                  int64_t* sums);
 
