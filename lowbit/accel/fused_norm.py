@@ -274,7 +274,7 @@ class BatchNormNode(PyLayer):
             if norm.bits is not None:
                 dy = dy * _flags(norm.bits, dy.shape)
             elif norm.activation:
-                dy = dy * _slope(normalized(x, weight, bias, epsilon), norm.activation)
+                dy = dy * activation_slope(normalized(x, weight, bias, epsilon), norm.activation)
             gradients: tuple[Tensor | None, ...] = (*_gradients(x, weight, dy, epsilon), dy.clone())
         else:
             gradients = norm.backward(x, weight, bias, dy.contiguous(), ctx.learning)
@@ -359,7 +359,7 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _slope(z: Tensor, activation: Activation) -> Tensor:
+def activation_slope(z: Tensor, activation: Activation) -> Tensor:
     """An activation's derivative by Paddle's operators: the kernels' twin."""
     if activation == Activation.RELU:
         return (z > 0).cast(z.dtype)

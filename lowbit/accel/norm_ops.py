@@ -1,6 +1,6 @@
-"""Batch norm, ReLU and max-pool of training by lowbit's kernels, instead of Paddle's operators.
+"""Batch norm, ReLU, hard swish and max-pool of training by lowbit's kernels, instead of Paddle's operators.
 
-Also two steps of known blocks that NumPy does in one pass: `padded_shortcut` and `channel_product`.
+Also two steps of known blocks in one pass each: `padded_shortcut` and `channel_product`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lowbit.accel.fused_norm import (
     IntegerScale,
     NormPass,
     Statistics,
+    activation_slope,
     is_plain,
     takes,
     takes_shape,
@@ -113,7 +114,7 @@ class ChannelProduct(PyLayer):
         scale, x = scale.contiguous(), x.contiguous()
         save_for_backward(ctx, scale, x)
         y = new_tensor(x.shape)
-        np.multiply(_array(x), _array(scale), out=_array(y))
+        norm_kernels().channel_product_forward(x.data_ptr(), scale.data_ptr(), y.data_ptr(), *_rows(x))
         return y
 
     @staticmethod
@@ -122,11 +123,36 @@ class ChannelProduct(PyLayer):
         if paddle.is_grad_enabled():
             return (dy * x).sum([2, 3], keepdim=True), dy * scale
         dy, dscale, dx = dy.contiguous(), new_tensor(scale.shape), new_tensor(x.shape)
-        np.multiply(_array(dy), _array(scale), out=_array(dx))
-        # Summed in Paddle's order, one pixel after the other, which is that of a cumulative sum.
-        products = (_array(dy) * _array(x)).reshape([-1, math.prod(x.shape[2:])])
-        _array(dscale).reshape(-1)[:] = np.cumsum(products, axis=1, out=products)[:, -1]
+        addresses = (tensor.data_ptr() for tensor in (x, scale, dy, dx, dscale))
+        norm_kernels().channel_product_backward(*addresses, *_rows(x))
         return dscale, dx
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    """The channels of all images, and the pixels of each."""
+    images, channels, *pixels = x.shape
+    return images * channels, math.prod(pixels)
+
+
+class Hardswish(PyLayer):
+    """y = relu6(x + 3) * x / 6."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        save_for_backward(ctx, x)
+        y = new_tensor(x.shape)
+        norm_kernels().hardswish_forward(x.data_ptr(), y.data_ptr(), math.prod(x.shape))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = saved_unchanged(ctx)
+        if paddle.is_grad_enabled():
+            return dy * activation_slope(x, Activation.HARDSWISH)
+        dy, dx = dy.contiguous(), new_tensor(x.shape)
+        norm_kernels().hardswish_backward(x.data_ptr(), dy.data_ptr(), dx.data_ptr(), math.prod(x.shape))
+        return dx
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -155,7 +181,7 @@ def _scattered(dy: Tensor, places: Tensor, pool: Pool) -> Tensor:
     return paddle.put_along_axis(nothing, pixels, dy.reshape([pool.planes, -1]), 1, reduce="add")
 
 
-# Batch norm, ReLU and max-pool by lowbit's kernels, in training on a CPU.
+# Batch norm, ReLU, hard swish and max-pool by lowbit's kernels, in training on a CPU.
 
 
 SCALE_ATTRIBUTE = "lowbit_scale"  # on a product of small integers: what it may be whole multiples of
@@ -163,14 +189,15 @@ SCALE_ATTRIBUTE = "lowbit_scale"  # on a product of small integers: what it may 
 
 @contextmanager
 def fast_norm_ops(*, wanted: bool = True) -> Iterator[None]:
-    """Inside the `with`, if `wanted`, batch norm, ReLU and max-pool of training run in lowbit's kernels.
+    """Inside the `with`, if `wanted`, batch norm, ReLU, hard swish and max-pool of training run in lowbit's
+    kernels.
 
-    That is batch norm with the batch's statistics, ReLU, and max-pools of 2 or 3 with a stride of 1 or 2, on
-    fp32 tensors in NCHW on the CPU, in this thread. Less time and much less memory. ReLU and max-pool give
-    Paddle's bits; batch norm its results except for the order of sums. Everything else is Paddle's own:
-    evaluation, other types, layouts and devices, programs being exported, a ReLU or max-pool that no gradient
-    is wanted of, a batch norm over one value per channel; and all of it where the kernels are missing
-    (lowbit.kernels.why_missing says why).
+    That is batch norm with the batch's statistics, ReLU, hard swish, and max-pools of 2 or 3 with a stride of
+    1 or 2, on fp32 tensors in NCHW on the CPU, in this thread. Less time and much less memory. All but batch
+    norm give Paddle's bits; batch norm its results except for the order of sums. Everything else is Paddle's
+    own: evaluation, other types, layouts and devices, programs being exported, an activation or max-pool that
+    no gradient is wanted of, a batch norm over one value per channel; and all of it where the kernels are
+    missing (lowbit.kernels.why_missing says why).
 
     with fast_norm_ops():
         loss = criterion(model(images), labels)
@@ -210,6 +237,11 @@ def _wants_gradient(x: Tensor) -> bool:
 @_for_training
 def _relu(x: Tensor) -> Tensor | None:
     return Relu.apply(x) if _wants_gradient(x) else None
+
+
+@_for_training
+def _hardswish(x: Tensor) -> Tensor | None:
+    return Hardswish.apply(x) if _wants_gradient(x) else None
 
 
 @_for_training
@@ -339,8 +371,9 @@ def norm_pass(
         return None
     if residual is not None and (not isinstance(residual, Tensor) or activation > Activation.RELU):
         return None
-    operator = _OPERATORS.get(activation)
-    if operator is not None and not isinstance(getattr(_C_ops, operator), BuiltinFunctionType):
+    if activation is Activation.HARDSWISH and not _OVERRIDES.is_called_directly("hardswish"):
+        return None
+    if activation is Activation.RELU6 and not isinstance(_C_ops.relu6, BuiltinFunctionType):
         return None  # wrapped by someone, whose work we would leave out
     running = norm._mean, norm._variance
     if not takes_shape(shape, *running, norm.weight, norm.bias, residual):
@@ -415,8 +448,9 @@ def scale_of_rows(scale: Tensor, each: Sequence[int]) -> Tensor:
     return scale.reshape(each).contiguous()
 
 
-_OPERATORS = {Activation.RELU6: "relu6", Activation.HARDSWISH: "hardswish"}  # that are Paddle's own
-_OVERRIDES = OpOverrides({"batch_norm": _batch_norm, "relu": _relu, "pool2d": _pool2d})
+_OVERRIDES = OpOverrides(
+    {"batch_norm": _batch_norm, "relu": _relu, "hardswish": _hardswish, "pool2d": _pool2d}
+)
 
 
 def batch_norm_operator(*arguments: Any) -> tuple[Tensor, ...]:

@@ -106,9 +106,9 @@ def _step(
     precision: MixedPrecision | None = None,
 ) -> Callable[[], None]:
     optimizer = paddle.optimizer.Momentum(0.001, 0.9, parameters=model.parameters(), weight_decay=1e-4)
+    model.train()  # once, as a training loop does in an epoch
 
     def step() -> None:
-        model.train()
         with fast_convolutions(wanted=fast), fast_norm_ops(wanted=fast):
             with nullcontext() if precision is None else precision.autocast():
                 logits = model(images)

@@ -111,9 +111,9 @@ def _step(case: Case, classes: int, *, narrow: bool, compiled: bool) -> Callable
     optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9, weight_decay=1e-4)
 
     network = torch.compile(model) if compiled else model
+    model.train()
 
     def step() -> None:
-        model.train()
         with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
             loss = F.cross_entropy(network(images), labels)
         loss.backward()

@@ -134,7 +134,7 @@ def forward(
     >>> forward(geometry, x, w, y.data_ptr(), bias=bias.data_ptr())
     """
     _check_scales("forward", x, w)
-    _library().lowbit_forward(_shape(geometry), x, w, bias, y, sums)
+    _library().lowbit_forward(shape_of(geometry), x, w, bias, y, sums)
 
 
 def gives_multiples(geometry: Geometry, x: Operand, w: Operand) -> bool:
@@ -142,7 +142,7 @@ def gives_multiples(geometry: Geometry, x: Operand, w: Operand) -> bool:
 
     >>> gives_multiples(geometry, x, w)
     """
-    return bool(_library().lowbit_forward_multiples(_shape(geometry), x, w, None))
+    return bool(_library().lowbit_forward_multiples(shape_of(geometry), x, w, None))
 
 
 def forward_multiples(geometry: Geometry, x: Operand, w: Operand, multiples: Multiples) -> bool:
@@ -151,7 +151,7 @@ def forward_multiples(geometry: Geometry, x: Operand, w: Operand, multiples: Mul
     >>> forward_multiples(geometry, x, w, Multiples(low.data_ptr(), high.data_ptr()))
     """
     _check_scales("forward", x, w)
-    return bool(_library().lowbit_forward_multiples(_shape(geometry), x, w, by_reference(multiples)))
+    return bool(_library().lowbit_forward_multiples(shape_of(geometry), x, w, by_reference(multiples)))
 
 
 def by_reference(multiples: Multiples | None) -> Any:
@@ -167,7 +167,7 @@ def grad_input(
     >>> grad_input(geometry, dy, w, dx.data_ptr())
     """
     _check_scales("grad_input", dy, w)
-    _library().lowbit_grad_input(_shape(geometry), dy, w, dx, sums)
+    _library().lowbit_grad_input(shape_of(geometry), dy, w, dx, sums)
 
 
 def grad_weight(
@@ -178,7 +178,7 @@ def grad_weight(
     >>> grad_weight(geometry, dy, x, dw.data_ptr())
     """
     _check_scales("grad_weight", dy, x)
-    _library().lowbit_grad_weight(_shape(geometry), dy, x, dw, sums)
+    _library().lowbit_grad_weight(shape_of(geometry), dy, x, dw, sums)
 
 
 def multiplications(geometry: Geometry, product: str, first: Operand, second: Operand) -> int:
@@ -187,7 +187,7 @@ def multiplications(geometry: Geometry, product: str, first: Operand, second: Op
     >>> multiplications(geometry, "forward", x, w)
     """
     number = _PRODUCTS.index(product)
-    return _library().lowbit_multiplications(_shape(geometry), number, first, second)
+    return _library().lowbit_multiplications(shape_of(geometry), number, first, second)
 
 
 class _Geometry(ctypes.Structure):
@@ -205,15 +205,15 @@ class _Multiples(ctypes.Structure):
     _fields_ = [("low", ctypes.c_void_p), ("high", ctypes.c_void_p)]
 
 
-_SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
+SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
 MULTIPLES: Any = ctypes.POINTER(_Multiples)
 _PRODUCTS = ("forward", "grad_input", "grad_weight")
 _SIGNATURES: Signatures = {
-    "lowbit_forward": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),
-    "lowbit_forward_multiples": (ctypes.c_int32, [_SHAPE, _OPERAND, _OPERAND, MULTIPLES]),
-    "lowbit_grad_input": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
-    "lowbit_grad_weight": (ctypes.c_int, [_SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
-    "lowbit_multiplications": (ctypes.c_int64, [_SHAPE, ctypes.c_int32, _OPERAND, _OPERAND]),
+    "lowbit_forward": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),
+    "lowbit_forward_multiples": (ctypes.c_int32, [SHAPE, _OPERAND, _OPERAND, MULTIPLES]),
+    "lowbit_grad_input": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_grad_weight": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS]),
+    "lowbit_multiplications": (ctypes.c_int64, [SHAPE, ctypes.c_int32, _OPERAND, _OPERAND]),
 }
 
 
@@ -227,7 +227,8 @@ def _library() -> ctypes.CDLL:
 
 
 @cache
-def _shape(geometry: Geometry) -> _Geometry:
+def shape_of(geometry: Geometry) -> _Geometry:
+    """lowbit_geometry of csrc/gemm/gemm.h."""
     if min(geometry.output) < 1:
         raise ValueError(f"the output would have the shape {list(geometry.output)}: {geometry}")
     if geometry.input[1] % geometry.groups or geometry.outputs % geometry.groups:

@@ -1,4 +1,4 @@
-"""Batch norm, ReLU and max-pool on contiguous fp32 in NCHW: the bindings of csrc/norm/norm.h."""
+"""Batch norm, activations and max-pool on contiguous fp32 in NCHW: the bindings of csrc/norm/norm.h."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ _SIGNATURES: Signatures = {
     "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, MULTIPLES] + [ADDRESS] * 9),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_hardswish_forward": (_STATUS, [ADDRESS] * 2 + [_INT64]),
+    "lowbit_hardswish_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
+    "lowbit_channel_product_forward": (_STATUS, [ADDRESS] * 3 + [_INT64] * 2),
+    "lowbit_channel_product_backward": (_STATUS, [ADDRESS] * 5 + [_INT64] * 2),
     "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
     "lowbit_max_pool_backward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
 }
@@ -150,6 +154,24 @@ class NormKernels:
     def relu_backward(self, dy: int, bits: int, dx: int, count: int) -> None:
         """dX."""
         self._library.lowbit_relu_backward(dy, bits, dx, count)
+
+    def hardswish_forward(self, x: int, y: int, count: int) -> None:
+        """Y."""
+        self._library.lowbit_hardswish_forward(x, y, count)
+
+    def hardswish_backward(self, x: int, dy: int, dx: int, count: int) -> None:
+        """dX."""
+        self._library.lowbit_hardswish_backward(x, dy, dx, count)
+
+    def channel_product_forward(self, x: int, scale: int, y: int, rows: int, inner: int) -> None:
+        """Rows of x times one number each."""
+        self._library.lowbit_channel_product_forward(x, scale, y, rows, inner)
+
+    def channel_product_backward(
+        self, x: int, scale: int, dy: int, dx: int, dscale: int, rows: int, inner: int
+    ) -> None:
+        """dX, and the sums of dY * x over rows."""
+        self._library.lowbit_channel_product_backward(x, scale, dy, dx, dscale, rows, inner)
 
     def max_pool_forward(self, x: int, y: int, places: int, pool: Pool) -> None:
         """Y, and the index of each value in its window, a byte each."""

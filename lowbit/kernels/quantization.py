@@ -76,6 +76,17 @@ class Draw(NamedTuple):
     layer: int
 
 
+class MovingAverage(NamedTuple):
+    """The rate of an average of ranges, and the addresses of its state: fp32, the counts int64."""
+
+    rate: float
+    state: int
+    accum: int
+    range: int
+    entered: int
+    left_out: int
+
+
 class CLayout(ctypes.Structure):
     """lowbit_layout of csrc/common/channel_blocks.h."""
 
@@ -92,6 +103,10 @@ class _Axes(ctypes.Structure):
 
 class _Levels(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("lowest", "highest", "is_log")]
+
+
+class _MovingAverage(ctypes.Structure):
+    _fields_ = [("rate", ctypes.c_float)] + [(name, ADDRESS) for name in MovingAverage._fields[1:]]
 
 
 class _Draw(ctypes.Structure):
@@ -121,6 +136,13 @@ _SIGNATURES: Signatures = {
         [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels), ctypes.POINTER(_Draw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_from_integers": (_STATUS, [ADDRESS] * 3 + [_AXES, _INT32]),
+    "lowbit_observe": (
+        _STATUS,
+        [ADDRESS, _INT64, ADDRESS, _Grid, ctypes.POINTER(_MovingAverage)] + [ADDRESS] * 2,
+    ),
+    "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
+    "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
+    "lowbit_to_dynamic_integers": (_INT64, [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels)]),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
     "lowbit_hadamard": (_STATUS, [ADDRESS] * 2 + [_INT64] * 4),
@@ -245,6 +267,42 @@ class QuantizeKernels:
         return self._library.lowbit_to_integers(
             x, q, scales, _c_axes(axes), _levels(grid), drawn, count, first
         )
+
+    def observe(
+        self,
+        x: int,
+        count: int,
+        alpha: int | None,
+        levels: Levels,
+        average: MovingAverage,
+        bound: int | None,
+        scale: int,
+    ) -> None:
+        """Enters the range of x, clipped to alpha, into an average; writes the bound and the scale to use."""
+        own = _MovingAverage(*average)
+        self._library.lowbit_observe(x, count, alpha, _Grid(*levels), own, bound, scale)
+
+    def quantize_and_mark(
+        self,
+        x: int,
+        y: int | None,
+        q: int | None,
+        clipped: int,
+        scale: int,
+        bound: int | None,
+        count: int,
+        levels: Levels,
+    ) -> int:
+        """Values of `quantize` for one scale, or bytes, and marks for `marked_grad`; the count of NaNs."""
+        return self._library.lowbit_quantize_and_mark(x, y, q, clipped, scale, bound, count, _Grid(*levels))
+
+    def marked_grad(self, dy: int, clipped: int, dx: int | None, dbound: int | None, count: int) -> None:
+        """What `quantize_grad` computes; dX may be dY."""
+        self._library.lowbit_marked_grad(dy, clipped, dx, dbound, count)
+
+    def to_dynamic_integers(self, x: int, q: int, scales: int, axes: Axes, grid: Integers) -> int:
+        """`ranges`, `scales` and `to_integers` in one call; returns how many values were NaN."""
+        return self._library.lowbit_to_dynamic_integers(x, q, scales, _c_axes(axes), _levels(grid))
 
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""

@@ -19,9 +19,11 @@ from lowbit.errors import LowbitError
 from lowbit.nn.calibration import FOLDED_NORM, FoldedNorm
 from lowbit.nn.edges import Edges, Place
 from lowbit.nn.exact_rounding import ROUNDINGS
+from lowbit.nn.qtensor import with_axes_of
 from lowbit.nn.quant_layers import is_quantized
-from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.quantizer import KnownScale, Quantizer
 from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
+from lowbit.numerics.fused import is_plain_memory
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
@@ -72,6 +74,15 @@ class SharedQuantizer(Quantizer):
         if alpha is None:
             return fake_quantize(x, scale, self.grid()), scale
         return pact_fake_quantize(x, alpha.value.detach(), scale, self.grid()), scale
+
+    def known_scale(self, x: Tensor) -> KnownScale | None:
+        if not self.training or not _is_on_grid_of(x, self.source) or not is_plain_memory(x):
+            return None
+        scale = with_axes_of(x, self.source.scale().detach())
+        return KnownScale(scale, self.grid(), clips=False)
+
+    def dynamic_operand(self, x: Tensor) -> None:
+        return None
 
     @paddle.jit.not_to_static
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -18,15 +19,17 @@ from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_matmul import in_integers
 from lowbit.nn.linear_ops import LinearOp, in_floats
 from lowbit.nn.qtensor import QTensor, SavedQTensor, round_operand, with_axes_of
-from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import nearest
+from lowbit.nn.quantizer import KnownScale, Quantizer
+from lowbit.numerics import Grid, fused, nearest
 from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
+from lowbit.numerics.fake_quant import on_grid, straight_through
+from lowbit.numerics.fused import Clipped, on_grid_marked
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
 # Here the scales are one factor of the whole output, so that those of a convolution hold for all layers:
 # a scale per pixel, which Linear and Conv2DTranspose may have, stays inside.
-_SCALES = INTEGER_SCALES["Conv2D"]["forward"]
+_SCALES = {operand: set(letters) for operand, letters in INTEGER_SCALES["Conv2D"]["forward"].items()}
 
 
 class Frozen(nn.Layer):
@@ -69,7 +72,7 @@ def forward_is_of_integers(layer: nn.Layer) -> bool:
     return all(
         isinstance(quantizer, Quantizer)  # not a class of the user's own
         and quantizer.gives_integers
-        and set(quantizer.spec.granularity.letters) <= set(_SCALES[operand])
+        and _SCALES[operand].issuperset(quantizer.spec.granularity.letters)
         for operand, quantizer in (("input", layer.input_quantizer), ("weight", layer.weight_quantizer))
     )
 
@@ -162,6 +165,9 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
     """The layer's product without its bias; in floats after all for NaN, or shapes no kernel is made for."""
+    y = _in_one_node(layer, x, weight, *geometry)
+    if y is not None:
+        return y
     x, x_scale = layer.input_quantizer.values_and_scale(x)
     weight, w_scale = layer.weight_quantizer.values_and_scale(weight)
     x = layer.before_product(x)
@@ -178,6 +184,114 @@ def _operand(values: Tensor, scale: Tensor, quantizer: Quantizer) -> QTensor:
     scale = with_axes_of(values, scale.detach())
     made = round_operand(values.detach(), scale, quantizer.grid())
     return made if made.scale is scale else QTensor(data=values.detach())
+
+
+def _in_one_node(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor | None:
+    """Quantized and multiplied in one node; None where the quantizers need nodes of their own.
+
+    One scale for the input, kept or averaged, with or without PACT; dynamic scales for the weight.
+    """
+    if getattr(layer, "_padding_mode", "zeros") != "zeros" or 0 in x.shape:
+        return None
+    made = layer.weight_quantizer.dynamic_operand(weight)
+    if made is None:
+        return None
+    known = layer.input_quantizer.known_scale(x)
+    if known is None:
+        return None
+    alpha = None if known.bound is None else layer.input_quantizer.alpha.value
+    operand, clipped = _input_operand(x, known)
+    grid = layer.weight_quantizer.grid()
+    operands = operand, _dynamic_operand(weight, grid, *made)
+    learning = tuple(tensor is not None and not tensor.stop_gradient for tensor in (x, alpha, weight))
+    # The largest magnitude is the highest integer of a symmetric grid: nothing is clipped, unless it is NaN.
+    may_clip = grid.lowest != -grid.highest or not operands[1].is_integer
+    steps = _Quantizing(clipped, KnownScale(made[1], grid, clips=may_clip), learning)
+    return _QuantizedForward.apply(x, alpha, weight, layer.linear_op(x, *geometry), operands, steps)
+
+
+def _input_operand(x: Tensor, known: KnownScale) -> tuple[QTensor, Clipped | None]:
+    """The integers of x, or with a NaN the values; and where it was clipped, unless it is on the grid."""
+    scale, grid = known.scale, known.grid
+    data, clipped, broken = on_grid_marked(x, scale, grid, bound=known.bound, integers=True)
+    operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    if broken:
+        operand = QTensor(data=on_grid_marked(x, scale, grid, bound=known.bound)[0])
+    return operand, clipped if known.clips else None
+
+
+def _dynamic_operand(weight: Tensor, grid: Grid, data: Tensor, scale: Tensor, broken: int) -> QTensor:
+    if not broken:
+        return QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    return QTensor(data=on_grid(weight.detach(), scale, grid))
+
+
+@dataclass(frozen=True, eq=False)
+class _Quantizing:
+    """What the gradients need besides the operands: nothing of x but where it was clipped."""
+
+    clipped: Clipped | None
+    of_weight: KnownScale
+    learning: tuple[bool, ...]  # x, PACT's bound, the weight
+
+
+class _QuantizedForward(PyLayer):
+    """Y of quantized X and W, with their gradients straight through; of PACT's bound, too.
+
+    What `_IntegerForward` is behind the nodes of two quantizers, bit for bit.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        alpha: Tensor | None,
+        weight: Tensor,
+        linear_op: LinearOp,
+        operands: tuple[QTensor, QTensor],
+        steps: _Quantizing,
+    ) -> Tensor:
+        ctx.linear_op, ctx.steps, ctx.has_bound = linear_op, steps, alpha is not None
+        ctx.x, ctx.weight = map(SavedQTensor, operands)
+        fused.save_for_backward(ctx, weight)
+        y = in_integers(linear_op, "forward", *operands)
+        return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        _check_first_order()
+        (weight,) = fused.saved_unchanged(ctx)
+        clipped, (of_x, of_bound, of_weight) = ctx.steps.clipped, ctx.steps.learning
+        dy, dx, dbound, dweight = dy.contiguous(), None, None, None
+        linear_op = in_floats(ctx.linear_op, dy)
+        if of_x or of_bound:
+            dx = linear_op.grad_input(dy, ctx.weight.operand().values())
+            if clipped is not None:
+                dx, dbound = clipped.gradients(dx, (of_x, of_bound), overwrite=True)
+        if of_weight:
+            dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
+            if ctx.steps.of_weight.clips:
+                dweight = _through_weight(dweight, weight, ctx.steps.of_weight)
+        return (dx, dbound, dweight) if ctx.has_bound else (dx, dweight)
+
+
+def _through_weight(dweight: Tensor, weight: Tensor, known: KnownScale) -> Tensor:
+    """The gradient of a weight from that of its quantized values."""
+    given = (dweight, weight, known.scale, known.grid)
+    seen_as = fused.layout(weight, known.scale)
+    if seen_as is None:
+        return straight_through(*given)
+    through, _ = fused.straight_through(*given, seen_as)
+    assert through is not None  # wanted
+    return through
+
+
+def _check_first_order() -> None:
+    if paddle.is_grad_enabled():
+        raise LowbitError(
+            "a gradient of a gradient cannot go through a product of integers: "
+            'set_executor(model, "simulate") multiplies in floats'
+        )
 
 
 class _IntegerForward(PyLayer):
@@ -197,15 +311,11 @@ class _IntegerForward(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        if paddle.is_grad_enabled():
-            raise LowbitError(
-                "a gradient of a gradient cannot go through a product of integers: "
-                'set_executor(model, "simulate") multiplies in floats'
-            )
+        _check_first_order()
         dy, dx, dweight = dy.contiguous(), None, None
         linear_op = in_floats(ctx.linear_op, dy)
         if ctx.learning[0]:
             dx = linear_op.grad_input(dy, ctx.weight.operand().values())
         if ctx.learning[1]:
-            dweight = linear_op.grad_weight(dy, ctx.x.operand().values())
+            dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
         return dx, dweight

@@ -17,11 +17,16 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.accel import onednn, onednn_objects
+from lowbit.accel import mkl, onednn, onednn_objects
+from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
+from lowbit.nn.qtensor import QTensor
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
+
+_BYTES = {paddle.int8: "int8", paddle.uint8: "uint8"}
+_FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
 
 
 def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
@@ -138,6 +143,10 @@ class LinearOp(ABC):
     @abstractmethod
     def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor: ...
 
+    def grad_weight_of_operand(self, dy: Tensor, x: QTensor) -> Tensor:
+        """grad_weight with the values of integers."""
+        return self.grad_weight(dy, x.values())
+
     def forward_scale(self, x: Tensor, weight: Tensor) -> Tensor | None:
         return None
 
@@ -217,7 +226,7 @@ class Convolution(LinearOp):
 
 
 @dataclass(frozen=True)
-class _InFloats(Convolution):
+class _ByWinograd(Convolution):
     """A convolution whose gradients are computed by Winograd's algorithm, which rounds."""
 
     def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
@@ -231,17 +240,61 @@ class _InFloats(Convolution):
         return dweight
 
 
+@dataclass(frozen=True)
+class _Depthwise(Convolution):
+    """A depthwise convolution whose grad_weight is lowbit's: oneDNN copies every window of 5x5."""
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
+        fp32_depthwise.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+    def grad_weight_of_operand(self, dy: Tensor, x: QTensor) -> Tensor:
+        if x.data.dtype not in _BYTES or x.scale is None or math.prod(x.scale.shape) != 1:
+            return super().grad_weight_of_operand(dy, x)
+        dy, data, dweight = dy.contiguous(), x.data.contiguous(), new_tensor(self._weight_shape)
+        fp32_depthwise.grad_weight(
+            *(self.geometry, data.data_ptr(), dy.data_ptr(), dweight.data_ptr()),
+            kind=_BYTES[data.dtype],
+            scale=float(x.scale),
+        )
+        return dweight
+
+
+@dataclass(frozen=True)
+class _Pointwise(Convolution):
+    """A 1x1 convolution whose gradients are matrix products of every image."""
+
+    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
+        geometry = self.geometry
+        if 1 < math.prod(geometry.input[2:]) < _FEW_PIXELS:
+            return super().grad_input(dy, weight)
+        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(geometry.input)
+        mkl.grad_input(geometry, dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        return dx
+
+    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
+        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
+        mkl.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        return dweight
+
+
 def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
     """The same products for a dY that is not on a grid: nobody needs its sums to be exact.
 
     Where it is faster, gradients of 3x3 convolutions are computed by Winograd's algorithm; they differ by
-    about 1e-5 of the largest value.
+    about 1e-5 of the largest value. Those of 1x1 convolutions and grad_weight of depthwise ones have another
+    order of sums.
     """
     if isinstance(linear_op, ChannelsLast):
         return ChannelsLast(in_floats(linear_op.inner, dy))
-    if not isinstance(linear_op, Convolution) or not _in_onednn(dy) or winograd(linear_op.geometry) is None:
+    if not isinstance(linear_op, Convolution) or not _in_onednn(dy):
         return linear_op
-    return _InFloats(linear_op.geometry)
+    if winograd(linear_op.geometry) is not None:
+        return _ByWinograd(linear_op.geometry)
+    if mkl.fits(linear_op.geometry):
+        return _Pointwise(linear_op.geometry)
+    return _Depthwise(linear_op.geometry) if fp32_depthwise.fits(linear_op.geometry) else linear_op
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import paddle
@@ -14,6 +15,7 @@ from lowbit.nn.scale_state import (
     CalibrationStats,
     LearnedScale,
     RunningRange,
+    first_integer,
     initial_alpha,
     initial_step,
     largest_across_ranks,
@@ -37,13 +39,24 @@ from lowbit.numerics import (
     zero_point_of,
 )
 from lowbit.numerics.fake_quant import usable_bound
-from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics.fused import is_plain_memory
+from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
 from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
 
 _UNKNOWN = -1  # of the buffer `unsigned`
 _SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defined
+
+
+@dataclass(frozen=True, eq=False)  # no tuple: Paddle takes the tensors of one for a PyLayer's inputs
+class KnownScale:
+    """How a tensor is quantized with one scale: the scale, with as many axes, and PACT's bound."""
+
+    scale: Tensor
+    grid: Grid
+    bound: Tensor | None = None
+    clips: bool = True  # False for values that are on the grid already
 
 
 class Quantizer(nn.Layer):
@@ -260,7 +273,14 @@ class Quantizer(nn.Layer):
             self.check_ready()
         if self.offset is not None:
             return self._with_offset(x)
-        grid, kept_axes = self.grid(), self._axes(x, self._kept_granularity)
+        grid = self.grid()
+        known = self._observed(x, grid)
+        if known is not None:
+            if self.alpha is None:
+                return fake_quantize(x, known.scale, grid), known.scale
+            y = pact_fake_quantize(x, self.alpha.value, known.scale, grid, bound=known.bound)
+            return y, known.scale
+        kept_axes = self._axes(x, self._kept_granularity)
         alpha = None
         if self.alpha is not None:
             alpha = self._started(self.alpha, lambda: initial_alpha(x, grid, kept_axes))
@@ -274,6 +294,42 @@ class Quantizer(nn.Layer):
         if alpha is None:
             return fake_quantize(x, scale, grid), scale
         return pact_fake_quantize(x, alpha, scale, grid), scale
+
+    def known_scale(self, x: Tensor) -> KnownScale | None:
+        """The scale for `x` in training, whose range is observed; None where `values_and_scale` is needed.
+
+        Where it is not None, the batch has been entered: call it once.
+        """
+        if not self.training or self._calibration_stats is not None or self.kept is None:
+            return None
+        grid = self.grid()
+        if self.spec.scaling.name == "fixed" and self.alpha is None and not self.spec.granularity.letters:
+            if not is_plain_memory(x) or 0 in x.shape:
+                return None
+            range_ = self._known(self.kept).range.reshape([1] * x.ndim)
+            return KnownScale(scale_from_range(range_, grid), grid)
+        return self._observed(x, grid)
+
+    def _observed(self, x: Tensor, grid: Grid) -> KnownScale | None:
+        """The scale of a moving average of ranges with this batch, in one step; None where it takes more."""
+        parts = self._sub_layers  # a Layer's __getattr__ takes microseconds
+        kept, alpha = parts.get("kept"), parts.get("alpha")
+        if not self.training or kept is None or "step" in parts or self.has_fixed_scale:
+            return None
+        if self.spec.observer.name != "minmax" or self.spec.granularity.letters:
+            return None
+        if alpha is not None and not alpha.is_known:
+            return None
+        found = kept.observe(x, None if alpha is None else alpha.value, grid)
+        return None if found is None else KnownScale(found[0], grid, found[1])
+
+    def dynamic_operand(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:
+        """The integers of `x`, their scales, the number of NaNs; None where the scale is kept or learned."""
+        if self.kept is not None or self.step is not None or self.alpha is not None or self.has_fixed_scale:
+            return None
+        if not self.training or self.spec.observer.name != "minmax" or self._calibration_stats is not None:
+            return None
+        return to_dynamic_bytes(x, self.grid(), self._axes(x, self.spec.granularity))
 
     def _with_offset(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As values_and_scale, on a grid with a learned offset."""
@@ -380,7 +436,7 @@ class Quantizer(nn.Layer):
         return self.role in ("input", "output")
 
     def _unsigned(self) -> int:
-        return int(self._buffers["unsigned"].item())
+        return first_integer(self._buffers["unsigned"])
 
     def _axes(self, x: Tensor, granularity: Granularity) -> tuple[int, ...]:
         axes = len(x.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +13,8 @@ import paddle.distributed as dist
 from paddle import ParamAttr, Tensor, nn
 from paddle.regularizer import L2Decay
 
+from lowbit.kernels.quantization import MovingAverage as MovingAverageState
+from lowbit.kernels.quantization import quantize_kernels
 from lowbit.numerics import (
     Calibrated,
     Grid,
@@ -20,6 +24,7 @@ from lowbit.numerics import (
     pact_initial_alpha,
     parse_grid,
 )
+from lowbit.numerics.fused import is_plain_memory, levels, new_tensor
 from lowbit.numerics.histogram_observers import Sensitivity
 from lowbit.recipe.spec import TensorSpec
 
@@ -54,6 +59,20 @@ def of_first_rank(x: Tensor) -> Tensor:
 
 def _several() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
+
+
+_INTEGERS = {paddle.int32: ctypes.c_int32, paddle.int64: ctypes.c_int64}
+
+
+def first_integer(buffer: Tensor) -> int:
+    """The value of a buffer of one integer; `Tensor.item` takes ten times as long, hundreds of times a step.
+
+    >>> first_integer(paddle.full([1], 3, "int32"))
+    3
+    """
+    if not buffer.place.is_cpu_place():
+        return int(buffer.item())
+    return _INTEGERS[buffer.dtype].from_address(buffer.data_ptr()).value
 
 
 # Calibration statistics of one operand, and the initial values made from them.
@@ -219,11 +238,39 @@ class RunningRange(nn.Layer):
     @property
     def is_known(self) -> bool:
         """Whether a batch has entered."""
-        return bool(self._buffers["entered"].item())
+        return bool(first_integer(self._buffers["entered"]))
 
     def update(self, range_: Tensor) -> bool:
         """Add the ranges of a batch and return whether they are finite; others are counted and skipped."""
         return self._update(range_, self._saved())
+
+    def observe(self, x: Tensor, alpha: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None] | None:
+        """`update` by the largest magnitude of `x`, clipped to PACT's `alpha`, in one call of a kernel.
+
+        Returns the scale to use, with as many axes as `x`, and the bound; None for what `update` and plain
+        operators have to do. Of one process, since several agree on a range first.
+        """
+        state = self._buffers
+        given = (x, state["range"]) if alpha is None else (x, state["range"], alpha)
+        if self._scaling.name != "moving_average" or _several() or not paddle.in_dynamic_mode():
+            return None
+        if any(math.prod(tensor.shape) != 1 for tensor in given[1:]) or not all(map(is_plain_memory, given)):
+            return None
+        kernels, shape = quantize_kernels(), x.shape
+        if kernels is None or 0 in shape:
+            return None
+        average = MovingAverageState(
+            self._scaling.parameter,
+            *(state[name].data_ptr() for name in MovingAverageState._fields[1:]),
+        )
+        scale, bound = new_tensor([1] * len(shape)), None if alpha is None else new_tensor([1])
+        kernels.observe(
+            *(x.data_ptr(), math.prod(shape), None if alpha is None else alpha.data_ptr()),
+            levels(grid),
+            average,
+            *(None if bound is None else bound.data_ptr(), scale.data_ptr()),
+        )
+        return scale, bound
 
     def restart(self, range_: Tensor) -> bool:
         """As `update`, but everything from before is forgotten."""
@@ -303,7 +350,7 @@ class LearnedScale(nn.Layer):
     @property
     def is_known(self) -> bool:
         """Whether the value is initialized, here or by a checkpoint."""
-        return bool(self._buffers["known"].item())
+        return bool(first_integer(self._buffers["known"]))
 
     def forget(self) -> None:
         """Let it start anew from data."""

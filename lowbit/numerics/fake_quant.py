@@ -18,7 +18,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
-from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, negate, subtract
+from lowbit.numerics.exact import as_float32, as_type_of, divide, is_float32, multiply, negate, subtract
 from lowbit.numerics.granularity import sum_to_shape
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.rounding import Rounding, log_round, nearest
@@ -222,10 +222,13 @@ def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
     return clip_to_bound(x, alpha, signed=signed)
 
 
-def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+def pact_fake_quantize(
+    x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid, *, bound: Tensor | None = None
+) -> Tensor:
     """fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid), with the same gradients.
 
-    One pass over the values, and one back, where a C++ kernel can do it; else it is that composition.
+    One pass over the values, and one back, where a C++ kernel can do it; else it is that composition. `bound`
+    is usable_bound(alpha), if the caller has it.
 
     >>> x, alpha = paddle.to_tensor([-5.0, 0.6, 3.0]), paddle.to_tensor([2.0], stop_gradient=False)
     >>> y = pact_fake_quantize(x, alpha, paddle.to_tensor([0.5]), parse_grid("int4"))
@@ -240,9 +243,10 @@ def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> T
     if seen_as is None:
         return fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid)
     learning = (not x.stop_gradient, not alpha.stop_gradient)
+    bound = usable_bound(alpha.detach()) if bound is None else bound
     if paddle.is_grad_enabled() and any(learning):
-        return _PactFakeQuantize.apply(x, alpha, scale, grid, seen_as, learning)
-    return fused.on_grid(x, scale, grid, seen_as, bound=usable_bound(alpha))
+        return _PactFakeQuantize.apply(x, alpha, scale, grid, seen_as, learning, bound)
+    return fused.on_grid(x, scale, grid, seen_as, bound=bound)
 
 
 class _PactClip(PyLayer):
@@ -269,25 +273,33 @@ class _PactFakeQuantize(PyLayer):
         grid: Grid,
         seen_as: Layout,
         learning: tuple[bool, bool],
+        bound: Tensor,
     ) -> Tensor:
-        bound = usable_bound(alpha)
+        ctx.learning, ctx.shape = learning, alpha.shape
+        if seen_as.channels == 1:
+            y, ctx.clipped, _ = fused.on_grid_marked(x, scale, grid, bound=bound)
+            return y
+        ctx.clipped = None
         ctx.save_for_backward(x, bound, scale)
-        ctx.grid, ctx.learning, ctx.version = grid, learning, fused.version(x)
+        ctx.grid, ctx.version = grid, fused.version(x)
         return fused.on_grid(x, scale, grid, seen_as, bound=bound)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        if ctx.clipped is not None and is_float32(dy):
+            dx, dbound = ctx.clipped.gradients(dy, ctx.learning)
+            return dx, None if dbound is None else dbound.reshape(ctx.shape), None, None
         x, bound, scale = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
         seen_as = fused.layout_of_gradient(dy, x, scale, bound)
         if seen_as is None:
             signed = ctx.grid.signed
             dy = straight_through(dy, clip_to_bound(x, bound, signed=signed), scale, ctx.grid)
-            return *_pact_gradients(dy, x, bound, signed, ctx.learning), None
+            return *_pact_gradients(dy, x, bound, signed, ctx.learning), None, None
         gradients = fused.straight_through(
             dy, x, scale, ctx.grid, seen_as, bound=bound, learning=ctx.learning
         )
-        return *gradients, None
+        return *gradients, None, None
 
 
 def _pact_gradients(

@@ -109,6 +109,44 @@ def on_grid(
     return y
 
 
+class Clipped:
+    """Where a quantizer with one scale clipped, a byte per value: all that its gradients need of x."""
+
+    def __init__(self, marks: Tensor) -> None:
+        self._marks = marks
+
+    def gradients(
+        self, dy: Tensor, learning: tuple[bool, bool], *, overwrite: bool = False
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Those of x and of a bound, [1], as far as they are learning; `overwrite`: in the memory of dY."""
+        of_x, of_bound = learning
+        if paddle.is_grad_enabled():  # for gradients of gradients, in operators that Paddle can derive
+            nothing, marks = paddle.zeros_like(dy), self._marks
+            dx = paddle.where(marks == 0, dy, nothing) if of_x else None
+            above, below = (paddle.where(marks == mark, dy, nothing) for mark in (1, -1))
+            return dx, (above - below).sum().reshape([1]) if of_bound else None
+        dy = dy.contiguous()
+        dx = (dy if overwrite else new_tensor(dy.shape)) if of_x else None
+        dbound = new_tensor([1]) if of_bound else None
+        addresses = dy.data_ptr(), self._marks.data_ptr(), _address(dx), _address(dbound)
+        quantize_kernels().marked_grad(*addresses, math.prod(dy.shape))
+        return dx, dbound
+
+
+def on_grid_marked(
+    x: Tensor, scale: Tensor, grid: Grid, *, bound: Tensor | None = None, integers: bool = False
+) -> tuple[Tensor, Clipped, int]:
+    """`on_grid` for one scale, or its integers, a byte each; where it clipped; how many values were NaN."""
+    shape = x.shape
+    y = new_tensor(shape, "float32" if not integers else "int8" if grid.signed else "uint8")
+    marks, at = new_tensor(shape, "int8"), y.data_ptr()
+    broken = quantize_kernels().quantize_and_mark(
+        *(x.data_ptr(), None if integers else at, at if integers else None, marks.data_ptr()),
+        *(scale.data_ptr(), _address(bound), math.prod(shape), levels(grid)),
+    )
+    return y, Clipped(marks), broken
+
+
 def straight_through(
     dy: Tensor,
     x: Tensor,

@@ -108,6 +108,25 @@ def to_bytes(
     return q, broken
 
 
+def to_dynamic_bytes(x: Tensor, grid: Grid, axes: Sequence[int]) -> tuple[Tensor, Tensor, int] | None:
+    """Scales from the ranges of groups along `axes`, and the integers, a byte each, in one call.
+
+    Returns the integers, the scales and how many values were NaN.
+    """
+    kernels = _kernels(x)
+    if (
+        kernels is None
+        or grid.logarithmic
+        or grid.lowest < -128
+        or grid.highest > (127 if grid.signed else 255)
+    ):
+        return None
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    found, q = new_tensor(shape), new_tensor(x.shape, "int8" if grid.signed else "uint8")
+    at = (x.data_ptr(), q.data_ptr(), found.data_ptr())
+    return q, found, kernels.to_dynamic_integers(*at, seen, _integers(grid))
+
+
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
     """The values of integers of a byte: q * scale."""
     kernels, shape, scale_shape = _kernels(scale), q.shape, scale.shape

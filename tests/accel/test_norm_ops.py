@@ -14,7 +14,15 @@ from paddle.nn import functional as F
 
 from lowbit.accel import norm_ops as module
 from lowbit.accel.fused_norm import BatchNormNode
-from lowbit.accel.norm_ops import MaxPool, Relu, channel_product, fast_norm_ops, norm_library, padded_shortcut
+from lowbit.accel.norm_ops import (
+    Hardswish,
+    MaxPool,
+    Relu,
+    channel_product,
+    fast_norm_ops,
+    norm_library,
+    padded_shortcut,
+)
 from lowbit.kernels import kernels, why_missing
 from lowbit.models.resnet_cifar import BasicBlock
 from tests.support.accel_pairs import both_ways, tensor
@@ -372,3 +380,33 @@ def test_other_shapes_and_places_are_for_paddle():
         assert channel_product(paddle.ones([1, 3, 1, 1]), x) is None
         assert channel_product(scale.cast("float64"), x.cast("float64")) is None
         assert channel_product(scale, x) is not None
+
+
+def test_hard_swish_has_paddles_bits():
+    random = np.random.default_rng(0)
+    values = np.concatenate(
+        [4 * random.standard_normal(1 << 17), [0, -0.0, 3, -3, 2.9999998, -2.9999998, 1e-40, np.inf]]
+    ).astype(np.float32)
+    given = random.standard_normal(values.size).astype(np.float32)
+
+    def run(*, fast: bool, create_graph: bool = False) -> list[np.ndarray]:
+        x = paddle.to_tensor(values, stop_gradient=False)
+        with fast_norm_ops(wanted=fast):
+            y = F.hardswish(x)
+        (dx,) = paddle.grad(y, x, paddle.to_tensor(given), create_graph=create_graph)
+        return [y.numpy(), dx.numpy()]
+
+    plain = run(fast=False)
+    for found in (run(fast=True), run(fast=True, create_graph=True)):
+        for one, other in zip(found, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_hard_swish_is_replaced_where_a_gradient_is_wanted(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Hardswish, "apply", lambda x: calls.append(x))  # None: Paddle's own runs
+    with fast_norm_ops():
+        for wanted in (True, False):
+            F.hardswish(paddle.to_tensor([1.0], stop_gradient=not wanted))
+    F.hardswish(paddle.to_tensor([1.0], stop_gradient=False))
+    assert len(calls) == 1

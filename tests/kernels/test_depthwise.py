@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.kernels import gemm, kernels, why_missing
+from lowbit.kernels import fp32_depthwise, gemm, kernels, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
 from tests.support import gemm_reference as twin
 from tests.support.gemm_cases import (
@@ -114,3 +116,45 @@ def test_nothing_is_written_beside(variant):
         with using(variant):
             product(geometry, *operands, at(framed[32:]))
         assert {*framed[:32], *framed[-32:]} == {0.5} and 0.5 not in framed[32:-32]
+
+
+def grad_weight_in_fp64(geometry: Geometry, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """dW of one output per channel, tap by tap."""
+    top, bottom, left, right = geometry.padding
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    dw = np.zeros((geometry.outputs, 1, *geometry.kernel))
+    for i in range(geometry.kernel[0]):
+        for j in range(geometry.kernel[1]):
+            rows, columns = (
+                slice(tap * dilation, tap * dilation + (size - 1) * stride + 1, stride)
+                for tap, dilation, stride, size in zip(
+                    (i, j), geometry.dilation, geometry.stride, geometry.output[2:], strict=True
+                )
+            )
+            dw[:, 0, i, j] = (padded[:, :, rows, columns] * dy).sum((0, 2, 3))
+    return dw
+
+
+@settings(max_examples=200)
+@given(
+    geometry=depthwise_geometries(),
+    kind=st.sampled_from(["float32", "int8", "uint8"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_grad_weight_in_fp32(geometry, kind, seed):
+    geometry = replace(geometry, outputs=geometry.groups)
+    assert fp32_depthwise.fits(geometry)
+    random = np.random.default_rng(seed)
+    x, dy = (random.standard_normal(shape).astype(F32) for shape in (geometry.input, geometry.output))
+    scale = 1.0 if kind == "float32" else 0.375
+    x = np.abs(x) if kind == "uint8" else x
+    x = x if kind == "float32" else np.clip(np.round(40 * x), -128, 127).astype(kind)
+    expected, found = grad_weight_in_fp64(geometry, x, dy) * scale, []
+    for variant in VARIANTS:
+        framed = np.full(expected.size + 2, 77, F32)
+        with using(variant):
+            fp32_depthwise.grad_weight(geometry, at(x), at(dy), at(framed[1:]), kind=kind, scale=scale)
+        assert framed[0] == framed[-1] == 77
+        found.append(framed[1:-1].reshape(expected.shape))
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-5 * max(1.0, np.abs(expected).max()))
+    assert all((other == found[0]).all() for other in found)

@@ -253,3 +253,54 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
         raise RuntimeError("stop")
     assert not any(hasattr(layer, FROZEN) for layer in model.sublayers(include_self=True))
     assert model.training
+
+
+@pytest.mark.parametrize("kind", ["conv", "depthwise", "linear"])
+@pytest.mark.parametrize("bad", [None, "input", "weight"])
+@pytest.mark.parametrize("weight_grid", ["int8-narrow", "int8"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"grid": "uint8", "clip": "pact", "scaling": "moving_average"},
+        {"grid": "int8", "sign": "auto", "clip": "pact", "scaling": "moving_average"},
+        {"grid": "int4", "scaling": "moving_average"},
+        {"grid": "int8", "scaling": "fixed"},
+    ],
+)
+def test_one_node_gives_the_bits_of_three(kind, weight_grid, bad, words, monkeypatch):
+    weight = TensorSpec(grid=weight_grid, granularity="N")
+    plan = Plan(forward=Forward(input=TensorSpec(**words), weight=weight))
+    layer, shape = {
+        "conv": (lambda: nn.Conv2D(6, 4, 3, padding=1), [2, 6, 5, 7]),
+        "depthwise": (lambda: nn.Conv2D(6, 6, 3, groups=6, stride=2), [2, 6, 9, 7]),
+        "linear": (lambda: nn.Linear(6, 4), [2, 3, 6]),
+    }[kind]
+    first = quantize_layer(layer(), plan)
+    calibrate(first, [_input(shape, "W8A8 per sample")])
+    second = copy.deepcopy(first)
+    nodes, results = [], []
+    for model, in_one in ((first, module._in_one_node), (second, lambda *_: None)):
+
+        def noted(*arguments, in_one=in_one):
+            nodes.append(in_one(*arguments))
+            return nodes[-1]
+
+        monkeypatch.setattr(module, "_in_one_node", noted)
+        model.train()
+        for step in range(3):
+            x = _input(shape, "W8A8 per sample") * (1.5 + step)
+            if bad == "input" and step == 1:
+                x[1, 2] = float("nan")
+            if bad == "weight" and step == 1:
+                broken = model.weight.numpy().copy()
+                broken[1, 0] = np.nan
+                model.weight.set_value(broken)
+            x = x.detach()
+            x.stop_gradient = False
+            y = model(x)
+            y.backward(paddle.to_tensor(np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)))
+        gradients = [x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+        results.append([t.numpy() for t in (y, *gradients, *model.state_dict().values())])
+    assert [node is not None for node in nodes] == [True] * 3 + [False] * 3
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)

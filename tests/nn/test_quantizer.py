@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from paddle import nn
 
 from lowbit.errors import LowbitError
+from lowbit.kernels import kernels
 from lowbit.nn.quantizer import Quantizer
+from lowbit.nn.scale_state import RunningRange
 from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics import pact_initial_alpha
 from lowbit.recipe import TensorSpec
@@ -384,3 +386,63 @@ def test_a_dynamic_scale_can_be_fixed(granularity):
     np.testing.assert_allclose(quantizer.operand(x).values().numpy(), expected, rtol=1e-6)
     np.testing.assert_allclose(quantizer.eval()(x).numpy(), expected, rtol=1e-6)
     assert not np.array_equal(before, expected)
+
+
+def _special(seed: int, kind: str) -> paddle.Tensor:
+    values = _batch(seed).numpy().copy()
+    if kind == "zeros":
+        values[:] = 0
+    elif kind == "tiny":
+        values *= np.float32(1e-42)
+    elif kind == "huge":
+        values *= np.float32(1e38)
+    elif kind != "usual":
+        values.flat[7] = float(kind)
+    return paddle.to_tensor(values, stop_gradient=False)
+
+
+def four_of(*values) -> st.SearchStrategy:
+    return st.lists(st.sampled_from(values), min_size=4, max_size=4)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no C++ kernels")
+@settings(max_examples=60)
+@given(
+    grid=st.sampled_from(["int8", "uint8", "int8-narrow", "int4", "uint2"]),
+    clip=st.sampled_from(["none", "pact"]),
+    alphas=st.lists(
+        st.sampled_from([0.5, 3.0, 0.0, -1.0, 1e-40, 1e38, np.inf, np.nan]), min_size=4, max_size=4
+    ),
+    kinds=st.lists(
+        st.sampled_from(["usual", "usual", "zeros", "tiny", "huge", "nan", "inf", "-inf"]),
+        min_size=4,
+        max_size=4,
+    ),
+)
+def test_observing_in_one_call_gives_the_bits_of_several(grid, clip, alphas, kinds):
+    one = _quantizer(grid=grid, scaling="moving_average", clip=clip, pact=Pact(initial=2.0))
+    several = copy.deepcopy(one)
+    called, observe = [], RunningRange.observe
+
+    def noted(*arguments):
+        called.append(observe(*arguments))
+        return called[-1]
+
+    for seed, (alpha, kind) in enumerate(zip(alphas, kinds, strict=True)):
+        found = []
+        for quantizer, function in ((one, noted), (several, lambda *_: None)):
+            x = _special(seed, kind)
+            if quantizer.alpha is not None:
+                quantizer.alpha.value.clear_grad()
+                quantizer.alpha.value.set_value(np.full([1], alpha, np.float32))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(RunningRange, "observe", function)
+                y, scale = quantizer.values_and_scale(x)
+            y.backward(_batch(99))
+            arrays = [y.numpy(), scale.numpy().reshape(-1), x.grad.numpy()]
+            if quantizer.alpha is not None:
+                arrays.append(quantizer.alpha.value.grad.numpy())
+            found.append(arrays + [value.numpy() for value in quantizer.state_dict().values()])
+        assert called[-1] is not None
+        for array, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(array, other)

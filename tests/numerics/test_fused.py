@@ -133,10 +133,15 @@ def test_pact_equals_clipping_and_then_quantizing(shapes, grid, variant, seed, n
     def both(x, alpha):
         return fake_quantize(pact_clip(x, alpha, signed=grid.signed), step, grid)
 
-    with using(variant), patch.object(fused, "straight_through", wraps=fused.straight_through) as taken:
+    with (
+        using(variant),
+        patch.object(fused, "straight_through", wraps=fused.straight_through) as taken,
+        patch.object(fused, "on_grid_marked", wraps=fused.on_grid_marked) as marked,
+    ):
         found = gradients(lambda x, alpha: pact_fake_quantize(x, alpha, step, grid), x, dy, bound)
         frozen = pact_fake_quantize(paddle.to_tensor(x), paddle.to_tensor(bound), step, grid).numpy()
-    assert taken.called
+    assert taken.called is not marked.called
+    assert marked.called is (scale.size == bound.size == 1)
     with no_kernels():
         expected = gradients(both, x, dy, bound)
     for one, other in zip((found[0], frozen, found[1]), (expected[0], *expected[:2]), strict=True):
@@ -299,7 +304,7 @@ def test_a_tensor_that_was_changed_in_place_is_an_error():
     for function in (
         lambda x: fake_quantize(x, scale, INT4),
         lambda x: pact_clip(x, alpha),
-        lambda x: pact_fake_quantize(x, alpha, scale, INT4),
+        lambda x: pact_fake_quantize(x, paddle.full([3], 0.5), paddle.full([3], 0.3), INT4),
         lambda x: lsq_fake_quantize(x, scale, INT4),
     ):
         x = paddle.ones([3])
@@ -310,6 +315,17 @@ def test_a_tensor_that_was_changed_in_place_is_an_error():
             value.add_(paddle.ones([3]))
         with pytest.raises(OSError, match="changed in place"):  # Paddle puts ours into one of its own
             y.sum().backward()
+
+
+def test_a_tensor_that_only_its_marks_are_kept_of_may_change_in_place():
+    alpha = paddle.to_tensor([0.5], stop_gradient=False)
+    x = paddle.to_tensor([1.0, 0.25, -1.0], stop_gradient=False)
+    value = x * 1
+    y = pact_fake_quantize(value, alpha, paddle.full([1], 0.3), INT4)
+    with paddle.no_grad():
+        value.add_(paddle.ones([3]))
+    y.backward(paddle.to_tensor([3.0, 4.0, 5.0]))
+    assert (x.grad.tolist(), alpha.grad.tolist()) == ([0.0, 4.0, 0.0], [-2.0])
 
 
 def test_shape_type_and_all_of_its_memory_in_large_pages(monkeypatch: pytest.MonkeyPatch):

@@ -5,19 +5,15 @@
 #include "common/cpu.h"
 #include "common/scratch.h"
 #include "common/threads.h"
-#include "depthwise/plane_kernels.h"
+#include "depthwise/planes.h"
 
 #include <cstring>
 #include <vector>
 
-// ---- Layouts of the tensors as planes, and where the taps read in them.
+// ---- Packing of the operands.
 
 namespace lowbit::depthwise {
 namespace {
-
-constexpr int64_t kPlane = 4096;  // pixels that are processed together: with their sums, L1 and L2 hold them
-
-int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int64_t magnitude(const lowbit_operand& o) { return max_of(1, max_of(o.highest, -int64_t(o.lowest))); }
 
@@ -31,34 +27,6 @@ int16_t value(const lowbit_operand& o, int64_t at) {
     return o.lowest < 0 ? int8_t(byte) : byte;
 }
 
-// One axis, height or width. Tap k reads plane `phase(k)`, `shift(k)` elements further.
-struct Axis {
-    int64_t image, result, kernel, stride, dilation, before;
-
-    int64_t phase(int64_t k) const { return k * dilation % stride; }
-    int64_t shift(int64_t k) const { return k * dilation / stride; }
-    int64_t reach() const { return shift(kernel - 1); }
-};
-
-struct Shape {
-    lowbit_geometry g;
-    Axis h, w;
-    int64_t taps, multiplier;
-
-    explicit Shape(const lowbit_geometry& geometry) : g(geometry) {
-        h = {g.height, 0, g.kernel_h, g.stride_h, g.dilation_h, g.pad_top};
-        w = {g.width, 0, g.kernel_w, g.stride_w, g.dilation_w, g.pad_left};
-        h.result =
-            (g.height + g.pad_top + g.pad_bottom - g.dilation_h * (g.kernel_h - 1) - 1) / g.stride_h + 1;
-        w.result =
-            (g.width + g.pad_left + g.pad_right - g.dilation_w * (g.kernel_w - 1) - 1) / g.stride_w + 1;
-        taps = g.kernel_h * g.kernel_w;
-        multiplier = g.outputs / g.channels;
-    }
-    int64_t x_plane() const { return h.image * w.image; }
-    int64_t y_plane() const { return h.result * w.result; }
-};
-
 // The end of a tensor.
 const uint8_t* end_of(const lowbit_operand& o, int64_t batch, int64_t channels, int64_t plane) {
     return static_cast<const uint8_t*>(o.integers) + batch * channels * plane;
@@ -68,95 +36,41 @@ const uint8_t* plane_of(const lowbit_operand& o, int64_t n, int64_t channels, in
     return static_cast<const uint8_t*>(o.integers) + (n * channels + c) * plane;
 }
 
-// The input's planes, one per phase of the strides: as large as the result plus what taps reach beyond it.
-struct InputPlanes {
-    const Shape& s;
-    int64_t rows, columns;
+// The planes of some images of one channel.
+void pack_input(const Kernels& kernels, const InputPlanes& planes, const lowbit_operand& x, int64_t n,
+                int64_t images, int64_t c, int16_t* out) {
+    const Shape& s = planes.s;
+    const uint8_t* from = plane_of(x, n, s.g.channels, c, s.x_plane());
+    const uint8_t* end = end_of(x, s.g.batch, s.g.channels, s.x_plane());
+    memset(out, 0, planes.elements(images) * sizeof *out);
+    planes.each_phase(images, [&](const View& view, int64_t first) {
+        kernels.pack(from, s.g.channels * s.x_plane(), images, end, view, x.lowest < 0, out + first);
+    });
+}
 
-    explicit InputPlanes(const Shape& shape)
-        : s(shape), rows(s.h.result + s.h.reach()), columns(s.w.result + s.w.reach()) {}
-
-    int64_t size() const { return rows * columns; }
-    int64_t elements(int64_t images) const {
-        return s.h.stride * s.w.stride * images * size() + s.h.reach() * columns + s.w.reach() + kStep;
+void pack_gradient(const Kernels& kernels, const GradientPlanes& planes, const lowbit_operand& dy, int64_t n,
+                   int64_t images, int64_t c, int16_t* out) {
+    const Shape& s = planes.s;
+    const uint8_t* end = end_of(dy, s.g.batch, s.g.outputs, s.y_plane());
+    memset(out, 0, (s.multiplier * images * planes.size() + planes.slack()) * sizeof *out);
+    for (int64_t m = 0; m < s.multiplier; ++m, out += images * planes.size()) {
+        const uint8_t* from = plane_of(dy, n, s.g.outputs, c * s.multiplier + m, s.y_plane());
+        kernels.pack(from, s.g.outputs * s.y_plane(), images, end, planes.view(), dy.lowest < 0, out);
     }
-    void offsets(int64_t images, int64_t* out) const {
-        for (int64_t kh = 0; kh < s.h.kernel; ++kh) {
-            for (int64_t kw = 0; kw < s.w.kernel; ++kw) {
-                const int64_t which = s.h.phase(kh) * s.w.stride + s.w.phase(kw);
-                *out++ = which * images * size() + s.h.shift(kh) * columns + s.w.shift(kw);
-            }
-        }
-    }
-    void pack(const Kernels& kernels, const lowbit_operand& x, int64_t n, int64_t images, int64_t c,
-              int16_t* out) const {
-        const uint8_t* from = plane_of(x, n, s.g.channels, c, s.x_plane());
-        const uint8_t* end = end_of(x, s.g.batch, s.g.channels, s.x_plane());
-        memset(out, 0, elements(images) * sizeof *out);
-        int16_t* to = out;
-        for (int64_t i = 0; i < s.h.stride; ++i) {
-            for (int64_t j = 0; j < s.w.stride; ++j, to += images * size()) {
-                const View view = {s.h.image,  s.w.image,  i - s.h.before, j - s.w.before,
-                                   s.h.stride, s.w.stride, rows,           columns};
-                kernels.pack(from, s.g.channels * s.x_plane(), images, end, view, x.lowest < 0, to);
-            }
-        }
-    }
-};
+}
 
-// The output gradient's planes, one per output of a channel: as large as a phase of the input, with zeros in
-// front of the first row and column for the taps that reach before them.
-struct GradientPlanes {
-    const Shape& s;
-    int64_t rows, columns;
-
-    explicit GradientPlanes(const Shape& shape) : s(shape), rows(plane_size(s.h)), columns(plane_size(s.w)) {}
-
-    static int64_t plane_size(const Axis& a) {
-        return a.reach() + max_of(a.result, (a.before + a.image - 1) / a.stride + 1);
+// The scales of the pixels of some images, laid out like a plane of the gradient.
+void expand_scales(const GradientPlanes& planes, const lowbit_operand& dy, int64_t n, int64_t images,
+                   float* out) {
+    const Shape& s = planes.s;
+    for (int64_t i = 0; i < images * planes.size() + planes.slack(); ++i) out[i] = 0;
+    for (int64_t row = 0; row < images * s.h.result; ++row) {
+        const int64_t image = row / s.h.result, p = row % s.h.result;
+        const float* from = dy.scale + (n + image) * dy.of_n + p * s.w.result * dy.of_pixel;
+        float* to = out + image * planes.size() + (p + s.h.reach()) * planes.columns + s.w.reach();
+        for (int64_t q = 0; q < s.w.result; ++q) to[q] = from[q * dy.of_pixel];
     }
-    int64_t size() const { return rows * columns; }
-    int64_t slack() const { return s.h.reach() * columns + s.w.reach() + kStep; }
-
-    void pack(const Kernels& kernels, const lowbit_operand& dy, int64_t n, int64_t images, int64_t c,
-              int16_t* out) const {
-        const View view = {s.h.result, s.w.result, -s.h.reach(), -s.w.reach(), 1, 1, rows, columns};
-        const uint8_t* end = end_of(dy, s.g.batch, s.g.outputs, s.y_plane());
-        memset(out, 0, (s.multiplier * images * size() + slack()) * sizeof *out);
-        for (int64_t m = 0; m < s.multiplier; ++m, out += images * size()) {
-            const uint8_t* from = plane_of(dy, n, s.g.outputs, c * s.multiplier + m, s.y_plane());
-            kernels.pack(from, s.g.outputs * s.y_plane(), images, end, view, dy.lowest < 0, out);
-        }
-    }
-
-    // The scales of the pixels of some images, laid out like a plane.
-    void expand_scales(const lowbit_operand& dy, int64_t n, int64_t images, float* out) const {
-        for (int64_t i = 0; i < images * size() + slack(); ++i) out[i] = 0;
-        for (int64_t row = 0; row < images * s.h.result; ++row) {
-            const int64_t image = row / s.h.result, p = row % s.h.result;
-            const float* from = dy.scale + (n + image) * dy.of_n + p * s.w.result * dy.of_pixel;
-            float* to = out + image * size() + (p + s.h.reach()) * columns + s.w.reach();
-            for (int64_t q = 0; q < s.w.result; ++q) to[q] = from[q * dy.of_pixel];
-        }
-    }
-
-    // call(tap, offset) for the taps of phase (i, j), in the kernel's order.
-    template <class Call>
-    void each_tap(int64_t i, int64_t j, Call call) const {
-        for (int64_t kh = 0; kh < s.h.kernel; ++kh) {
-            for (int64_t kw = 0; kw < s.w.kernel; ++kw) {
-                if (s.h.phase(kh) != i || s.w.phase(kw) != j) continue;
-                call(kh * s.w.kernel + kw,
-                     (s.h.reach() - s.h.shift(kh)) * columns + s.w.reach() - s.w.shift(kw));
-            }
-        }
-    }
-
-    OutputView target(int64_t i, int64_t j) const {
-        return {rows - s.h.reach(), columns,        s.h.image,  s.w.image,
-                i - s.h.before,     j - s.w.before, s.h.stride, s.w.stride};
-    }
-};
+}
 
 // Offsets and weights of a correlation.
 struct Taps {
@@ -177,14 +91,6 @@ struct Taps {
                           sums);
     }
 };
-
-int64_t images_per_pass(int64_t plane, int64_t batch) {
-    const int64_t images = max_of(1, kPlane / plane);
-    return images < batch ? images : batch;
-}
-
-// Size of a result buffer: kernels write whole steps, and readers read eight at a time.
-int64_t result_elements(int64_t count) { return count + 2 * kStep; }
 
 }  // namespace
 }  // namespace lowbit::depthwise
@@ -217,7 +123,7 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
         std::vector<int16_t> weights(s.taps);
         for (int64_t n = 0; n < s.g.batch; n += max_images) {
             const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images;
-            planes.pack(kernels, x, n, images, c, plane);
+            pack_input(kernels, planes, x, n, images, c, plane);
             planes.offsets(images, offsets.data());
             for (int64_t o = c * s.multiplier; o < (c + 1) * s.multiplier; ++o) {
                 for (int64_t tap = 0; tap < s.taps; ++tap) weights[tap] = value(w, o * s.taps + tap);
@@ -261,9 +167,9 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
         const int64_t n = item / bundles * max_images, start = item % bundles * kChannels;
         const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images,
                       count = images * planes.size();
-        if (by_pixel) planes.expand_scales(dy, n, images, scales);
+        if (by_pixel) expand_scales(planes, dy, n, images, scales);
         for (int64_t c = start; c < s.g.channels && c < start + kChannels; ++c) {
-            planes.pack(kernels, dy, n, images, c, plane);
+            pack_gradient(kernels, planes, dy, n, images, c, plane);
             if (by_pixel) kernels.to_floats(plane, s.multiplier * count + planes.slack(), floats);
             for (int64_t i = 0; i < s.h.stride; ++i) {
                 for (int64_t j = 0; j < s.w.stride; ++j) {
@@ -318,7 +224,7 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
     const bool by_sample = !sums && (dy.of_n != 0 || x.of_n != 0);
     const int64_t max_images = by_sample ? 1 : images_per_pass(planes.size(), s.g.batch);
     const int64_t limit = max_products(dy, x, INT32_MAX);
-    const View view = {s.h.result, s.w.result, 0, 0, 1, 1, planes.rows, planes.columns};
+    const View view = planes.of_output();
     const uint8_t* end = end_of(dy, s.g.batch, s.g.outputs, s.y_plane());
     parallel_for(s.g.channels, [&](int64_t c) {
         thread_local Scratch x_scratch, dy_scratch;
@@ -329,7 +235,7 @@ void depthwise_grad_weight(const lowbit_geometry& geometry, const lowbit_operand
         for (int64_t n = 0; n < s.g.batch; n += max_images) {
             const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images,
                           count = images * planes.size();
-            planes.pack(kernels, x, n, images, c, plane);
+            pack_input(kernels, planes, x, n, images, c, plane);
             planes.offsets(images, offsets.data());
             for (int64_t m = 0; m < s.multiplier; ++m) {
                 const uint8_t* from = plane_of(dy, n, s.g.outputs, first + m, s.y_plane());

@@ -5,7 +5,9 @@
 // channel of some images as int16, row after row with padding. One tap of all pixels is then the same plane
 // at an offset, and a loop over the plane needs no special treatment of rows; pixels outside the result are
 // computed and dropped. With a stride there is one plane per remainder of row and column. Files:
-//   depthwise.cpp      layouts of the planes, the offsets of the taps, and the three products
+//   planes.h           layouts of the planes, and the offsets of the taps
+//   depthwise.cpp      the three products of integers
+//   fp32_depthwise.h   grad_weight in fp32
 //   plane_kernels.h    loops over planes; plane_kernels.cpp compiles them for each instruction set
 // The instruction set and the bounds of the operands decide whether sums are accumulated in int16 (4 bits) or
 // int32.

@@ -23,6 +23,15 @@ namespace {
     TARGET void to_floats(const int16_t* from, int64_t count, float* to) {                                   \
         depthwise::to_floats(from, count, to);                                                               \
     }                                                                                                        \
+    template <class T>                                                                                       \
+    TARGET void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,            \
+                            float* to) {                                                                     \
+        depthwise::pack_floats<T>(image, image_size, images, view, to);                                      \
+    }                                                                                                        \
+    TARGET void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,               \
+                     int64_t count, double* totals) {                                                        \
+        depthwise::dots(a, plane, offsets, taps, count, totals);                                             \
+    }                                                                                                        \
     TARGET int32_t dot(const int16_t* a, const int16_t* b, int64_t count) {                                  \
         return depthwise::dot(a, b, count);                                                                  \
     }                                                                                                        \
@@ -34,8 +43,18 @@ namespace {
                            float* to) {                                                                      \
         depthwise::dequantize<T>(from, target, scale, bias, to);                                             \
     }                                                                                                        \
-    const Kernels kernels = {pack, CORRELATE, correlate_scaled,    to_floats,                                \
-                             dot,  copy_sums, dequantize<int32_t>, dequantize<float>};                       \
+    const Kernels kernels = {pack,                                                                           \
+                             CORRELATE,                                                                      \
+                             correlate_scaled,                                                               \
+                             to_floats,                                                                      \
+                             pack_floats<float>,                                                             \
+                             pack_floats<int8_t>,                                                            \
+                             pack_floats<uint8_t>,                                                           \
+                             dots,                                                                           \
+                             dot,                                                                            \
+                             copy_sums,                                                                      \
+                             dequantize<int32_t>,                                                            \
+                             dequantize<float>};                                                             \
     }
 
 #if LOWBIT_X86

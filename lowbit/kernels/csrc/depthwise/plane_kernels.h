@@ -1,5 +1,5 @@
-// Loops over planes of int16: packing, correlation, dot products and the epilogue. They are inlined into one
-// function per instruction set (plane_kernels.cpp), which the table `Kernels` at the end holds.
+// Loops over planes of int16 or fp32: packing, correlation, dot products and the epilogue. They are inlined
+// into one function per instruction set (plane_kernels.cpp), which the table `Kernels` at the end holds.
 #pragma once
 #include "common/channel_blocks.h"
 #include "common/cpu.h"
@@ -47,16 +47,25 @@ LOWBIT_INLINE void pack_16(const uint8_t* from, int64_t count, int16_t* to) {
     memcpy(to, &values, sizeof values);
 }
 
+// The columns of a plane that lie in the image: [first, last).
+struct Columns {
+    int64_t first, last;
+
+    explicit Columns(const View& view) {
+        const int64_t before = -view.first_column, behind = view.width + before;
+        first = before > 0 ? (before + view.step_w - 1) / view.step_w : 0;
+        last = behind > 0 ? (behind + view.step_w - 1) / view.step_w : 0;
+        last = last < view.columns ? last : view.columns;
+    }
+};
+
 // Planes are zero before. Rows are packed in order, so that zeros written beyond the end of a row are
 // overwritten by the next one, or are in the kStep extra elements.
 template <bool kSigned>
 LOWBIT_INLINE void pack_as(const uint8_t* image, int64_t image_bytes, int64_t images, const uint8_t* end,
                            const View& view, int16_t* __restrict to) {
-    // Columns [first, last) lie in the image.
-    const int64_t before = -view.first_column, behind = view.width + before;
-    int64_t first = before > 0 ? (before + view.step_w - 1) / view.step_w : 0;
-    int64_t last = behind > 0 ? (behind + view.step_w - 1) / view.step_w : 0;
-    last = last < view.columns ? last : view.columns;
+    const Columns columns(view);
+    const int64_t first = columns.first, last = columns.last;
     if (first >= last) return;
     for (int64_t n = 0; n < images; ++n) {
         for (int64_t row = 0; row < view.rows; ++row, to += view.columns) {
@@ -86,6 +95,33 @@ LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t image
         pack_as<true>(image, image_bytes, images, end, view, to);
     } else {
         pack_as<false>(image, image_bytes, images, end, view, to);
+    }
+}
+
+// The same to fp32.
+template <class T>
+LOWBIT_INLINE void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,
+                               float* __restrict to) {
+    const Columns columns(view);
+    for (int64_t n = 0; n < images; ++n) {
+        for (int64_t row = 0; row < view.rows; ++row, to += view.columns) {
+            const int64_t h = view.first_row + row * view.step_h;
+            if (h < 0 || h >= view.height) continue;
+            const T* from = image + n * image_size + h * view.width + view.first_column;
+            if (view.step_w == 1) {
+                int64_t i = columns.first;
+                for (; i + 8 <= columns.last; i += 8) {  // for short rows, a call of memcpy takes longer
+                    float eight[8];
+                    for (int64_t j = 0; j < 8; ++j) eight[j] = float(from[i + j]);
+                    memcpy(to + i, eight, sizeof eight);
+                }
+                for (; i < columns.last; ++i) to[i] = from[i];
+            } else if (view.step_w == 2) {
+                for (int64_t i = columns.first; i < columns.last; ++i) to[i] = from[2 * i];
+            } else {
+                for (int64_t i = columns.first; i < columns.last; ++i) to[i] = from[i * view.step_w];
+            }
+        }
     }
 }
 
@@ -128,6 +164,41 @@ LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t 
             memcpy(values + i + part * 8, &totals[part], sizeof totals[part]);
         }
     }
+}
+
+// totals[tap] += the sum of a[i] * plane[offsets[tap] + i] over `count` elements, in sixteen partial sums of
+// fp32; `a` is 0 in the last elements of a step.
+template <int kTaps>
+LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* offsets, int64_t count,
+                           double* totals) {
+    Floats8 low[kTaps] = {}, high[kTaps] = {};
+    for (int64_t i = 0; i < count; i += kLanes) {
+        Floats8 left, right;
+        memcpy(&left, a + i, sizeof left);
+        memcpy(&right, a + i + 8, sizeof right);
+        LOWBIT_UNROLLED
+        for (int tap = 0; tap < kTaps; ++tap) {
+            Floats8 one, other;
+            memcpy(&one, plane + offsets[tap] + i, sizeof one);
+            memcpy(&other, plane + offsets[tap] + i + 8, sizeof other);
+            low[tap] += left * one;
+            high[tap] += right * other;
+        }
+    }
+    for (int tap = 0; tap < kTaps; ++tap) {
+        const Floats8 sums = low[tap] + high[tap];
+        totals[tap] += double((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                       double((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    }
+}
+
+// As many taps at a time as registers hold the sums of.
+LOWBIT_INLINE void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,
+                        int64_t count, double* totals) {
+    int64_t tap = 0;
+    for (; tap + 5 <= taps; tap += 5) dots_of<5>(a, plane, offsets + tap, count, totals + tap);
+    for (; tap + 2 <= taps; tap += 2) dots_of<2>(a, plane, offsets + tap, count, totals + tap);
+    for (; tap < taps; ++tap) dots_of<1>(a, plane, offsets + tap, count, totals + tap);
 }
 
 LOWBIT_INLINE void to_floats(const int16_t* from, int64_t count, float* __restrict to) {
@@ -221,6 +292,12 @@ struct Kernels {
                              const float* weights, int64_t taps, const float* scales, int64_t count,
                              float* values);
     void (*to_floats)(const int16_t* from, int64_t count, float* to);
+    void (*pack_floats)(const float* image, int64_t image_size, int64_t images, const View& view, float* to);
+    void (*pack_signed)(const int8_t* image, int64_t image_size, int64_t images, const View& view, float* to);
+    void (*pack_unsigned)(const uint8_t* image, int64_t image_size, int64_t images, const View& view,
+                          float* to);
+    void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, int64_t count,
+                 double* totals);
     int32_t (*dot)(const int16_t* a, const int16_t* b, int64_t count);
     void (*copy_sums)(const int32_t* from, const OutputView& target, int64_t* to);
     void (*dequantize_sums)(const int32_t* from, const OutputView& target, float scale, const float* bias,

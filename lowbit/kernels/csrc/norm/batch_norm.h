@@ -234,6 +234,14 @@ LOWBIT_INLINE float hardswish_slope(float x) {
     return is_above * (2.0f * x + 3.0f) / 6.0f * is_below + (1.0f - is_below);
 }
 
+LOWBIT_INLINE void hardswish_forward(const float* x, float* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = hardswish(x[i]);
+}
+
+LOWBIT_INLINE void hardswish_backward(const float* x, const float* dy, float* dx, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) dx[i] = dy[i] * hardswish_slope(x[i]);
+}
+
 // With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes; `x_row` holds a row
 // where multiples replace x.
 template <int kWide>

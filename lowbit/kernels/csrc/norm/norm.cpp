@@ -4,6 +4,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "norm/batch_norm.h"
+#include "norm/channel_product.h"
 #include "norm/max_pool.h"
 
 namespace {
@@ -23,45 +24,65 @@ struct Kernels {
                                 float* largest, const uint8_t* places, float* scratch);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+    void (*hardswish_forward)(const float* x, float* y, int64_t count);
+    void (*hardswish_backward)(const float* x, const float* dy, float* dx, int64_t count);
+    void (*channel_product)(const float* x, const float* scale, float* y, int64_t rows, int64_t inner);
+    void (*channel_product_backward)(const float* x, const float* scale, const float* dy, float* dx,
+                                     float* dscale, int64_t rows, int64_t inner);
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
                              int32_t* at);
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
 };
 
-#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                           \
-    namespace NAME {                                                                                      \
-    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean, \
-                                   float* inverse, float* running_mean, float* running_variance,          \
-                                   uint8_t* bits, const lowbit_multiples* multiples, float* largest,      \
-                                   uint8_t* places, float* scratch, int32_t* columns, float* x_row) {     \
-        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,       \
-                                                      running_variance, bits, multiples, largest, places, \
-                                                      scratch, columns, x_row);                           \
-    }                                                                                                     \
-    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,  \
-                                    const lowbit_multiples* multiples, const float* mean,                 \
-                                    const float* inverse, const float* dy, float* dx, float* dweight,     \
-                                    float* dbias, float* dother, float* largest, const uint8_t* places,   \
-                                    float* scratch) {                                                     \
-        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,     \
-                                                dweight, dbias, dother, largest, places, scratch);        \
-    }                                                                                                     \
-    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                    \
-        lowbit::norm::relu_forward(x, y, bits, count);                                                    \
-    }                                                                                                     \
-    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {           \
-        lowbit::norm::relu_backward(dy, bits, dx, count);                                                 \
-    }                                                                                                     \
-    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,        \
-                                 float* best, int32_t* at) {                                              \
-        lowbit::norm::max_pool_forward(x, y, places, of, best, at);                                       \
-    }                                                                                                     \
-    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx,                      \
-                                  const lowbit_pool& of) {                                                \
-        lowbit::norm::max_pool_backward(dy, places, dx, of);                                              \
-    }                                                                                                     \
-    const Kernels kernels = {batch_norm_forward, batch_norm_backward, relu_forward,                       \
-                             relu_backward,      max_pool_forward,    max_pool_backward};                 \
+#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                              \
+    namespace NAME {                                                                                         \
+    TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
+                                   float* inverse, float* running_mean, float* running_variance,             \
+                                   uint8_t* bits, const lowbit_multiples* multiples, float* largest,         \
+                                   uint8_t* places, float* scratch, int32_t* columns, float* x_row) {        \
+        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
+                                                      running_variance, bits, multiples, largest, places,    \
+                                                      scratch, columns, x_row);                              \
+    }                                                                                                        \
+    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
+                                    const lowbit_multiples* multiples, const float* mean,                    \
+                                    const float* inverse, const float* dy, float* dx, float* dweight,        \
+                                    float* dbias, float* dother, float* largest, const uint8_t* places,      \
+                                    float* scratch) {                                                        \
+        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,        \
+                                                dweight, dbias, dother, largest, places, scratch);           \
+    }                                                                                                        \
+    TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                       \
+        lowbit::norm::relu_forward(x, y, bits, count);                                                       \
+    }                                                                                                        \
+    TARGET void relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count) {              \
+        lowbit::norm::relu_backward(dy, bits, dx, count);                                                    \
+    }                                                                                                        \
+    TARGET void hardswish_forward(const float* x, float* y, int64_t count) {                                 \
+        lowbit::norm::hardswish_forward(x, y, count);                                                        \
+    }                                                                                                        \
+    TARGET void hardswish_backward(const float* x, const float* dy, float* dx, int64_t count) {              \
+        lowbit::norm::hardswish_backward(x, dy, dx, count);                                                  \
+    }                                                                                                        \
+    TARGET void channel_product(const float* x, const float* scale, float* y, int64_t rows, int64_t inner) { \
+        lowbit::norm::channel_product(x, scale, y, rows, inner);                                             \
+    }                                                                                                        \
+    TARGET void channel_product_backward(const float* x, const float* scale, const float* dy, float* dx,     \
+                                         float* dscale, int64_t rows, int64_t inner) {                       \
+        lowbit::norm::channel_product_backward(x, scale, dy, dx, dscale, rows, inner);                       \
+    }                                                                                                        \
+    TARGET void max_pool_forward(const float* x, float* y, uint8_t* places, const lowbit_pool& of,           \
+                                 float* best, int32_t* at) {                                                 \
+        lowbit::norm::max_pool_forward(x, y, places, of, best, at);                                          \
+    }                                                                                                        \
+    TARGET void max_pool_backward(const float* dy, const uint8_t* places, float* dx,                         \
+                                  const lowbit_pool& of) {                                                   \
+        lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
+    }                                                                                                        \
+    const Kernels kernels = {batch_norm_forward, batch_norm_backward,      relu_forward,                     \
+                             relu_backward,      hardswish_forward,        hardswish_backward,               \
+                             channel_product,    channel_product_backward, max_pool_forward,                 \
+                             max_pool_backward};                                                             \
     }
 
 #if LOWBIT_X86
@@ -144,6 +165,44 @@ int lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_
         const Kernels& own = kernels();
         parallel_chunks(count, [&](int64_t at, int64_t size) {
             own.relu_backward(dy + at, bits + at / 8, dx + at, size);
+        });
+    });
+}
+
+int lowbit_hardswish_forward(const float* x, float* y, int64_t count) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        parallel_chunks(count,
+                        [&](int64_t at, int64_t size) { own.hardswish_forward(x + at, y + at, size); });
+    });
+}
+
+int lowbit_hardswish_backward(const float* x, const float* dy, float* dx, int64_t count) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        parallel_chunks(
+            count, [&](int64_t at, int64_t size) { own.hardswish_backward(x + at, dy + at, dx + at, size); });
+    });
+}
+
+int lowbit_channel_product_forward(const float* x, const float* scale, float* y, int64_t rows,
+                                   int64_t inner) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        lowbit::parallel_ranges(rows, inner, [&](int64_t first, int64_t last) {
+            own.channel_product(x + first * inner, scale + first, y + first * inner, last - first, inner);
+        });
+    });
+}
+
+int lowbit_channel_product_backward(const float* x, const float* scale, const float* dy, float* dx,
+                                    float* dscale, int64_t rows, int64_t inner) {
+    return lowbit::guarded([&] {
+        const Kernels& own = kernels();
+        lowbit::parallel_ranges(rows, inner, [&](int64_t first, int64_t last) {
+            const int64_t at = first * inner;
+            own.channel_product_backward(x + at, scale + first, dy + at, dx + at, dscale + first,
+                                         last - first, inner);
         });
     });
 }

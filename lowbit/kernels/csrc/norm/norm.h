@@ -1,13 +1,14 @@
-// The layers between convolutions in training: batch norm (with residual sum and ReLU in the same pass), ReLU
-// and max-pool, forward and backward, on contiguous fp32 in NCHW.
+// The layers between convolutions in training: batch norm (with residual sum and ReLU in the same pass),
+// ReLU, hard swish, max-pool and products with a number per channel, forward and backward, on contiguous fp32
+// in NCHW.
 //
 // What backward needs from forward is small: batch norm's input and two numbers per channel, one bit per
 // element for ReLU, one byte per output for max-pool. An input that is a product of small integers is saved
 // as those, two or three bytes each (lowbit_multiples).
 //
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
-// thread. Files: batch_norm.h (with ReLU) and max_pool.h have the loops; norm.cpp compiles them for baseline,
-// AVX2 and AVX-512 and runs them in parallel over channels, chunks or planes.
+// thread. Files: batch_norm.h (with activations), max_pool.h and channel_product.h have the loops; norm.cpp
+// compiles them for baseline, AVX2 and AVX-512 and runs them in parallel over channels, chunks or planes.
 #pragma once
 #include "common/channel_blocks.h"
 
@@ -60,6 +61,17 @@ LOWBIT_PUBLIC int lowbit_relu_forward(const float* x, float* y, uint8_t* bits, i
 
 // dx = dy * 1 or dy * 0: Inf and NaN in dy are not hidden.
 LOWBIT_PUBLIC int lowbit_relu_backward(const float* dy, const uint8_t* bits, float* dx, int64_t count);
+
+// y = relu6(x + 3) * x / 6, with Paddle's bits; backward takes x again.
+LOWBIT_PUBLIC int lowbit_hardswish_forward(const float* x, float* y, int64_t count);
+LOWBIT_PUBLIC int lowbit_hardswish_backward(const float* x, const float* dy, float* dx, int64_t count);
+
+// y = x * scale for rows of `inner` elements with one scale each, as in squeeze-and-excitation. dscale is the
+// sum of dy * x, one element after the other in fp32, which is Paddle's order.
+LOWBIT_PUBLIC int lowbit_channel_product_forward(const float* x, const float* scale, float* y, int64_t rows,
+                                                 int64_t inner);
+LOWBIT_PUBLIC int lowbit_channel_product_backward(const float* x, const float* scale, const float* dy,
+                                                  float* dx, float* dscale, int64_t rows, int64_t inner);
 
 // y = the largest value of each window; `places` = its index in the window, row by row: the first of equal
 // values, or the first NaN.

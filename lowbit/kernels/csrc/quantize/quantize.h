@@ -10,6 +10,7 @@
 //   integers.h         rounding to integers on linear or logarithmic grids; 4-bit packing
 //   rounding.h         rounding of one value; the random numbers of stochastic rounding
 //   hadamard.h         the Walsh-Hadamard transform
+//   observed.cpp       what a quantizer of training does in one call: observe, choose a scale, round
 //   fake_quantize.cpp  quantized values in fp32, with the gradients of PACT, LSQ and block reconstruction
 // The slow references that tests compare with are in lowbit/numerics. Every loop is compiled for baseline,
 // AVX2 and AVX-512, and the variant follows the instruction set alone. Nothing is allocated.
@@ -80,6 +81,34 @@ LOWBIT_PUBLIC int lowbit_quantize_grad(const float* x, const float* dy, float* d
 // sum of dy * (q - v) there and of dy * q elsewhere.
 LOWBIT_PUBLIC int lowbit_lsq_grad(const float* x, const float* dy, float* dx, const float* step, float* dstep,
                                   lowbit_layout layout, lowbit_grid grid);
+
+// The ranges of batches, averaged; MovingAverage of lowbit/numerics. `entered` and `left_out` count batches.
+struct lowbit_moving_average {
+    float rate;
+    float *state, *accum, *range;
+    int64_t *entered, *left_out;
+};
+
+// Enters the range of `count` values, clipped to `alpha` if given, into an average, unless it is not finite.
+// Writes `bound`, alpha as it is used, and the scale that the average gives, or, before any batch has
+// entered, that of this range. Without alpha, negative values count on unsigned grids, too.
+LOWBIT_PUBLIC int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_grid grid,
+                                 const lowbit_moving_average* average, float* bound, float* scale);
+
+// As lowbit_quantize for one scale: values in `y`, or integers, a byte each, in `q`, where NaN becomes 0.
+// `clipped`, all that gradients need: 0 where dx = dy; where dx is 0, 1 for a value above the bound, -1 for
+// one below it if signed, and 2 for others, whose dy is lost. Returns how many values were NaN.
+LOWBIT_PUBLIC int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clipped,
+                                               const float* scale, const float* bound, int64_t count,
+                                               lowbit_grid grid);
+
+// The gradients of lowbit_quantize_grad from these marks, each if wanted; dx may be dy.
+LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
+                                     int64_t count);
+
+// lowbit_ranges, lowbit_scales and lowbit_to_integers (to nearest) in one call.
+LOWBIT_PUBLIC int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales,
+                                                 const lowbit_axes* axes, const lowbit_levels* levels);
 
 // What block reconstruction needs. As lowbit_quantize, but values whose 24 random bits of
 // the draw are below the threshold stay as they are; at most 2^32 elements.
