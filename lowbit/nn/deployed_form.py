@@ -164,6 +164,7 @@ def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
 
 
 _FIXED = {"granularity": "per-tensor", "scaling": "fixed"}
+_ONE_ITERATION = {"observer": "mse(1)"}  # what training with dynamic scales has; `mse` alone would be 50
 _NEAREST = {"rounding": "nearest", "samples": "1"}
 
 
@@ -207,7 +208,11 @@ def fixed_recipe(model: nn.Layer, *, steps: int) -> Recipe:
         ]
         if drawn:
             rules.append(Rule(match={"name": drawn}, forward={operand: _NEAREST}))
-    rules.append(Rule(match={"name": dynamic_inputs(model)}, forward={"input": _FIXED}))
+    inputs = dynamic_inputs(model)
+    rules.append(Rule(match={"name": inputs}, forward={"input": _FIXED}))
+    specs = {assigned.layer.name: assigned.plan.forward.input for assigned in prepared.layers}
+    if by_mse := [name for name in inputs if str(specs[name].observer) == "mse"]:
+        rules.append(Rule(match={"name": by_mse}, forward={"input": _ONE_ITERATION}))
     calibration = CalibrationSettings(**prepared.recipe.calibration.model_dump() | {"steps": steps})
     # What concerns training alone has no state in the copy.
     done = {"fix_scales": 0, "progressive": [], "oscillation": None}
@@ -247,7 +252,9 @@ def _fixed_plan(plan: Plan, *, fix_input: bool) -> Plan:
     specs = {}
     for operand, spec in operands_of(plan.forward).items():
         words = spec.as_words() | (_NEAREST if spec.rounding == "stochastic" else {})
-        specs[operand] = TensorSpec(**words | (_FIXED if fix_input and operand == "input" else {}))
+        if fix_input and operand == "input":
+            words |= _FIXED | (_ONE_ITERATION if words["observer"] == "mse" else {})
+        specs[operand] = TensorSpec(**words)
     return Plan(forward=Forward(**specs))
 
 

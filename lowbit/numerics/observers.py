@@ -85,7 +85,7 @@ def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float |
 
 OBSERVERS: dict[str, Kind] = {
     "minmax": Kind(_minmax_range),
-    "mse": Kind(mse_range, 1, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
+    "mse": Kind(mse_range, None, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
     "percentile": Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
     "kl": Kind(kl_range),
     "hist": Kind(hist_range),

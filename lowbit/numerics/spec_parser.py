@@ -60,7 +60,7 @@ def name_and_number(what: str, word: str, kinds: Mapping[str, Kind]) -> tuple[st
 def join_word(name: str, number: float | None, default: float | None) -> str:
     """The shortest word that `split_word` reads back to the same.
 
-    >>> join_word("mse", 50.0, 1.0)
+    >>> join_word("mse", 50.0, None)
     'mse(50)'
     """
     return name if number == default else f"{name}({str(number).removesuffix('.0')})"

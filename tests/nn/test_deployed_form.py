@@ -168,7 +168,7 @@ def test_the_recipe_is_forward_alone_rounded_to_nearest():
     )
     plans = recipe.plans(build_tiny())
     assert all(plan.is_straight_through and not plan.is_stochastic for plan in plans.values())
-    assert str(plans["conv"].forward.input) == "int4/uint4 per-tensor mse fixed"
+    assert str(plans["conv"].forward.input) == "int4/uint4 per-tensor mse(1) fixed"
     assert [str(plans[name].forward.weight) for name in ("conv", "head")] == ["int4 N", "int8 N"]
     assert recipe.calibration.steps == 7
 

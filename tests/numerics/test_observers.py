@@ -43,7 +43,7 @@ def test_words_and_back(word):
 
 
 def test_defaults():
-    assert parse_observer("mse(1)") == parse_observer("mse") == Observer("mse", 1)
+    assert parse_observer("mse(1)") == Observer("mse", 1) and parse_observer("mse") == Observer("mse")
     assert str(parse_observer("percentile(99.99)")) == "percentile"
     assert observer_names() == ["hist", "kl", "minmax", "mse", "percentile", "sensitivity"]
 
