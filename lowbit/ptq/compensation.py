@@ -34,7 +34,10 @@ _POSITIONS = 1 << 20  # together
 _BATCH = 32
 # Added to the diagonal of H, relative to its mean, which keeps weights near where they were.
 _DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, math.inf)
-_FINE = 64  # levels above 0 from which on the calibrated scale is good enough
+# Of layers with coarse inputs: a weight that is fitted to noisy inputs gives smaller outputs, for which the
+# calibrated step of the next layer's inputs is too large.
+_DAMPINGS_OF_COARSE_INPUTS = (1.0, 3.0, math.inf)
+_FINE = 64  # levels above 0 from which on a grid is not coarse, and the calibrated scale good enough
 _SCALES = np.linspace(0.7, 1.3, 25)  # that are tried, relative to the calibrated one
 
 
@@ -236,7 +239,10 @@ def _compensate_layer(
     # Channels can choose scales of their own where each has one; with 8 bits there is little to gain.
     one_each = scale.size == start.shape[0] * start.shape[1]
     factors = _SCALES if one_each and grid.highest < _FINE else np.ones(1)
-    damping = choose_damping(rows(weight), [half.covariances(centred=centred) for half in halves])
+    inputs = layer.input_quantizer.grid()
+    dampings = _DAMPINGS_OF_COARSE_INPUTS if inputs.is_integer and inputs.highest < _FINE else _DAMPINGS
+    parts = [half.covariances(centred=centred) for half in halves]
+    damping = choose_damping(rows(weight), parts, dampings)
     h, c = (halves[0] + halves[1]).covariances(centred=centred)
     target = best_weight(rows(weight), h, c, damping)
     h = _damped(h, min(damping, 1.0))
@@ -246,19 +252,23 @@ def _compensate_layer(
         quantizer.set_scale(scale * paddle.to_tensor(factor.astype(np.float32)).reshape(scale.shape))
 
 
-def choose_damping(weight: np.ndarray, halves: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+def choose_damping(
+    weight: np.ndarray,
+    halves: Sequence[tuple[np.ndarray, np.ndarray]],
+    dampings: Sequence[float] = _DAMPINGS,
+) -> float:
     """The damping whose weight, made from H and C of half of the images, has the least error on the others.
 
     Infinite, which leaves the weight as it is, where nothing is better.
     """
-    errors = [0.0] * len(_DAMPINGS)
+    errors = [0.0] * len(dampings)
     for (h, c), (other_h, other_c) in (halves, halves[::-1]):
         expected = weight @ other_c
-        for number, damping in enumerate(_DAMPINGS):
+        for number, damping in enumerate(dampings):
             made = best_weight(weight, h, c, damping)
             # The squared error but for the part that is the same for all.
             errors[number] += float(((made @ other_h - 2 * expected) * made).sum())
-    return _DAMPINGS[int(np.argmin(errors))]
+    return dampings[int(np.argmin(errors))]
 
 
 def best_weight(weight: np.ndarray, h: np.ndarray, c: np.ndarray, damping: float) -> np.ndarray:

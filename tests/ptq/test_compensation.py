@@ -143,6 +143,7 @@ def test_weights_make_up_for_errors_of_inputs():
     damping = choose_damping(weight, halves)
     assert damping == 0.01
     np.testing.assert_allclose(best_weight(weight, *halves[0], damping), 2 * weight, atol=0.05)
+    assert choose_damping(weight, halves, (1.0, math.inf)) == 1.0
 
 
 def test_few_images_leave_weights_with_many_inputs_alone():
