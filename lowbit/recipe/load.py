@@ -30,7 +30,7 @@ def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> 
     """The recipe that is meant: the name of a bundled one, a file, values in any dialect, or a Recipe itself.
 
     A text with a path separator or the suffix .yaml or .yml is a file, any other a name (`list_recipes`).
-    `ptq_wNaM` stands for `ptq_w4a4` with N bits for weights and M for inputs.
+    `ptq_wNaM` stands for `ptq_w4a4` with N bits for weights and M for inputs, `ptq_wNa8` for `ptq_w4a8`.
 
     >>> load_recipe("qat_w4a4") == load_recipe("qt_config/qat_w4a4.yaml")
     True
@@ -72,8 +72,8 @@ def recipe_file_values(name: str) -> dict[str, Any]:
 
 
 def _ptq_values(weight_bits: str, input_bits: str) -> dict[str, Any]:
-    """The recipe of 4 bits without training, with other bits in all layers but the first and the last."""
-    values = recipe_file_values("ptq_w4a4")
+    """A recipe without training, with these bits in all layers but the first and the last."""
+    values = recipe_file_values("ptq_w4a8" if input_bits == "8" else "ptq_w4a4")
     forward = values["rules"][0]["forward"]
     forward["weight"]["grid"], forward["input"]["grid"] = f"int{weight_bits}", f"int{input_bits}"
     return values

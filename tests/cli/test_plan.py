@@ -43,8 +43,8 @@ def test_the_table_of_a_model(run):
     assert len(rows) == 20
     conv1 = rows["conv1"]
     assert conv1[:4] == ["conv1", "0", "Conv2D", "16x3x3x3"]
-    assert conv1[4:] == ["int8/uint8 per-tensor fixed", "int8 N mse learned", "forward"]
-    assert rows["layer2.0.conv1"][4:6] == ["int4/uint4 per-tensor mse learned", "int4 N mse learned"]
+    assert conv1[4:] == ["int8/uint8 per-tensor fixed", "int8 N mse(50) learned", "forward"]
+    assert rows["layer2.0.conv1"][4:6] == ["int4/uint4 per-tensor hist learned", "int4 N mse(50) learned"]
     assert rows["linear"][2:4] == ["Linear", "64x10"]
     assert "Backward: straight-through" in result.out
     assert "20 of 20 layers are quantized." in result.out
@@ -136,7 +136,7 @@ def test_json_is_json_and_nothing_else(run):
     assert conv["plan"]["forward"]["weight"] == {
         "grid": "int8",
         "granularity": "N",
-        "observer": "mse",
+        "observer": "mse(50)",
         "scaling": "learned",
         "rounding": "nearest",
         "clip": "none",

@@ -80,7 +80,7 @@ def test_the_recipe_is_that_of_the_file_but_for_the_observer():
     assert other.rules[0].forward.weight == own.rules[0].forward.weight
 
 
-@pytest.mark.parametrize("algo", ["minmax", "mse", "percentile(99.9)", "kl", "hist"])
+@pytest.mark.parametrize("algo", ["minmax", "mse(50)", "percentile(99.9)", "kl", "hist"])
 def test_calibrated_and_exported(run, given, tmp_path, algo):
     result = run("lowbit", "quantize", *given, "--steps", 2, "--algo", algo)
     assert result.code == 0, result

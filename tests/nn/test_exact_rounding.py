@@ -27,7 +27,7 @@ from tests.support.onnx_models import normal
 from tests.support.processors import skip_unless_exact
 
 
-def recipe(bits: int, observer: str = "mse", fold: str = "export"):
+def recipe(bits: int, observer: str = "mse(1)", fold: str = "export"):
     input_ = {"grid": "int8", "sign": "auto", "scaling": "fixed", "observer": observer}
     weight = {"grid": f"int{bits}-narrow", "granularity": "N"}
     rules = [{"forward": {"input": input_, "weight": weight}}]
