@@ -26,7 +26,13 @@ def fits(geometry: Geometry) -> bool:
     On AMD it is slow without the AMD fix.
     """
     is_pointwise = geometry.kernel == geometry.stride == (1, 1) and not any(geometry.padding)
-    return is_pointwise and geometry.groups == 1 and _sgemm() is not None
+    # Without images nothing would be written.
+    return (
+        is_pointwise
+        and geometry.groups == 1
+        and min(geometry.input + geometry.output) > 0
+        and _sgemm() is not None
+    )
 
 
 def grad_input(geometry: Geometry, dy: int, weight: int, dx: int) -> None:

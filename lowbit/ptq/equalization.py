@@ -4,7 +4,7 @@ If y = B(relu(A(x))), every channel of A's output can be divided by a factor, an
 multiplies it with multiplied by the same. B's input, which has one scale for all channels, then loses less to
 channels with large values. The same holds for all layers that write into a residual sum and all that read it,
 since sums, pools and ReLU give f·y for f·x. ReLU6 does so below 6: a channel that reaches 6 stays as it is,
-and no other is enlarged that far.
+and no other is enlarged that far. Values beyond 1.25 times the largest that was seen may be cut off there.
 """
 
 from __future__ import annotations

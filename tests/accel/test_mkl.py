@@ -44,3 +44,8 @@ def test_gradients(sizes, seed):
 )
 def test_other_convolutions_are_for_other_libraries(change):
     assert not mkl.fits(Geometry(input=(2, 4, 6, 6), outputs=8, **POINTWISE | change))
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 8, 6, 6), (2, 4, 8, 0, 6)])
+def test_nothing_to_add_up_is_for_others(sizes):
+    assert not mkl.fits(pointwise(*sizes))
