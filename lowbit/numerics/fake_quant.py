@@ -18,7 +18,7 @@ from paddle.autograd import PyLayer
 
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
-from lowbit.numerics.exact import as_float32, as_type_of, divide, is_float32, multiply, negate, subtract
+from lowbit.numerics.exact import as_float32, as_type_of, divide, multiply, negate, subtract
 from lowbit.numerics.granularity import sum_to_shape
 from lowbit.numerics.grid import Grid
 from lowbit.numerics.rounding import Rounding, log_round, nearest
@@ -286,8 +286,8 @@ class _PactFakeQuantize(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        if ctx.clipped is not None and is_float32(dy):
-            dx, dbound = ctx.clipped.gradients(dy, ctx.learning)
+        if ctx.clipped is not None:
+            dx, dbound = ctx.clipped.gradients(as_float32(dy), ctx.learning)
             return dx, None if dbound is None else dbound.reshape(ctx.shape), None, None
         x, bound, scale = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
