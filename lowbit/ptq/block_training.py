@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,13 +13,13 @@ from paddle import Tensor, nn
 
 from lowbit.nn.bn_folding import along_weight
 from lowbit.nn.eval_mode import eval_mode
-from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq.block_data import BlockData, ImageWindow
 from lowbit.ptq.blocks import Block
 from lowbit.ptq.compensation import is_compensated
 from lowbit.ptq.learned_rounding import (
     LearnedRounding,
     LearnedStep,
+    MovingWeight,
     parameter,
     quantizers_of,
     shift_channels,
@@ -52,10 +52,12 @@ def train_block(
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(eval_mode(module))
-        parts = _Parts(modules, norms, settings, rng)
+        parts = LearnedParts(modules, norms, settings, settings.drop, rng)
         stack.enter_context(parts.installed())
         stack.enter_context(paddle.enable_grad())
-        optimizers = parts.optimizers(settings)
+        faster = _ITERATIONS / max(1, settings.iterations)
+        rates = settings.learning_rate, settings.step_learning_rate, settings.norm_learning_rate
+        optimizers = parts.optimizers([rate * faster for rate in rates])
         for iteration in range(settings.iterations):
             x, target, mask = window.batch(data, settings.batch_size, settings.drop, rng)
             shares = parts.renew_weights()
@@ -67,8 +69,9 @@ def train_block(
                     loss = loss + settings.regularization * undecided(share, power)
             loss.backward()
             slowed = (1 + math.cos(math.pi * progress)) / 2
-            for optimizer, rate in optimizers:
-                optimizer.set_lr(rate(slowed))
+            for what, (optimizer, rate) in optimizers.items():
+                # The penalty decides the rounding, and needs the whole rate for it.
+                optimizer.set_lr(rate if what == "weights" else rate * slowed)
                 optimizer.step()
                 optimizer.clear_grad()
             advance()
@@ -87,20 +90,27 @@ def _mean_over_pixels(wrong: Tensor, mask: Tensor | None) -> Tensor:
     return (wrong * wrong * mask).sum() / mask.sum()
 
 
-class _Parts:
-    """What learns in a block, and how it takes the place of what is there."""
+class LearnedParts:
+    """What learns in some modules, and how it takes the place of what is there.
+
+    Weights learn whether to be rounded up or down; with `moving` they learn straight through the rounding.
+    A share `drop` of the inputs' values stays unquantized.
+    """
 
     def __init__(
         self,
         modules: list[nn.Layer],
         norms: Mapping[int, nn.Layer],
         settings: Reconstruction,
+        drop: float,
         rng: np.random.Generator,
+        *,
+        moving: bool = False,
     ) -> None:
         learns = settings.step_learning_rate > 0
         found = [each for module in modules for each in quantizers_of(module)]
         self._steps = [
-            (owner, name, LearnedStep(quantizer, settings.drop, int(rng.integers(1 << 62)), learns=learns))
+            (owner, name, LearnedStep(quantizer, drop, int(rng.integers(1 << 62)), learns=learns))
             for owner, name, quantizer in found
             if quantizer.role != "weight"
         ]
@@ -109,12 +119,20 @@ class _Parts:
             _Layer(
                 owner,
                 norms[id(owner)] if id(norms.get(id(owner))) in inside else None,
-                quantizer,
-                compensated=settings.compensate and is_compensated(owner),
+                MovingWeight(owner.weight, quantizer)
+                if moving
+                else LearnedRounding(
+                    owner.weight, quantizer, compensated=settings.compensate and is_compensated(owner)
+                ),
             )
             for owner, _, quantizer in found
             if quantizer.role == "weight"
         ]
+        self.values = {
+            "weights": [layer.rounding.value for layer in self._layers],
+            "steps": [step.value for *_, step in self._steps if not step.value.stop_gradient],
+            "norms": [each for layer in self._layers for each in layer.affine],
+        }
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -136,30 +154,26 @@ class _Parts:
             yield
 
     def renew_weights(self) -> list[Tensor]:
-        """Make the weights of this iteration; how far up each of them is."""
-        return [layer.renew() for layer in self._layers]
+        """Make the weights of this iteration; how far up each of them is, where that is learned."""
+        shares = [layer.renew() for layer in self._layers]
+        return [share for share in shares if share is not None]
 
-    def optimizers(
-        self, settings: Reconstruction
-    ) -> list[tuple[paddle.optimizer.Optimizer, Callable[[float], float]]]:
-        """Adam for the rounding, for the steps and for the rest; each with its rate, given a cosine."""
-        faster = _ITERATIONS / max(1, settings.iterations)
-        groups: list[tuple[list[Tensor], Callable[[float], float]]] = [
-            ([layer.rounding.value for layer in self._layers], lambda _: settings.learning_rate * faster),
-            (
-                [step.value for *_, step in self._steps if not step.value.stop_gradient],
-                lambda slowed: settings.step_learning_rate * faster * slowed,
-            ),
-            (
-                [each for layer in self._layers for each in layer.affine],
-                lambda slowed: settings.norm_learning_rate * faster * slowed,
-            ),
-        ]
-        return [
-            (paddle.optimizer.Adam(rate(1.0), parameters=values), rate)
-            for values, rate in groups
-            if values and rate(1.0) > 0
-        ]
+    def optimizers(self, rates: Sequence[float]) -> dict[str, tuple[paddle.optimizer.Optimizer, float]]:
+        """Adam for weights, steps, and norms with biases, each with its rate; none where the rate is 0."""
+        return {
+            what: (paddle.optimizer.Adam(rate, parameters=values), rate)
+            for (what, values), rate in zip(self.values.items(), rates, strict=True)
+            if values and rate > 0
+        }
+
+    def calls(self) -> list[int]:
+        """How often each input has been quantized, which decides what is dropped."""
+        return [step.calls for *_, step in self._steps]
+
+    def set_calls(self, calls: Sequence[int]) -> None:
+        """Go on where `calls` was asked for."""
+        for (*_, step), count in zip(self._steps, calls, strict=True):
+            step.calls = count
 
     def finish(self) -> None:
         """Write what was learned into the layers, their batch norms and quantizers."""
@@ -178,10 +192,9 @@ class _Layer:
     """
 
     def __init__(
-        self, layer: nn.Layer, norm: nn.Layer | None, quantizer: Quantizer, *, compensated: bool
+        self, layer: nn.Layer, norm: nn.Layer | None, rounding: LearnedRounding | MovingWeight
     ) -> None:
-        self.layer, self.norm = layer, norm
-        self.rounding = LearnedRounding(layer.weight, quantizer, compensated=compensated)
+        self.layer, self.norm, self.rounding = layer, norm, rounding
         self.affine: list[Tensor] = []
         self._weight: Any = None  # of this iteration
         self._gain: Any = None
@@ -204,10 +217,9 @@ class _Layer:
                     self._shift = parameter(zeros)
                     self.affine = [self._shift]
 
-    def renew(self) -> Tensor:
-        """The weight of this iteration; returns the shares of its rounding."""
-        share = self.rounding.share()
-        self._weight = self.rounding.soft(share)
+    def renew(self) -> Tensor | None:
+        """The weight of this iteration; returns the shares of its rounding, where these are learned."""
+        self._weight, share = self.rounding.learning()
         return share
 
     def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Weights that learn to be rounded up or down (AdaRound), inputs with learned steps and drops (QDrop).
+"""Weights that learn to be rounded up or down (AdaRound) or to move, inputs with learned steps and drops.
 
 The operators that take most of a block's training run in one pass each; plain operators are their twins.
 """
@@ -191,9 +191,10 @@ class LearnedRounding:
         """h: 0 is down, 1 is up."""
         return paddle.clip(nn.functional.sigmoid(self.value) * (_HIGH - _LOW) + _LOW, 0.0, 1.0)
 
-    def soft(self, share: Tensor) -> Tensor:
-        """The weight while it is learned."""
-        return (self.floor + share) * self.scale
+    def learning(self) -> tuple[Tensor, Tensor]:
+        """The weight while it is learned, and h."""
+        share = self.share()
+        return (self.floor + share) * self.scale, share
 
     def integers(self) -> Tensor:
         """The integers of the end."""
@@ -202,6 +203,30 @@ class LearnedRounding:
     def hard(self) -> Tensor:
         """The weight in the end."""
         return self.integers() * self.scale
+
+
+class MovingWeight:
+    """A weight that is rounded to nearest in every iteration and learns straight through the rounding.
+
+    Unlike `LearnedRounding` it can move by several integers. `value` is the weight in units of its scale,
+    which stays; the interface is that of `LearnedRounding`.
+    """
+
+    def __init__(self, weight: Tensor, quantizer: Quantizer) -> None:
+        grid = quantizer.grid()
+        self.lowest, self.highest = float(grid.lowest), float(grid.highest)
+        with paddle.no_grad():
+            self.scale = weight_scale(quantizer).detach().clone()
+            self.value = parameter((weight.detach() / self.scale).numpy())
+
+    def learning(self) -> tuple[Tensor, None]:
+        """The weight while it is learned: rounded, with the gradient of what was not clipped."""
+        inside = paddle.clip(self.value, self.lowest, self.highest)
+        return (inside + (paddle.round(inside) - inside).detach()) * self.scale, None
+
+    def hard(self) -> Tensor:
+        """The weight in the end."""
+        return paddle.round(paddle.clip(self.value.detach(), self.lowest, self.highest)) * self.scale
 
 
 def undecided(share: Tensor, power: float) -> Tensor:
@@ -224,13 +249,13 @@ class LearnedStep:
         self._first: Any = None if scale is None else scale.detach().clone()
         self.value = parameter(np.ones(1 if scale is None else scale.shape, np.float32))  # times the first
         self.value.stop_gradient = not learns or scale is None
-        self._drop, self._seed, self._calls = drop, seed, 0
+        self._drop, self._seed, self.calls = drop, seed, 0
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._first is None:
             return self.quantizer(x)
-        self._calls += 1
-        draw = Draw(self._seed, self._calls, 0)
+        self.calls += 1
+        draw = Draw(self._seed, self.calls, 0)
         return drop_quantize(x, self._first * self.value, self._grid, self._drop, draw)
 
     def finish(self) -> None:

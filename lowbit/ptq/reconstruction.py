@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,21 +12,19 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 import paddle.distributed as dist
-import safetensors
-import safetensors.numpy
 from paddle import Tensor, nn
 
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.digest import digest
 from lowbit.errors import LowbitError
-from lowbit.files import write_atomically
 from lowbit.nn.bn_folding import find_foldable
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.ptq.block_data import ActivationStore, BlockData, find_window
 from lowbit.ptq.block_training import train_block
 from lowbit.ptq.blocks import Block, find_blocks
 from lowbit.ptq.compensation import compensate_block
+from lowbit.ptq.distillation import answer_error, distill
 from lowbit.ptq.learned_rounding import unquantized
+from lowbit.ptq.saved_progress import SavedProgress, block_state, run_identity
 from lowbit.recipe.recipe import Reconstruction
 
 MEMORY = 2 << 30  # bytes of activations that are held; more are kept in temporary files
@@ -56,10 +53,14 @@ class BlockResult:
 
 @dataclass(frozen=True)
 class Reconstructed:
-    """What `reconstruct` did: the blocks in their order, and layers that are in none, with why."""
+    """What `reconstruct` did: the blocks in their order, and layers that are in none, with why.
+
+    `distilled` is the difference of answers to fp32 before and after distillation, on images left out.
+    """
 
     blocks: tuple[BlockResult, ...] = ()
     left_alone: dict[str, str] = field(default_factory=dict)
+    distilled: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         lines = [f"Reconstructed {len(self.blocks)} blocks"]
@@ -69,6 +70,10 @@ class Reconstructed:
                 f"; the largest squared error of outputs is {worst.learned:.2%} ({worst.name}; with weights "
                 f"rounded to nearest {worst.nearest:.2%})"
             )
+        if self.distilled is not None:
+            before, after = self.distilled
+            helped = "" if after < before else ", which did not help"
+            lines.append(f"Distilled: answers differ from fp32 by {after:.3g} (before: {before:.3g}){helped}")
         lines += [f"  {name} is rounded to nearest: {why}" for name, why in self.left_alone.items()]
         return "\n".join(lines)
 
@@ -120,42 +125,77 @@ def _reconstruct(
         if layers[norm].weight is not None and layers[norm].bias is not None
     }
     reference = copy.deepcopy(model)
-    saved = _Saved(folder, _identity(model, images, found.blocks, settings, seed)) if folder else None
+    saved = (
+        SavedProgress(folder, run_identity(model, images, found.blocks, settings, seed)) if folder else None
+    )
     done = saved.count if saved else 0
+    advance = progress.advance if progress is not None else lambda: None
     if progress is not None:
-        progress.begin("Reconstructing", len(found.blocks) * settings.iterations, done * settings.iterations)
-    results = []
+        total = len(found.blocks) * settings.iterations + settings.distill
+        progress.begin("Reconstructing", total, done * settings.iterations)
+    results, distilled = [], None
     with eval_mode(model), eval_mode(reference), unquantized(reference):
         originals = dict(reference.named_sublayers(include_self=True))
         passing = _Passing(store, images, (layers, model), (originals, reference))
         for number, block in enumerate(found.blocks):
             data = passing.enter(block)
             if number < done:
-                results.append(saved.load(number, block, layers))
+                results.append(BlockResult(**saved.load(number, block, layers)))
             else:
                 shown, unseen = data.split(_MEASURED)
                 error = nearest = _error(block, layers, unseen)
                 if settings.compensate:
                     compensate_block(layers, originals, block, norms, shown)
                     error = _error(block, layers, unseen)
-                before = {key: tensor.clone() for key, tensor in _state(block, layers).items()}
+                before = {key: tensor.clone() for key, tensor in block_state(block, layers).items()}
                 window = find_window(partial(block.run, originals), shown, settings.crop)
                 rng = np.random.default_rng([seed, number])
-                advance = progress.advance if progress is not None else lambda: None
                 train_block(layers, block, norms, shown, window, settings, rng, advance=advance)
                 learned = _error(block, layers, unseen)
                 if learned > error:
-                    for key, tensor in _state(block, layers).items():
+                    for key, tensor in block_state(block, layers).items():
                         tensor.set_value(before[key])
                     # Without iterations it only puts the weights on their grids.
                     rounding = settings.model_copy(update={"iterations": 0})
                     train_block(layers, block, norms, shown, window, rounding, rng)
                 results.append(BlockResult(block.name, nearest, min(learned, error)))
                 if saved:
-                    saved.save(number, block, layers, results[-1])
+                    saved.save(number, block, layers, asdict(results[-1]))
             later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
             passing.leave(block, data, followed=later is not None and later.follows)
-    return Reconstructed(tuple(results), found.left_alone)
+        if settings.distill:
+            distilled = _distill(
+                model, reference, found.blocks, norms, images, settings, seed, saved, advance
+            )
+    return Reconstructed(tuple(results), found.left_alone, distilled)
+
+
+def _distill(
+    model: nn.Layer,
+    reference: nn.Layer,
+    blocks: Sequence[Block],
+    norms: dict[int, nn.Layer],
+    images: list[tuple[np.ndarray, ...]],
+    settings: Reconstruction,
+    seed: int,
+    saved: SavedProgress | None,
+    advance: Callable[[], None],
+) -> tuple[float, float]:
+    """Distill; keep it if it helps on images left out. Their error of answers before and after."""
+    rows = [row for batch in images for row in zip(*batch, strict=True)]
+    count = len(rows) - min(_MEASURED, len(rows) // 8)
+    shown, unseen = rows[:count], rows[count:] or rows
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    error = answer_error(model, reference, unseen)
+    options: dict[str, Any] = {"advance": advance}
+    if saved:
+        options |= {"start": saved.load_snapshot(settings), "keep": partial(saved.save_snapshot, settings)}
+    distill(model, reference, blocks, norms, shown, settings, seed, **options)
+    learned = answer_error(model, reference, unseen)
+    if learned > error:
+        for key, tensor in model.state_dict().items():
+            tensor.set_value(before[key])
+    return error, min(error, learned)
 
 
 def _kept(batches: Iterable[Inputs], store: ActivationStore) -> list[tuple[np.ndarray, ...]]:
@@ -241,66 +281,3 @@ class _Passing:
             return self._store.gathered(run(), self._count)
         finally:
             hook.remove()
-
-
-# ----------------------------------------------------------------------------------------------------------
-# Blocks that are done, in a folder, so that a killed run goes on behind them.
-
-
-def _identity(
-    model: nn.Layer,
-    images: list[tuple[np.ndarray, ...]],
-    blocks: Sequence[Block],
-    settings: Reconstruction,
-    seed: int,
-) -> str:
-    """A digest of everything that the result depends on."""
-    arrays = [tensor.numpy() for tensor in model.state_dict().values()]
-    arrays += [x for batch in images for x in batch]
-    described = [settings.model_dump_json(), str(seed), str([block.modules for block in blocks])]
-    parts: list[Any] = [text.encode() for text in described]
-    parts += [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
-    return digest(parts)
-
-
-class _Saved:
-    """One safetensors file per block; `count` of them are of this very run, from the first on."""
-
-    def __init__(self, folder: Path, identity: str) -> None:
-        self._folder, self._identity = folder, identity
-        folder.mkdir(parents=True, exist_ok=True)
-        self.count = 0
-        while self._is_ours(self.count):
-            self.count += 1
-
-    def save(self, number: int, block: Block, layers: dict[str, nn.Layer], result: BlockResult) -> None:
-        """Keep what the block's modules hold."""
-        tensors = {key: tensor.numpy() for key, tensor in _state(block, layers).items()}
-        about = {"identity": self._identity, "result": json.dumps(asdict(result))}
-        content = safetensors.numpy.save(tensors, metadata=about)
-        write_atomically(self._path(number), lambda file: file.write_bytes(content))
-
-    def load(self, number: int, block: Block, layers: dict[str, nn.Layer]) -> BlockResult:
-        """Let the block's modules have what was kept."""
-        with safetensors.safe_open(self._path(number), framework="numpy") as file:
-            for key, tensor in _state(block, layers).items():
-                tensor.set_value(file.get_tensor(key))
-            return BlockResult(**json.loads(file.metadata()["result"]))
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"block_{number:03}.safetensors"
-
-    def _is_ours(self, number: int) -> bool:
-        try:
-            with safetensors.safe_open(self._path(number), framework="numpy") as file:
-                return (file.metadata() or {}).get("identity") == self._identity
-        except (OSError, safetensors.SafetensorError):
-            return False
-
-
-def _state(block: Block, layers: dict[str, nn.Layer]) -> dict[str, Tensor]:
-    return {
-        f"{place}.{key}": tensor
-        for place, name in enumerate(block.modules)
-        for key, tensor in layers[name].state_dict().items()
-    }

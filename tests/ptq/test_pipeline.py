@@ -13,7 +13,7 @@ import lowbit
 from lowbit.config import validate
 from lowbit.errors import LowbitError
 from lowbit.nn import deployed_weight, is_quantized
-from lowbit.ptq.reconstruction import _Saved
+from lowbit.ptq.saved_progress import SavedProgress
 from lowbit.recipe import load_recipe
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.loop import train
@@ -108,14 +108,14 @@ def _config(folder, fp32):
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(fp32, tmp_path, monkeypatch):
     whole = calibrate_run(_config(tmp_path / "whole", fp32))
     assert not (whole / "reconstruction").exists()
-    save = _Saved.save
+    save = SavedProgress.save
 
     def killed(self, number, *rest):
         save(self, number, *rest)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Saved, "save", killed)
+        patch.setattr(SavedProgress, "save", killed)
         with pytest.raises(KeyboardInterrupt):
             calibrate_run(_config(tmp_path / "killed", fp32))
     kept = list((tmp_path / "killed/reconstruction").iterdir())

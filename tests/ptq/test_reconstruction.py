@@ -12,7 +12,7 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.nn import deployed_weight, is_quantized, prepare
 from lowbit.ptq import reconstruct
-from lowbit.ptq.reconstruction import _Saved
+from lowbit.ptq.saved_progress import SavedProgress
 from lowbit.recipe import make_recipe
 from lowbit.recipe.recipe import Reconstruction
 from tests.support.ptq_nets import calibrated, images, network, recipe
@@ -77,7 +77,7 @@ def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch):
     whole = calibrated(network(), chosen)
     reconstruct(whole, [images()], chosen.reconstruction)
 
-    save, saved = _Saved.save, []
+    save, saved = SavedProgress.save, []
 
     def killed(self, number, *rest):
         if number == 2:
@@ -85,13 +85,13 @@ def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch):
         save(self, number, *rest)
         saved.append(number)
 
-    monkeypatch.setattr(_Saved, "save", killed)
+    monkeypatch.setattr(SavedProgress, "save", killed)
     net = calibrated(network(), chosen)
     with pytest.raises(KeyboardInterrupt):
         reconstruct(net, [images()], chosen.reconstruction, folder=tmp_path)
     assert saved == [0, 1]
     monkeypatch.setattr(
-        _Saved, "save", lambda self, number, *rest: (save(self, number, *rest), saved.append(number))
+        SavedProgress, "save", lambda self, number, *rest: (save(self, number, *rest), saved.append(number))
     )
     again = calibrated(network(), chosen)
     result = reconstruct(again, [images()], chosen.reconstruction, folder=tmp_path)
