@@ -1,7 +1,8 @@
-"""Writes the results tables of README.md and README.zh.md from benchmarks/results.yaml: `make docs`.
+"""Writes the tables of measured results: `make docs`.
 
-A table is between the lines `<!-- results -->` and `<!-- /results -->`. Figures that were not measured are
-empty.
+README.md and README.zh.md get that of benchmarks/results.yaml, docs/numbers.md that of all rows of
+benchmarks/accuracy.yaml. A table is between the lines `<!-- results -->` and `<!-- /results -->`. Figures
+that were not measured are empty.
 """
 
 # ruff: noqa: RUF001 (Chinese punctuation, minus and times signs)
@@ -18,6 +19,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "benchmarks/results.yaml"
+ACCURACY = ROOT / "benchmarks/accuracy.yaml"
+NUMBERS = "docs/numbers.md"
 _PLACE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTALL)
 
 
@@ -56,17 +59,24 @@ CHINESE = Language(
 
 def make_table(language: Language) -> str:
     """The table and the lines below it."""
-    data = yaml.safe_load(DATA.read_text("utf-8"))
+    data, accuracy = yaml.safe_load(DATA.read_text("utf-8")), accuracy_rows()
     head = [f"| {' | '.join(language.columns)} |", "|---|---" + "|--:" * (len(language.columns) - 2) + "|"]
-    rows = [f"| {' | '.join(_cells(row, data['baselines'], language))} |" for row in data["results"]]
+    rows = [
+        f"| {' | '.join(_cells(row, data['baselines'], accuracy, language))} |" for row in data["results"]
+    ]
     notes = language.steps + language.accuracy + language.more
     notes = notes.format(**data["steps"], latency=data["latency"])
     return "\n".join([*head, *rows, "", notes, ""])
 
 
-def _cells(row: dict[str, Any], baselines: dict[str, float], language: Language) -> list[str]:
+def _cells(
+    row: dict[str, Any], baselines: dict[str, float], accuracy: dict[str, Any], language: Language
+) -> list[str]:
     top1, size = row.get("top1"), row.get("onnx_bytes")
-    difference = None if top1 is None or row["recipe"] == "fp32" else top1 - baselines[row["baseline"]]
+    fp32 = baselines.get(row.get("baseline"))
+    if measured := accuracy.get(row.get("accuracy")):
+        top1, fp32 = measured.get("top1"), measured["fp32"]
+    difference = None if top1 is None or row["recipe"] == "fp32" else top1 - fp32
     return [
         row["network"],
         language.fp32 if row["recipe"] == "fp32" else f"`{row['recipe']}`",
@@ -78,15 +88,66 @@ def _cells(row: dict[str, Any], baselines: dict[str, float], language: Language)
     ]
 
 
-def make_page(language: Language) -> str:
-    """The whole README with the table of today's data."""
-    text = (ROOT / language.page).read_text("utf-8")
+def accuracy_rows() -> dict[str, Any]:
+    """The rows of accuracy.yaml by name."""
+    return yaml.safe_load(ACCURACY.read_text("utf-8"))["rows"]
+
+
+def make_accuracy_table() -> str:
+    """All rows of accuracy.yaml that have a figure."""
+    lines = [
+        "| row | schedule | seeds | fp32 | top-1 | to fp32 | processor time | commit, date |",
+        "|---|---|---|--:|--:|--:|--:|---|",
+    ]
+    for name, row in accuracy_rows().items():
+        if "top1" not in row:
+            continue
+        seconds = row.get("processor_seconds")
+        seeds = ", ".join(f"{seed}: {top1:.2f}" for seed, top1 in row.get("seeds", {}).items())
+        cells = [
+            f"`{name}`",
+            _schedule(row),
+            seeds or str(row["seed"]),
+            f"{row['fp32']:.2f} %",
+            f"{row['top1']:.2f} %",
+            f"{row['top1'] - row['fp32']:+.2f}".replace("-", "−"),
+            "" if seconds is None else f"{seconds} s",
+            f"{row['commit']}, {row['date']}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _schedule(row: dict[str, Any]) -> str:
+    """What a row quantizes with, and for how long."""
+    recipe = f"`{row['recipe']}`" if "recipe" in row else "fp32"
+    if "bits" in row:
+        recipe += f" in {row['bits']} bits"
+    if "epochs" in row:
+        options = ", ".join(f"`{option.removeprefix('Optimizer.')}`" for option in row["options"])
+        parts = [recipe, f"{row['epochs']} epochs", options]
+    else:
+        changed = ", ".join(f"`{key}: {value}`" for key, value in row.get("settings", {}).items())
+        parts = [recipe, f"{row['images']} images", changed]
+    return ", ".join(part for part in parts if part)
+
+
+def make_page(page: str, table: str) -> str:
+    """The whole page with the table of today's data."""
+    text = (ROOT / page).read_text("utf-8")
     if not _PLACE.search(text):
-        raise SystemExit(f"{language.page} has no <!-- results --> … <!-- /results -->")
-    return _PLACE.sub(lambda _: make_table(language), text)
+        raise SystemExit(f"{page} has no <!-- results --> … <!-- /results -->")
+    return _PLACE.sub(lambda _: table, text)
+
+
+def make_pages() -> dict[str, str]:
+    """All pages with tables, by their paths."""
+    tables = {language.page: make_table(language) for language in (ENGLISH, CHINESE)}
+    tables[NUMBERS] = make_accuracy_table()
+    return {page: make_page(page, table) for page, table in tables.items()}
 
 
 if __name__ == "__main__":
-    for chosen in (ENGLISH, CHINESE):
-        (ROOT / chosen.page).write_text(make_page(chosen), "utf-8")
-        sys.stdout.write(f"{chosen.page}\n")
+    for path, text in make_pages().items():
+        (ROOT / path).write_text(text, "utf-8")
+        sys.stdout.write(f"{path}\n")

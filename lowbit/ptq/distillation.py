@@ -24,8 +24,9 @@ from lowbit.ptq.blocks import Block
 from lowbit.recipe.recipe import Reconstruction
 
 _TEMPERATURE = 2.0  # of the answers
-_SMALLEST_VIEW = 0.6  # share of an image's area
-_AS_LARGE = 32  # pixels of the side of an image from which on parts of it are shown
+_WINDOW = 5 / 7  # of the sides of an image, rounded down to
+_MULTIPLE = 32  # pixels, by which networks make images smaller
+_SMALLEST_WINDOW = 64  # pixels; smaller images are shown whole
 _BATCH = 32  # images, for measuring
 _STEPS_APART = 50  # of snapshots
 
@@ -60,10 +61,13 @@ def distill(
         stack.enter_context(paddle.enable_grad())
         wanted, found = (stack.enter_context(_outputs(network, blocks)) for network in (reference, model))
         optimizers = parts.optimizers(rates)
+        window = find_window(reference, images[0])
         if start is not None:
             _restore(start, parts, optimizers)
         for step in range(start.step if start else 0, settings.distill):
-            batch = _views(images, settings.batch_size, np.random.default_rng([seed, len(blocks), step]))
+            batch = _views(
+                images, settings.batch_size, window, np.random.default_rng([seed, len(blocks), step])
+            )
             parts.renew_weights()
             with paddle.no_grad():
                 taught = reference(*batch)
@@ -174,20 +178,42 @@ def _stacked(images: Sequence[Image]) -> list[np.ndarray]:
     return [np.stack(each) for each in zip(*images, strict=True)]
 
 
-def _views(images: Sequence[Image], size: int, rng: np.random.Generator) -> list[Tensor]:
-    """Random ones; single inputs of images are mirrored, and shown in part and enlarged, at random."""
-    chosen = rng.choice(len(images), min(size, len(images)), replace=False)
-    batch = _stacked([images[place] for place in chosen])
-    if len(batch) > 1 or batch[0].ndim != 4 or min(batch[0].shape[2:]) < _AS_LARGE:
-        return [paddle.to_tensor(x) for x in batch]
-    (x,) = batch
-    height, width = x.shape[2:]
-    shown = []
-    for image in x:
-        part = image[:, :, ::-1] if rng.random() < 0.5 else image
-        side = math.sqrt(rng.uniform(_SMALLEST_VIEW, 1.0))
-        h, w = int(side * height), int(side * width)
-        top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
-        part = np.ascontiguousarray(part[None, :, top : top + h, left : left + w])
-        shown.append(F.interpolate(paddle.to_tensor(part), [height, width], mode="bilinear"))
-    return [paddle.concat(shown)]
+@paddle.no_grad()
+def find_window(network: nn.Layer, image: Image) -> tuple[int, int] | None:
+    """Height and width of the parts of images to train on; None for whole ones.
+
+    Parts take half of the time, and there are more of them. Not of images that are small already, and not
+    where the network takes a single size, or gives answers of another shape.
+    """
+    if len(image) > 1 or image[0].ndim != 3:
+        return None
+    height, width = (int(size * _WINDOW) // _MULTIPLE * _MULTIPLE for size in image[0].shape[1:])
+    if min(height, width) < _SMALLEST_WINDOW:
+        return None
+    whole = image[0][None]
+    part = np.ascontiguousarray(whole[..., :height, :width])
+    try:
+        outputs = [paddle.utils.flatten(network(paddle.to_tensor(x))) for x in (whole, part)]
+    except Exception:  # whatever a layer raises that takes another size
+        return None
+    same = [a.shape == b.shape for a, b in zip(*outputs, strict=True)]
+    return (height, width) if all(same) else None
+
+
+def _views(
+    images: Sequence[Image], size: int, window: tuple[int, int] | None, rng: np.random.Generator
+) -> list[Tensor]:
+    """Random ones; single inputs of images are mirrored at random, and shown in part with a window."""
+    chosen = [images[place] for place in rng.choice(len(images), min(size, len(images)), replace=False)]
+    if len(chosen[0]) == 1 and chosen[0][0].ndim == 3:
+        chosen = [(_view(image, window, rng),) for (image,) in chosen]
+    return [paddle.to_tensor(x) for x in _stacked(chosen)]
+
+
+def _view(image: np.ndarray, window: tuple[int, int] | None, rng: np.random.Generator) -> np.ndarray:
+    if window is not None:
+        top, left = (
+            int(rng.integers(whole - part + 1)) for whole, part in zip(image.shape[1:], window, strict=True)
+        )
+        image = image[:, top : top + window[0], left : left + window[1]]
+    return image[:, :, ::-1] if rng.random() < 0.5 else image

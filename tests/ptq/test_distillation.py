@@ -12,7 +12,7 @@ from paddle import nn
 from lowbit.errors import LowbitError
 from lowbit.nn import calibrate, deployed_weight, is_quantized, prepare
 from lowbit.ptq import distillation, reconstruct, reconstruction
-from lowbit.ptq.distillation import _views, answer_error
+from lowbit.ptq.distillation import _views, answer_error, find_window
 from lowbit.ptq.learned_rounding import MovingWeight, unquantized
 from lowbit.recipe import make_recipe
 from tests.support import ptq_nets
@@ -156,14 +156,25 @@ def test_outputs_without_classes_and_several_inputs():
     assert after < before
 
 
-def test_views_show_parts_of_images_in_their_size():
-    rows = [(x,) for x in images(4, size=64).numpy()]
-    (x,) = _views(rows, 4, np.random.default_rng(0))
-    assert x.shape == [4, 3, 64, 64]
-    assert not any(np.array_equal(x[0].numpy(), row) for (row,) in rows)
-    small = [(x,) for x in images(4, size=12).numpy()]
-    (x,) = _views(small, 1, np.random.default_rng(0))
-    assert any(np.array_equal(x[0].numpy(), row) for (row,) in small)
+def test_views_are_parts_of_images_mirrored_at_random():
+    rows = [(x,) for x in images(8, size=96).numpy()]
+    window = find_window(network(), rows[0])
+    assert window == (64, 64)
+    (x,) = _views(rows, 8, window, np.random.default_rng(0))
+    assert x.shape == [8, 3, 64, 64]
+    (x,) = _views(rows, 8, None, np.random.default_rng(0))
+    same = [any(np.array_equal(view, row) for (row,) in rows) for view in x.numpy()]
+    mirrored = [any(np.array_equal(view[:, :, ::-1], row) for (row,) in rows) for view in x.numpy()]
+    assert any(same) and any(mirrored) and all(a or b for a, b in zip(same, mirrored, strict=True))
+
+
+def test_whole_images_where_parts_do_not_do():
+    large, small = images(1, size=96).numpy()[0], images(1, size=32).numpy()[0]
+    assert find_window(network(), (small,)) is None
+    assert find_window(network(), (large, large)) is None
+    one_size = nn.Sequential(nn.Conv2D(3, 2, 1), nn.Flatten(), nn.Linear(2 * 96 * 96, 4))
+    assert find_window(one_size, (large,)) is None
+    assert find_window(nn.Conv2D(3, 2, 1), (large,)) is None, "its answers have the size of the image"
 
 
 def test_moving_weight_learns_straight_through_its_rounding():
