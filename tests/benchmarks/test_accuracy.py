@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import paddle
 import pytest
 import yaml
 
@@ -34,7 +35,8 @@ def test_rows_that_train_have_valid_options(name):
     config = load_config(row["config"], row["options"])
     assert config.Arch.name == row["network"]
     if "recipe" in row:
-        prepare(build_model(row["network"], 10), make_recipe(recipe_of(row)))
+        example = paddle.zeros([2, 3, 32, 32])
+        prepare(build_model(row["network"], 10), make_recipe(recipe_of(row)), example)
 
 
 def test_bits_of_a_row_leave_first_and_last_layer():
