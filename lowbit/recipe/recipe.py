@@ -163,7 +163,7 @@ class Reconstruction(FrozenSection):
     crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
     equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
     distill: Count = 0  # steps in which all blocks then learn together, against the fp32 network's answers
-    distill_learning_rate: Annotated[Number, Field(gt=0)] = 0.01  # of weights, in steps of their grid
+    distill_learning_rate: Annotated[Number, Field(gt=0)] = 0.02  # of weights, in steps of their grid
     distill_drop: Annotated[Number, Field(ge=0, le=1)] = 0.0  # as `drop`
 
 
