@@ -123,7 +123,7 @@ def _share_threads(library: ctypes.CDLL) -> None:
     """Run kernels on the runtime's threads, as many as Paddle uses at the time (OMP_NUM_THREADS)."""
     runtime = openmp_runtime()
     if runtime is not None:
-        names = ("GOMP_parallel", "omp_get_max_threads")
+        names = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num")
         library.lowbit_use_threads(*(ctypes.cast(getattr(runtime, name), ADDRESS) for name in names))
 
 

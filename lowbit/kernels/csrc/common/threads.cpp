@@ -9,29 +9,51 @@
 namespace {
 
 std::atomic<lowbit_fork> fork_threads{nullptr};
-std::atomic<lowbit_count> count_threads{nullptr};
+std::atomic<lowbit_count> count_threads{nullptr}, number_of_thread{nullptr};
 std::atomic<int64_t> scratch_bytes{0};
 
+constexpr int kMaxShares = 64;  // more threads than this begin in the middle of others' shares
+
+// A thread's items that nobody has taken yet; in a cache line of its own.
+struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+};
+
+struct SharedJob {
+    lowbit::Job& job;
+    int shares;
+    Share share[kMaxShares];
+};
+
+// The own share, then what is left of the others'.
 void work(void* data) {
-    lowbit::Job& job = *static_cast<lowbit::Job*>(data);
+    SharedJob& shared = *static_cast<SharedJob*>(data);
+    const lowbit::Job& job = shared.job;
+    const int first = number_of_thread.load()();
     try {
-        for (int64_t item; (item = job.next.fetch_add(1)) < job.count;) job.call(job.body, item);
+        for (int turn = 0; turn < shared.shares; ++turn) {
+            Share& share = shared.share[(first + turn) % shared.shares];
+            for (int64_t item; !job.has_failed && (item = share.next.fetch_add(1)) < share.end;) {
+                job.call(job.body, item);
+            }
+        }
     } catch (...) {  // an exception must not leave a thread of the runtime
-        if (!job.has_failed.exchange(true)) job.error = std::current_exception();
-        job.next = job.count;
+        if (!shared.job.has_failed.exchange(true)) shared.job.error = std::current_exception();
     }
 }
 
 }  // namespace
 
-void lowbit_use_threads(lowbit_fork fork, lowbit_count count) {
+void lowbit_use_threads(lowbit_fork fork, lowbit_count count, lowbit_count number) {
     fork_threads = fork;
     count_threads = count;
+    number_of_thread = number;
 }
 
 int lowbit_threads(void) {
     const lowbit_count count = count_threads;
-    return fork_threads && count ? count() : 1;
+    return fork_threads && count && number_of_thread ? count() : 1;
 }
 
 int64_t lowbit_scratch_bytes(void) { return scratch_bytes; }
@@ -46,8 +68,15 @@ void lowbit::Scratch::resize(size_t bytes) {
 }
 
 void lowbit::run_job(Job& job) {
-    const int threads = lowbit_threads();
-    if (threads < 2 || job.count < 2) return work(&job);
-    const int64_t wanted = threads < job.count ? threads : job.count;
-    fork_threads.load()(work, &job, static_cast<unsigned>(wanted), 0);
+    const int64_t threads = lowbit_threads(), wanted = threads < job.count ? threads : job.count;
+    if (wanted < 2) {
+        for (int64_t item = 0; item < job.count; ++item) job.call(job.body, item);
+        return;
+    }
+    SharedJob shared{job, int(wanted < kMaxShares ? wanted : kMaxShares)};
+    for (int64_t i = 0; i < shared.shares; ++i) {
+        shared.share[i].next = job.count * i / shared.shares;
+        shared.share[i].end = job.count * (i + 1) / shared.shares;
+    }
+    fork_threads.load()(work, &shared, static_cast<unsigned>(wanted), 0);
 }

@@ -1,7 +1,11 @@
 // parallel_for on the threads of the OpenMP runtime that Paddle has loaded.
 //
 // The library links no OpenMP itself: a second runtime in the process would compete for the same processors.
-// Python passes in two functions of the first one instead.
+// Python passes in three functions of the first one instead.
+//
+// Each thread has its own consecutive share of a job's items, always the same one, and helps others when it
+// is done. Most jobs go through a tensor in the order of its images, so that a thread mostly reads what it
+// wrote itself: processors need not share a cache (the core complexes of an AMD processor do not).
 #pragma once
 #include "common/common.h"
 
@@ -10,11 +14,11 @@
 
 // GOMP_parallel of an OpenMP runtime: runs task(data) on that many threads.
 typedef void (*lowbit_fork)(void (*task)(void*), void* data, unsigned threads, unsigned flags);
-// omp_get_max_threads.
+// omp_get_max_threads, and omp_get_thread_num: a thread's number among those that run a task.
 typedef int (*lowbit_count)(void);
 
 // Use a runtime's threads, as many as it reports at each call. Null pointers, as at the start: one thread.
-LOWBIT_PUBLIC void lowbit_use_threads(lowbit_fork fork, lowbit_count count);
+LOWBIT_PUBLIC void lowbit_use_threads(lowbit_fork fork, lowbit_count count, lowbit_count number);
 LOWBIT_PUBLIC int lowbit_threads(void);
 
 namespace lowbit {
@@ -26,7 +30,6 @@ struct Job {
     int64_t count;
     const void* body;
     void (*call)(const void* body, int64_t item);
-    std::atomic<int64_t> next{0};
     std::atomic<bool> has_failed{false};
     std::exception_ptr error{};  // of the item that failed first
 };
