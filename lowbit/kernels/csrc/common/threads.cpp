@@ -22,8 +22,16 @@ struct alignas(64) Share {
 
 struct SharedJob {
     lowbit::Job& job;
-    int shares;
+    const int shares;
     Share share[kMaxShares];
+
+    SharedJob(lowbit::Job& of, int64_t threads)
+        : job(of), shares(int(std::min<int64_t>(threads, kMaxShares))) {
+        for (int64_t i = 0; i < shares; ++i) {
+            share[i].next = job.count * i / shares;
+            share[i].end = job.count * (i + 1) / shares;
+        }
+    }
 };
 
 // The own share, then what is left of the others'.
@@ -73,10 +81,6 @@ void lowbit::run_job(Job& job) {
         for (int64_t item = 0; item < job.count; ++item) job.call(job.body, item);
         return;
     }
-    SharedJob shared{job, int(wanted < kMaxShares ? wanted : kMaxShares)};
-    for (int64_t i = 0; i < shared.shares; ++i) {
-        shared.share[i].next = job.count * i / shared.shares;
-        shared.share[i].end = job.count * (i + 1) / shared.shares;
-    }
+    SharedJob shared(job, wanted);
     fork_threads.load()(work, &shared, static_cast<unsigned>(wanted), 0);
 }

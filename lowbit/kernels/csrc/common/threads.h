@@ -45,4 +45,11 @@ void parallel_for(int64_t count, const Body& body) {
     if (job.has_failed) std::rethrow_exception(job.error);
 }
 
+// The same, on this thread alone where the work is not worth others.
+template <class Body>
+void for_each(bool in_parallel, int64_t count, const Body& body) {
+    if (in_parallel) return parallel_for(count, body);
+    for (int64_t item = 0; item < count; ++item) body(item);
+}
+
 }  // namespace lowbit
