@@ -24,9 +24,9 @@ namespace {
         depthwise::to_floats(from, count, to);                                                               \
     }                                                                                                        \
     template <class T>                                                                                       \
-    TARGET void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,            \
-                            float* to) {                                                                     \
-        depthwise::pack_floats<T>(image, image_size, images, view, to);                                      \
+    TARGET void pack_floats(const T* image, int64_t image_size, int64_t images, const T* end,                \
+                            const View& view, float* to) {                                                   \
+        depthwise::pack_floats<T>(image, image_size, images, end, view, to);                                 \
     }                                                                                                        \
     TARGET void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,               \
                      int64_t count, double* totals) {                                                        \
