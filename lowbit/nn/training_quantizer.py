@@ -14,7 +14,7 @@ from lowbit.numerics.exact import as_float32
 from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
 
-_TURNS = {"minmax": 0, "mse": 1}  # observers that kernels have, with the steps of a search that they begin with
+_TURNS = {"minmax": 0, "mse": 1}  # observers that a kernel has, with the steps of their search by default
 
 
 class TrainingQuantizer(Quantizer):
@@ -60,7 +60,9 @@ class TrainingQuantizer(Quantizer):
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
             made = self._in_one_call(x, grid, roundings, known)
-            return round_operand(x, self._scale_for(x, grid, known), grid, roundings) if made is None else made
+            if made is None:
+                made = round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+            return made
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
