@@ -5,18 +5,16 @@ As autograd nodes; `norm_ops` has the functions that choose them or Paddle's ope
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from lowbit.kernels.norm import norm_kernels
-from lowbit.numerics.fused import new_tensor, save_for_backward, saved_unchanged
+from lowbit.numerics.fused import memory_of, new_tensor, save_for_backward, saved_unchanged
 
 
 class PaddedShortcut(PyLayer):
@@ -27,10 +25,10 @@ class PaddedShortcut(PyLayer):
         ctx.shape, ctx.stride = x.shape, stride
         ctx.own = slice(zero_channels, zero_channels + x.shape[1])
         x = x.contiguous()
-        pixels = _array(x)[:, :, ::stride, ::stride]
+        pixels = memory_of(x)[:, :, ::stride, ::stride]
         images, channels, *sides = pixels.shape
         y = new_tensor([images, channels + 2 * zero_channels, *sides])
-        values = _array(y)
+        values = memory_of(y)
         values[:, : ctx.own.start] = values[:, ctx.own.stop :] = 0
         values[:, ctx.own] = pixels
         return y
@@ -40,9 +38,9 @@ class PaddedShortcut(PyLayer):
         if paddle.is_grad_enabled():
             return _spread(dy[:, ctx.own], ctx.shape, ctx.stride)
         dy, dx = dy.contiguous(), new_tensor(ctx.shape)
-        values = _array(dx)
+        values = memory_of(dx)
         values[:] = 0
-        values[:, :, :: ctx.stride, :: ctx.stride] = _array(dy)[:, ctx.own]
+        values[:, :, :: ctx.stride, :: ctx.stride] = memory_of(dy)[:, ctx.own]
         return dx
 
 
@@ -92,12 +90,6 @@ def _rows(shape: Sequence[int]) -> tuple[int, int]:
     """The channels of all images, and the pixels of each."""
     images, channels, *pixels = shape
     return images * channels, math.prod(pixels)
-
-
-def _array(x: Tensor) -> np.ndarray:
-    """The memory of a contiguous fp32 tensor."""
-    address = (ctypes.c_float * math.prod(x.shape)).from_address(x.data_ptr())
-    return np.ctypeslib.as_array(address).reshape(x.shape)
 
 
 def _spread(pixels: Tensor, shape: Sequence[int], stride: int) -> Tensor:

@@ -30,7 +30,7 @@ from lowbit.accel.fused_norm import (
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
-from lowbit.numerics.fused import new_tensor, save_for_backward, saved_unchanged
+from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor, save_for_backward, saved_unchanged
 
 
 class Relu(PyLayer):
@@ -374,9 +374,11 @@ def attached_scale(y: Tensor) -> IntegerScale | None:
 
 def scale_of_rows(scale: Tensor, each: Sequence[int]) -> Tensor:
     """A scale that is broadcast along images and channels, [1, channels, 1, 1] for one, as [*each]."""
-    if scale.shape != [*each, 1, 1]:
-        scale = paddle.expand(scale, [*each, 1, 1])
-    return scale.reshape(each).contiguous()
+    if scale.shape == [*each, 1, 1] or not is_plain_memory(scale):
+        return paddle.expand(scale, [*each, 1, 1]).reshape(each).contiguous()
+    rows = new_tensor(each)
+    memory_of(rows)[:] = memory_of(scale).reshape(scale.shape[:2])
+    return rows
 
 
 _OVERRIDES = OpOverrides(
