@@ -46,7 +46,11 @@ void grad_weight(const lowbit_geometry& geometry, const T* x, float scale, const
             });
             kernels.pack_floats(dy + (n * s.g.channels + c) * s.y_plane(), s.g.channels * s.y_plane(), images,
                                 dy_end, planes.of_output(), gradient);
-            kernels.dots(gradient, plane, offsets.data(), s.taps, count, totals.data());
+            // Without rows of zeros behind an image, a step would reach into the next one.
+            const int64_t used = s.h.result * planes.columns;
+            const bool apart = lowbit::round_up(used, kStep) <= planes.size();
+            const Planes counted = apart ? Planes{images, planes.size(), used} : Planes{1, count, count};
+            kernels.dots(gradient, plane, offsets.data(), s.taps, counted, totals.data());
         }
         for (int64_t tap = 0; tap < s.taps; ++tap) dw[c * s.taps + tap] = float(totals[tap] * double(scale));
     });

@@ -205,23 +205,30 @@ LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t 
     }
 }
 
-// totals[tap] += the sum of a[i] * plane[offsets[tap] + i] over `count` elements, in sixteen partial sums of
-// fp32; `a` is 0 in the last elements of a step.
+// Planes of several images, `size` elements apart, of which the first `used` count.
+struct Planes {
+    int64_t images, size, used;
+};
+
+// totals[tap] += the sum of a[i] * plane[offsets[tap] + i] over the elements that count, in sixteen partial
+// sums of fp32; behind them, `a` is 0 up to the end of a step.
 template <int kTaps>
-LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* offsets, int64_t count,
+LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* offsets, Planes planes,
                            double* totals) {
     Floats8 low[kTaps] = {}, high[kTaps] = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        Floats8 left, right;
-        memcpy(&left, a + i, sizeof left);
-        memcpy(&right, a + i + 8, sizeof right);
-        LOWBIT_UNROLLED
-        for (int tap = 0; tap < kTaps; ++tap) {
-            Floats8 one, other;
-            memcpy(&one, plane + offsets[tap] + i, sizeof one);
-            memcpy(&other, plane + offsets[tap] + i + 8, sizeof other);
-            low[tap] += left * one;
-            high[tap] += right * other;
+    for (int64_t start = 0; start < planes.images * planes.size; start += planes.size) {
+        for (int64_t i = start; i < start + planes.used; i += kLanes) {
+            Floats8 left, right;
+            memcpy(&left, a + i, sizeof left);
+            memcpy(&right, a + i + 8, sizeof right);
+            LOWBIT_UNROLLED
+            for (int tap = 0; tap < kTaps; ++tap) {
+                Floats8 one, other;
+                memcpy(&one, plane + offsets[tap] + i, sizeof one);
+                memcpy(&other, plane + offsets[tap] + i + 8, sizeof other);
+                low[tap] += left * one;
+                high[tap] += right * other;
+            }
         }
     }
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -233,11 +240,11 @@ LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* of
 
 // As many taps at a time as registers hold the sums of.
 LOWBIT_INLINE void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,
-                        int64_t count, double* totals) {
+                        Planes planes, double* totals) {
     int64_t tap = 0;
-    for (; tap + 5 <= taps; tap += 5) dots_of<5>(a, plane, offsets + tap, count, totals + tap);
-    for (; tap + 2 <= taps; tap += 2) dots_of<2>(a, plane, offsets + tap, count, totals + tap);
-    for (; tap < taps; ++tap) dots_of<1>(a, plane, offsets + tap, count, totals + tap);
+    for (; tap + 5 <= taps; tap += 5) dots_of<5>(a, plane, offsets + tap, planes, totals + tap);
+    for (; tap + 2 <= taps; tap += 2) dots_of<2>(a, plane, offsets + tap, planes, totals + tap);
+    for (; tap < taps; ++tap) dots_of<1>(a, plane, offsets + tap, planes, totals + tap);
 }
 
 LOWBIT_INLINE void to_floats(const int16_t* from, int64_t count, float* __restrict to) {
@@ -337,7 +344,7 @@ struct Kernels {
                         const View& view, float* to);
     void (*pack_unsigned)(const uint8_t* image, int64_t image_size, int64_t images, const uint8_t* end,
                           const View& view, float* to);
-    void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, int64_t count,
+    void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, Planes planes,
                  double* totals);
     int32_t (*dot)(const int16_t* a, const int16_t* b, int64_t count);
     void (*copy_sums)(const int32_t* from, const OutputView& target, int64_t* to);
