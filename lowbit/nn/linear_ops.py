@@ -266,9 +266,14 @@ class _Depthwise(Convolution):
         fp32_depthwise.grad_weight(
             *(self.geometry, data.data_ptr(), dy.data_ptr(), dweight.data_ptr()),
             kind=_BYTES[data.dtype],
-            scale=float(x.scale),
+            scale=_number(x.scale),
         )
         return dweight
+
+
+def _number(x: Tensor) -> float:
+    """The value of a tensor of one number on the CPU; `float` takes ten times as long."""
+    return float(memory_of(x).item()) if is_plain_memory(x) else float(x)
 
 
 @dataclass(frozen=True)
