@@ -4,6 +4,7 @@
 
 #include "common/scratch.h"
 
+#include <chrono>
 #include <cstdlib>
 
 namespace {
@@ -83,4 +84,27 @@ void lowbit::run_job(Job& job) {
     }
     SharedJob shared(job, wanted);
     fork_threads.load()(work, &shared, static_cast<unsigned>(wanted), 0);
+}
+
+int lowbit_exchange_time(double* seconds) {
+    return lowbit::guarded([&] {
+        using Clock = std::chrono::steady_clock;
+        constexpr int64_t kExchanges = 4000, kFirst = 100;  // those before are for both to arrive
+        alignas(64) std::atomic<int64_t> turn{0};
+        const Clock::time_point latest = Clock::now() + std::chrono::milliseconds(100);
+        *seconds = 0;
+        if (lowbit_threads() < 2) return;
+        lowbit::parallel_for(2, [&](int64_t own) {  // even turns are of the first thread
+            Clock::time_point start{};
+            for (int64_t mine = own; mine < kExchanges; mine += 2) {
+                for (int64_t spin = 1; turn != mine; ++spin) {
+                    if (spin % 1024 == 0 && Clock::now() > latest) return;
+                }
+                if (mine == kFirst) start = Clock::now();
+                turn = mine + 1;
+            }
+            const std::chrono::duration<double> passed = Clock::now() - start;
+            if (own == 0) *seconds = passed.count() / double(kExchanges - kFirst);
+        });
+    });
 }
