@@ -48,7 +48,7 @@ def memory_of(x: Tensor) -> np.ndarray:
     >>> x.tolist()
     [1.0, 1.0]
     """
-    memory = (ctypes.c_float * math.prod(x.shape)).from_address(x.data_ptr())
+    memory: Any = (ctypes.c_float * math.prod(x.shape)).from_address(x.data_ptr())
     return np.frombuffer(memory, np.float32).reshape(x.shape)
 
 
