@@ -97,7 +97,7 @@ class Kernels:
     def exchange_time(self) -> float:
         """Seconds that a cache line takes from one thread to another, now; 0 with one thread.
 
-        Some 20 ns where their processors share a cache. A hypervisor may move them apart and together again:
+        Some 30 ns where their processors share a cache. A hypervisor may move them apart and together again:
         then it is 100 ns or more, and two threads gain less.
         """
         seconds = ctypes.c_double()

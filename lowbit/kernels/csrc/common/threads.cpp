@@ -97,11 +97,11 @@ int lowbit_exchange_time(double* seconds) {
         lowbit::parallel_for(2, [&](int64_t own) {  // even turns are of the first thread
             Clock::time_point start{};
             for (int64_t mine = own; mine < kExchanges; mine += 2) {
-                for (int64_t spin = 1; turn != mine; ++spin) {
+                for (int64_t spin = 1; turn.load(std::memory_order_acquire) != mine; ++spin) {
                     if (spin % 1024 == 0 && Clock::now() > latest) return;
                 }
                 if (mine == kFirst) start = Clock::now();
-                turn = mine + 1;
+                turn.store(mine + 1, std::memory_order_release);
             }
             const std::chrono::duration<double> passed = Clock::now() - start;
             if (own == 0) *seconds = passed.count() / double(kExchanges - kFirst);

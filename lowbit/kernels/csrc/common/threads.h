@@ -21,7 +21,7 @@ typedef int (*lowbit_count)(void);
 LOWBIT_PUBLIC void lowbit_use_threads(lowbit_fork fork, lowbit_count count, lowbit_count number);
 LOWBIT_PUBLIC int lowbit_threads(void);
 
-// The seconds that a cache line takes from one thread to another: some 20 ns where their processors share a
+// The seconds that a cache line takes from one thread to another: some 30 ns where their processors share a
 // cache, 100 or more where they do not. 0 if there is only one thread, or a second one does not come.
 LOWBIT_PUBLIC int lowbit_exchange_time(double* seconds);
 
