@@ -7,7 +7,8 @@
 | `convolutions`, `bf16_products` | convolutions in fp32, and products in bf16, by oneDNN |
 | `onednn`, `onednn_objects` | oneDNN in Paddle's wheel: products; its C interface |
 | `mkl` | gradients of 1x1 convolutions by MKL in Paddle's wheel |
-| `norm_ops`, `fused_norm` | batch norm, activations, max-pool by lowbit's kernels; batch norm with a sum |
+| `norm_ops`, `fused_norm` | batch norm, activations, pooling by lowbit's kernels; batch norm with a sum |
+| `channel_ops` | steps of known blocks: a shortcut, products and means of channels |
 | `optimizer_step` | Momentum, Adam and AdamW for all parameters in one call |
 | `open_batch` | `fold` in programs for batches of any size |
 | `process_settings` | the AMD fix, the allocator |

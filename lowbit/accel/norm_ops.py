@@ -1,11 +1,10 @@
-"""Batch norm, ReLU, hard swish and max-pool of training by lowbit's kernels, instead of Paddle's operators.
+"""Batch norm, ReLU, hard swish and pooling of training by lowbit's kernels, instead of Paddle's operators.
 
-Also two steps of known blocks in one pass each: `padded_shortcut` and `channel_product`.
+Also two steps of known blocks in one pass each: `padded_shortcut` and `channel_product` (`channel_ops`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +12,11 @@ from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import Tensor, _C_ops, nn
 from paddle.autograd import PyLayer
 
+from lowbit.accel.channel_ops import ChannelMean, ChannelProduct, PaddedShortcut
 from lowbit.accel.fused_norm import (
     BatchNormNode,
     IntegerScale,
@@ -31,7 +30,7 @@ from lowbit.accel.fused_norm import (
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
-from lowbit.numerics.fused import new_tensor, save_for_backward, saved_unchanged
+from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor, save_for_backward, saved_unchanged
 
 
 class Relu(PyLayer):
@@ -79,61 +78,6 @@ class MaxPool(PyLayer):
         return dx
 
 
-class PaddedShortcut(PyLayer):
-    """Every `stride`-th pixel of x, between channels of zeros: ResNet20's shortcut, as one copy."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, stride: int, zero_channels: int) -> Tensor:
-        ctx.shape, ctx.stride = x.shape, stride
-        ctx.own = slice(zero_channels, zero_channels + x.shape[1])
-        x = x.contiguous()
-        pixels = _array(x)[:, :, ::stride, ::stride]
-        images, channels, *sides = pixels.shape
-        y = new_tensor([images, channels + 2 * zero_channels, *sides])
-        values = _array(y)
-        values[:, : ctx.own.start] = values[:, ctx.own.stop :] = 0
-        values[:, ctx.own] = pixels
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        if paddle.is_grad_enabled():
-            return _spread(dy[:, ctx.own], ctx.shape, ctx.stride)
-        dy, dx = dy.contiguous(), new_tensor(ctx.shape)
-        values = _array(dx)
-        values[:] = 0
-        values[:, :, :: ctx.stride, :: ctx.stride] = _array(dy)[:, ctx.own]
-        return dx
-
-
-class ChannelProduct(PyLayer):
-    """x times one number per channel of each image, as in squeeze-and-excitation."""
-
-    @staticmethod
-    def forward(ctx: Any, scale: Tensor, x: Tensor) -> Tensor:
-        scale, x = scale.contiguous(), x.contiguous()
-        save_for_backward(ctx, scale, x)
-        y = new_tensor(x.shape)
-        norm_kernels().channel_product_forward(x.data_ptr(), scale.data_ptr(), y.data_ptr(), *_rows(x))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-        scale, x = saved_unchanged(ctx)
-        if paddle.is_grad_enabled():
-            return (dy * x).sum([2, 3], keepdim=True), dy * scale
-        dy, dscale, dx = dy.contiguous(), new_tensor(scale.shape), new_tensor(x.shape)
-        addresses = (tensor.data_ptr() for tensor in (x, scale, dy, dx, dscale))
-        norm_kernels().channel_product_backward(*addresses, *_rows(x))
-        return dscale, dx
-
-
-def _rows(x: Tensor) -> tuple[int, int]:
-    """The channels of all images, and the pixels of each."""
-    images, channels, *pixels = x.shape
-    return images * channels, math.prod(pixels)
-
-
 class Hardswish(PyLayer):
     """y = relu6(x + 3) * x / 6."""
 
@@ -155,22 +99,6 @@ class Hardswish(PyLayer):
         return dx
 
 
-def _array(x: Tensor) -> np.ndarray:
-    """The memory of a contiguous fp32 tensor."""
-    address = (ctypes.c_float * math.prod(x.shape)).from_address(x.data_ptr())
-    return np.ctypeslib.as_array(address).reshape(x.shape)
-
-
-def _spread(pixels: Tensor, shape: Sequence[int], stride: int) -> Tensor:
-    """The readable twin of the backward pass: zeros between the pixels, in operators with gradients."""
-    for axis in (2, 3):
-        pixels = pixels.unsqueeze(axis + 1)
-        between = list(pixels.shape)
-        between[axis + 1] = stride - 1
-        pixels = paddle.concat([pixels, paddle.zeros(between)], axis + 1).flatten(axis, axis + 1)
-    return pixels[:, :, : shape[2], : shape[3]]
-
-
 def _scattered(dy: Tensor, places: Tensor, pool: Pool) -> Tensor:
     """The readable twin of the kernel's backward pass: [planes, pixels]."""
     place = places.cast("int64").reshape([pool.planes, pool.out_height, pool.out_width])
@@ -189,15 +117,15 @@ SCALE_ATTRIBUTE = "lowbit_scale"  # on a product of small integers: what it may 
 
 @contextmanager
 def fast_norm_ops(*, wanted: bool = True) -> Iterator[None]:
-    """Inside the `with`, if `wanted`, batch norm, ReLU, hard swish and max-pool of training run in lowbit's
+    """Inside the `with`, if `wanted`, batch norm, ReLU, hard swish and pooling of training run in lowbit's
     kernels.
 
-    That is batch norm with the batch's statistics, ReLU, hard swish, and max-pools of 2 or 3 with a stride of
-    1 or 2, on fp32 tensors in NCHW on the CPU, in this thread. Less time and much less memory. All but batch
-    norm give Paddle's bits; batch norm its results except for the order of sums. Everything else is Paddle's
-    own: evaluation, other types, layouts and devices, programs being exported, an activation or max-pool that
-    no gradient is wanted of, a batch norm over one value per channel; and all of it where the kernels are
-    missing (lowbit.kernels.why_missing says why).
+    That is batch norm with the batch's statistics, ReLU, hard swish, global average pooling, and max-pools of
+    2 or 3 with a stride of 1 or 2, on fp32 tensors in NCHW on the CPU, in this thread. Less time and memory.
+    All but batch norm give Paddle's bits; batch norm its results except for the order of sums.
+    Everything else is Paddle's own: evaluation, other types, layouts and devices, programs being exported, an
+    activation or pool that no gradient is wanted of, a batch norm over one value per channel; and all of it
+    where the kernels are missing (lowbit.kernels.why_missing says why).
 
     with fast_norm_ops():
         loss = criterion(model(images), labels)
@@ -288,9 +216,12 @@ def _pool2d(
     adaptive: bool,
     algorithm: str,
 ) -> Tensor | None:
-    if not _wants_gradient(x) or x.ndim != 4 or (kind, data_format, algorithm) != ("max", "NCHW", "EXPLICIT"):
+    if not _wants_gradient(x) or x.ndim != 4 or (data_format, algorithm) != ("NCHW", "EXPLICIT"):
         return None
-    if whole or adaptive or not isinstance(kernel, (list, tuple)):
+    if kind == "avg":
+        is_global = whole or (adaptive and isinstance(kernel, (list, tuple)) and [*kernel] == [1, 1])
+        return ChannelMean.apply(x) if is_global else None
+    if kind != "max" or whole or adaptive or not isinstance(kernel, (list, tuple)):
         return None
     pool = _pool(x.shape, kernel, stride, padding, ceil_mode=ceil_mode)
     if pool is None:
@@ -443,9 +374,11 @@ def attached_scale(y: Tensor) -> IntegerScale | None:
 
 def scale_of_rows(scale: Tensor, each: Sequence[int]) -> Tensor:
     """A scale that is broadcast along images and channels, [1, channels, 1, 1] for one, as [*each]."""
-    if scale.shape != [*each, 1, 1]:
-        scale = paddle.expand(scale, [*each, 1, 1])
-    return scale.reshape(each).contiguous()
+    if scale.shape == [*each, 1, 1] or not is_plain_memory(scale):
+        return paddle.expand(scale, [*each, 1, 1]).reshape(each).contiguous()
+    rows = new_tensor(each)
+    memory_of(rows)[:] = memory_of(scale).reshape(scale.shape[:2])
+    return rows
 
 
 _OVERRIDES = OpOverrides(

@@ -133,8 +133,24 @@ def run_bench(
             console.print(
                 f"  fastest: {figure['fastest']}{_against_pytorch(figure['rows'])}", highlight=False
             )
+            if found is not None and threads > 1:
+                figure["exchange_seconds"] = found.exchange_time()
+                console.print(f"  {_distance(figure['exchange_seconds'])}", highlight=False)
             figures.append(figure)
     return figures
+
+
+_SHARED_CACHE = 60e-9  # seconds for a cache line from one processor to another, at most
+
+
+def _distance(seconds: float) -> str:
+    """How near the threads' processors are to each other: figures of several threads depend on it.
+
+    >>> _distance(25e-9)
+    'the processors share a cache: a line takes 25 ns from one to the other'
+    """
+    shares = "share a cache" if seconds <= _SHARED_CACHE else "do not share a cache"
+    return f"the processors {shares}: a line takes {1e9 * seconds:.0f} ns from one to the other"
 
 
 def _fastest(rows: list[dict[str, Any]], prefix: str = "") -> str | None:

@@ -94,6 +94,16 @@ class Kernels:
         """The number of threads that kernels use: as many as Paddle."""
         return self._library.lowbit_threads()
 
+    def exchange_time(self) -> float:
+        """Seconds that a cache line takes from one thread to another, now; 0 with one thread.
+
+        Some 30 ns where their processors share a cache. A hypervisor may move them apart and together again:
+        then it is 100 ns or more, and two threads gain less.
+        """
+        seconds = ctypes.c_double()
+        _check_status(self._library.lowbit_exchange_time(ctypes.byref(seconds)), self.exchange_time, ())
+        return seconds.value
+
     @property
     def scratch_bytes(self) -> int:
         """Memory that the threads hold for packed operands and the like; it shrinks after large layers."""
@@ -123,7 +133,7 @@ def _share_threads(library: ctypes.CDLL) -> None:
     """Run kernels on the runtime's threads, as many as Paddle uses at the time (OMP_NUM_THREADS)."""
     runtime = openmp_runtime()
     if runtime is not None:
-        names = ("GOMP_parallel", "omp_get_max_threads")
+        names = ("GOMP_parallel", "omp_get_max_threads", "omp_get_thread_num")
         library.lowbit_use_threads(*(ctypes.cast(getattr(runtime, name), ADDRESS) for name in names))
 
 

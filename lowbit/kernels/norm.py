@@ -82,6 +82,8 @@ _SIGNATURES: Signatures = {
     "lowbit_hardswish_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_channel_product_forward": (_STATUS, [ADDRESS] * 3 + [_INT64] * 2),
     "lowbit_channel_product_backward": (_STATUS, [ADDRESS] * 5 + [_INT64] * 2),
+    "lowbit_channel_mean_forward": (_STATUS, [ADDRESS] * 2 + [_INT64] * 2),
+    "lowbit_channel_mean_backward": (_STATUS, [ADDRESS] * 2 + [_INT64] * 2),
     "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
     "lowbit_max_pool_backward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
 }
@@ -172,6 +174,14 @@ class NormKernels:
     ) -> None:
         """dX, and the sums of dY * x over rows."""
         self._library.lowbit_channel_product_backward(x, scale, dy, dx, dscale, rows, inner)
+
+    def channel_mean_forward(self, x: int, y: int, rows: int, inner: int) -> None:
+        """The mean of every row."""
+        self._library.lowbit_channel_mean_forward(x, y, rows, inner)
+
+    def channel_mean_backward(self, dy: int, dx: int, rows: int, inner: int) -> None:
+        """dX: dY / inner for every element of a row."""
+        self._library.lowbit_channel_mean_backward(dy, dx, rows, inner)
 
     def max_pool_forward(self, x: int, y: int, places: int, pool: Pool) -> None:
         """Y, and the index of each value in its window, a byte each."""

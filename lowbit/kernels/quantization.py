@@ -113,6 +113,17 @@ class _Draw(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("seed", "step", "layer")]
 
 
+class _Dynamic(ctypes.Structure):
+    _fields_ = [
+        ("iterations", ctypes.c_int32),
+        ("count_draws", ctypes.c_int32),
+        ("draws", ctypes.POINTER(_Draw)),
+        ("first", ctypes.c_uint64),
+        ("largest", ADDRESS),
+        ("parts", ctypes.POINTER(_Axes)),
+    ]
+
+
 _AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(_Axes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: Signatures = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
@@ -142,7 +153,10 @@ _SIGNATURES: Signatures = {
     ),
     "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
     "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
-    "lowbit_to_dynamic_integers": (_INT64, [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels)]),
+    "lowbit_to_dynamic_integers": (
+        _INT64,
+        [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels), ctypes.POINTER(_Dynamic)],
+    ),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
     "lowbit_hadamard": (_STATUS, [ADDRESS] * 2 + [_INT64] * 4),
@@ -300,9 +314,29 @@ class QuantizeKernels:
         """What `quantize_grad` computes; dX may be dY."""
         self._library.lowbit_marked_grad(dy, clipped, dx, dbound, count)
 
-    def to_dynamic_integers(self, x: int, q: int, scales: int, axes: Axes, grid: Integers) -> int:
-        """`ranges`, `scales` and `to_integers` in one call; returns how many values were NaN."""
-        return self._library.lowbit_to_dynamic_integers(x, q, scales, _c_axes(axes), _levels(grid))
+    def to_dynamic_integers(
+        self,
+        x: int,
+        q: int,
+        scales: int,
+        axes: Axes,
+        grid: Integers,
+        *,
+        turns: int = 0,
+        draw: Draw | None = None,
+        first: int = 0,
+        largest: tuple[int, Axes] | None = None,
+    ) -> int:
+        """`ranges` (`mse_ranges` with turns), `scales` and `to_integers` in one call; the number of NaNs.
+
+        `largest` are the largest magnitudes of parts of x, and how these make the groups.
+        """
+        how = _Dynamic(turns, 0 if draw is None else 1, None, first)
+        if draw is not None:
+            how.draws = ctypes.pointer(_Draw(*draw))
+        if largest is not None:
+            how.largest, how.parts = largest[0], _axes_pointer(largest[1])
+        return self._library.lowbit_to_dynamic_integers(x, q, scales, _c_axes(axes), _levels(grid), how)
 
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""
@@ -328,6 +362,11 @@ class QuantizeKernels:
 @lru_cache(maxsize=_CACHED)
 def _c_axes(axes: Axes) -> Any:
     return ctypes.byref(_Axes(axes.sizes, axes.owns))
+
+
+@lru_cache(maxsize=_CACHED)
+def _axes_pointer(axes: Axes) -> Any:
+    return ctypes.pointer(_Axes(axes.sizes, axes.owns))
 
 
 @cache

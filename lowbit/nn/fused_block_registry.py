@@ -126,7 +126,9 @@ def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
     y = self.expand_conv(x) if self.expand else x
     y = self.bottleneck_conv(y)
     y = self.mid_se(y) if self.use_se else y
-    return with_residual(self.linear_conv, y, x) if self.use_res_connect else self.linear_conv(y)
+    if self.use_res_connect:
+        return with_residual(self.linear_conv, y, x)
+    return run_sequential(self.linear_conv, y)
 
 
 @_known(mobilenetv3.SqueezeExcitation, "product with the scales of channels", "5cd2c84a0908")

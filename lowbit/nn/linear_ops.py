@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
@@ -23,7 +24,7 @@ from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
 from lowbit.nn.qtensor import QTensor
 from lowbit.numerics.exact import multiply
-from lowbit.numerics.fused import new_tensor
+from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor
 
 _BYTES = {paddle.int8: "int8", paddle.uint8: "uint8"}
 _FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
@@ -181,9 +182,7 @@ class Convolution(LinearOp):
     def forward_scale(self, x: Tensor, weight: Tensor) -> Tensor | None:
         if _owners(x) - {0} or _owners(weight) - {0}:
             return None
-        # Expanded first: Paddle's own broadcasting of these two takes up to 20 times as long on a CPU.
-        shape = [x.shape[0], weight.shape[0], 1, 1]
-        return multiply(paddle.expand(x, shape), paddle.expand(weight.reshape([1, -1, 1, 1]), shape))
+        return _outer(x, weight)
 
     def grad_input_scale(self, dy: Tensor, weight: Tensor) -> Tensor | None:
         if _owners(dy) - {0} or _owners(weight) - {1}:
@@ -225,6 +224,17 @@ class Convolution(LinearOp):
         )
 
 
+def _outer(x: Tensor, weight: Tensor) -> Tensor:
+    """Scales of images times those of outputs: [images or 1, outputs or 1, 1, 1]."""
+    shape = [x.shape[0], weight.shape[0], 1, 1]
+    if paddle.in_dynamic_mode() and is_plain_memory(x) and is_plain_memory(weight):
+        y = new_tensor(shape)
+        np.multiply(memory_of(x), memory_of(weight).reshape([1, -1, 1, 1]), out=memory_of(y))
+        return y
+    # Expanded first: Paddle's own broadcasting of these two takes up to 20 times as long on a CPU.
+    return multiply(paddle.expand(x, shape), paddle.expand(weight.reshape([1, -1, 1, 1]), shape))
+
+
 @dataclass(frozen=True)
 class _ByWinograd(Convolution):
     """A convolution whose gradients are computed by Winograd's algorithm, which rounds."""
@@ -256,9 +266,14 @@ class _Depthwise(Convolution):
         fp32_depthwise.grad_weight(
             *(self.geometry, data.data_ptr(), dy.data_ptr(), dweight.data_ptr()),
             kind=_BYTES[data.dtype],
-            scale=float(x.scale),
+            scale=_number(x.scale),
         )
         return dweight
+
+
+def _number(x: Tensor) -> float:
+    """The value of a tensor of one number on the CPU; `float` takes ten times as long."""
+    return float(memory_of(x).item()) if is_plain_memory(x) else float(x)
 
 
 @dataclass(frozen=True)

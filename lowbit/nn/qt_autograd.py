@@ -22,6 +22,7 @@ from lowbit.errors import LowbitError
 from lowbit.nn.int_matmul import Executor, forward_in_multiples, multiply_operands
 from lowbit.nn.linear_ops import ChannelsLast, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
+from lowbit.nn.scale_state import first_integer
 from lowbit.nn.training_quantizer import TrainingQuantizer
 from lowbit.numerics import Stochastic
 from lowbit.numerics.fused_groups import ChannelRanges
@@ -275,7 +276,7 @@ class RoundingRNG(nn.Layer):
         """The rounding of an operand of `size` values in this step; `sample` tells several of it apart."""
         return Stochastic(
             seed=self.seed,
-            step=int(self._buffers["step"].item()),
+            step=first_integer(self._buffers["step"]),
             layer=(self.layer * len(_OPERANDS) + _OPERANDS.index(operand)) * _SAMPLES + sample,
             # A rank's part of a batch draws as that part of the whole would; the weight is the same on all.
             first=0 if operand.endswith(".weight") or not dist.is_initialized() else size * dist.get_rank(),

@@ -66,20 +66,24 @@ def round_operand(
     [[1]]
     """
     count = len(roundings)
-    lowest, highest = grid.lowest * count, grid.highest * count
     found = fused_groups.to_bytes(x, scale, grid, roundings)
     if found is None:
         parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
         total = parts[0] if count == 1 else add(*parts)
         broken = paddle.isnan(total)
-        data = paddle.where(broken, paddle.zeros_like(total), total).cast(_type_for(lowest, highest))
+        kind = _type_for(grid.lowest * count, grid.highest * count)
+        data = paddle.where(broken, paddle.zeros_like(total), total).cast(kind)
         found = data, bool(broken.any())
     data, has_broken = found
     if count > 1:
         scale = multiply(scale, 1 / count)
-    if has_broken:
-        scale = paddle.full_like(scale, float("nan"))
-    return QTensor(data=data, scale=scale, lowest=lowest, highest=highest)
+    return quantized(data, scale, has_broken, grid, count)
+
+
+def quantized(data: Tensor, scale: Tensor, broken: int, grid: Grid, count: int = 1) -> QTensor:
+    """Integers of a grid, or sums of `count` of them; with broken ones, NaNs, the scale becomes NaN."""
+    scale = paddle.full_like(scale, float("nan")) if broken else scale
+    return QTensor(data=data, scale=scale, lowest=grid.lowest * count, highest=grid.highest * count)
 
 
 def with_axes_of(x: Tensor, scale: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from paddle import Tensor
 
-from lowbit.nn.qtensor import QTensor, round_operand, with_axes_of
+from lowbit.nn.qtensor import QTensor, quantized, round_operand, with_axes_of
 from lowbit.nn.quantizer import Quantizer
 from lowbit.nn.scale_state import initial_alpha, initial_step, largest_across_ranks
 from lowbit.numerics import Grid, Rounding, lsq_fake_quantize, pact_clip, scale_from_range
 from lowbit.numerics.exact import as_float32
-from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
+
+_TURNS = {"minmax": 0, "mse": 1}  # observers that a kernel has, with the steps of their search by default
 
 
 class TrainingQuantizer(Quantizer):
@@ -57,11 +59,28 @@ class TrainingQuantizer(Quantizer):
             return QTensor(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
-            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+            made = self._in_one_call(x, grid, roundings, known)
+            if made is None:
+                made = round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+            return made
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
         return QTensor(data=rotation(made.values(), channels))  # what is turned back is on no grid
+
+    def _in_one_call(
+        self, x: Tensor, grid: Grid, roundings: Sequence[Rounding | None], known: ChannelRanges | None
+    ) -> QTensor | None:
+        """Range, scale and integers in one call of a kernel; None where these take more."""
+        if self.kept is not None or self.step is not None or self.has_fixed_scale or len(roundings) != 1:
+            return None
+        observer = self.spec.observer
+        if observer.name not in _TURNS:
+            return None
+        turns = int(observer.parameter or _TURNS[observer.name])
+        axes = self._axes(x, self.spec.granularity)
+        made = to_dynamic_bytes(x, grid, axes, turns=turns, rounding=roundings[0], known=known)
+        return None if made is None else quantized(*made, grid)
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""

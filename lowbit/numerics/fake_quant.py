@@ -288,7 +288,9 @@ class _PactFakeQuantize(PyLayer):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         if ctx.clipped is not None:
             dx, dbound = ctx.clipped.gradients(as_float32(dy), ctx.learning)
-            return dx, None if dbound is None else dbound.reshape(ctx.shape), None, None
+            if dbound is not None and dbound.shape != ctx.shape:
+                dbound = dbound.reshape(ctx.shape)
+            return dx, dbound, None, None
         x, bound, scale = ctx.saved_tensor()
         fused.check_unchanged(x, ctx.version)
         seen_as = fused.layout_of_gradient(dy, x, scale, bound)

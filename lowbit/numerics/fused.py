@@ -7,11 +7,13 @@ bits on how memory is aligned.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor, _C_ops
 
@@ -36,6 +38,18 @@ def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
     tensor = _C_ops.empty(shape, getattr(paddle, dtype), _CPU)
     advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
     return tensor
+
+
+def memory_of(x: Tensor) -> np.ndarray:
+    """The memory of a tensor for which `is_plain_memory` holds.
+
+    >>> x = paddle.zeros([2])
+    >>> memory_of(x)[:] = 1
+    >>> x.tolist()
+    [1.0, 1.0]
+    """
+    memory: Any = (ctypes.c_float * math.prod(x.shape)).from_address(x.data_ptr())
+    return np.frombuffer(memory, np.float32).reshape(x.shape)
 
 
 def layout(x: Tensor, *scales: Tensor) -> Layout | None:

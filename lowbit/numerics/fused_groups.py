@@ -40,16 +40,17 @@ class ChannelRanges:
 
     def of(self, axes: Sequence[int]) -> Tensor | None:
         """max |x| of every group along `axes`; None where reading the tensor itself is as good."""
+        largest, kernels = self.largest(axes), _kernels(self._x)
+        return None if largest is None or kernels is None else _read(kernels, largest, axes)
+
+    def largest(self, axes: Sequence[int]) -> Tensor | None:
+        """max |x| of every channel of every image, [images, channels, 1, 1]; None as above."""
         if not {*_PIXELS} <= {*axes} or len(self._x.shape) != _MOST_AXES:
             return None
-        kernels = _kernels(self._x)
-        if kernels is None:
-            return None
-        if self._largest is None:
-            if math.prod(self._x.shape[2:]) < _WORTH_IT:
-                return None
-            self._largest = _read(kernels, self._x, _PIXELS)
-        return _read(kernels, self._largest, axes)
+        if self._largest is None and math.prod(self._x.shape[2:]) >= _WORTH_IT:
+            kernels = _kernels(self._x)
+            self._largest = None if kernels is None else _read(kernels, self._x, _PIXELS)
+        return self._largest
 
 
 def ranges(x: Tensor, axes: Sequence[int], *, signed: bool = True) -> Tensor | None:
@@ -108,23 +109,39 @@ def to_bytes(
     return q, broken
 
 
-def to_dynamic_bytes(x: Tensor, grid: Grid, axes: Sequence[int]) -> tuple[Tensor, Tensor, int] | None:
+def to_dynamic_bytes(
+    x: Tensor,
+    grid: Grid,
+    axes: Sequence[int],
+    *,
+    turns: int = 0,
+    rounding: Rounding | None = None,
+    known: ChannelRanges | None = None,
+) -> tuple[Tensor, Tensor, int] | None:
     """Scales from the ranges of groups along `axes`, and the integers, a byte each, in one call.
 
-    Returns the integers, the scales and how many values were NaN.
+    Ranges as by `ranges`, or with turns by `mse_ranges`, from `known` where these are given. Returns the
+    integers, the scales and how many values were NaN.
     """
-    kernels = _kernels(x)
-    if (
-        kernels is None
-        or grid.logarithmic
-        or grid.lowest < -128
-        or grid.highest > (127 if grid.signed else 255)
-    ):
+    kernels, is_drawn = _kernels(x), isinstance(rounding, Stochastic)
+    if kernels is None or (rounding is not None and not is_drawn):
         return None
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
-    found, q = new_tensor(shape), new_tensor(x.shape, "int8" if grid.signed else "uint8")
-    at = (x.data_ptr(), q.data_ptr(), found.data_ptr())
-    return q, found, kernels.to_dynamic_integers(*at, seen, _integers(grid))
+    if grid.lowest < -128 or grid.highest > (127 if grid.signed else 255):
+        return None
+    x_shape = x.shape
+    shape, seen = _groups(tuple(x_shape), tuple(axes))
+    found, q = new_tensor(shape), new_tensor(x_shape, "int8" if grid.signed else "uint8")
+    largest = None if known is None else known.largest(axes)
+    broken = kernels.to_dynamic_integers(
+        *(x.data_ptr(), q.data_ptr(), found.data_ptr(), seen, _integers(grid)),
+        turns=turns,
+        draw=Draw(rounding.seed, rounding.step, rounding.layer) if is_drawn else None,
+        first=rounding.first if is_drawn else 0,
+        largest=None
+        if largest is None
+        else (largest.data_ptr(), _groups(tuple(largest.shape), tuple(axes))[1]),
+    )
+    return q, found, broken
 
 
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:

@@ -373,6 +373,36 @@ def test_a_product_with_scales_of_channels_is_paddles():
                 np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 8, 1, 1), (1, 17, 4, 4), (16, 24, 14, 14)])
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2D(1), lambda x: F.adaptive_avg_pool2d(x, [1, 1])])
+def test_global_average_pooling_has_paddles_bits(shape, pool):
+    random = np.random.default_rng(0)
+    values = random.standard_normal(shape).astype(np.float32)
+    factor = paddle.to_tensor(random.standard_normal((*shape[:2], 1, 1)).astype(np.float32))
+
+    def run(*, fast: bool) -> tuple[list[np.ndarray], bool]:
+        x = paddle.to_tensor(values, stop_gradient=False)
+        with fast_norm_ops(wanted=fast):
+            y = pool(x)
+        (dx,) = paddle.grad((y * factor).sum(), [x], retain_graph=not fast)
+        return [y.numpy(), dx.numpy()], "ChannelMean" in y.grad_fn.name()
+
+    (fast, is_ours), (plain, _) = run(fast=True), run(fast=False)
+    assert is_ours
+    for one, other in zip(fast, plain, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_gradients_of_gradients_go_through_global_average_pooling():
+    x = paddle.to_tensor(np.arange(18, dtype=np.float32).reshape(1, 2, 3, 3), stop_gradient=False)
+    with fast_norm_ops():
+        y = F.adaptive_avg_pool2d(x, 1)
+    (dx,) = paddle.grad((y**3).sum(), x, create_graph=True)
+    (found,) = paddle.grad((dx**2).sum(), x)
+    mean = x.numpy().mean((2, 3), keepdims=True)
+    np.testing.assert_allclose(found.numpy(), 36 * mean**3 / 81 * np.ones((1, 1, 3, 3)), rtol=1e-5)
+
+
 def test_other_shapes_and_places_are_for_paddle():
     x, scale = paddle.ones([2, 3, 4, 4]), paddle.ones([2, 3, 1, 1])
     assert channel_product(scale, x) is None  # outside

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from lowbit.kernels import gemm, kernels, library, why_missing
 from lowbit.kernels.gemm import Geometry, Operand
 from lowbit.kernels.library import openmp_runtime
+from lowbit.numerics import Stochastic, parse_grid
+from lowbit.numerics.fused_groups import to_dynamic_bytes
 from tests.support.gemm_cases import square
 
 pytestmark = [
@@ -64,8 +67,6 @@ def test_the_number_of_threads_changes_nothing(threads, batch, outputs, side, st
 
 
 def test_the_runtime_is_the_one_that_paddle_has_loaded():
-    import paddle  # noqa: F401
-
     with open("/proc/self/maps") as maps:
         loaded = {line.split()[-1] for line in maps if "libiomp5" in line}
     assert loaded == {openmp_runtime()._name} or (not loaded and openmp_runtime()._name == "libgomp.so.1")
@@ -93,3 +94,32 @@ def test_the_number_of_threads_changes_nothing_by_winograds_transforms_either(th
                 np.testing.assert_array_equal(one, other)
     finally:
         kernels().select_variant(before)
+
+
+@pytest.mark.parametrize("shape", [(16, 24, 28, 28), (3, 1000, 7, 9), (1, 7, 200, 200), (5, 3, 129, 131)])
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (1,)])
+def test_the_number_of_threads_changes_nothing_in_integers(threads, shape, axes):
+    """Images large enough to be divided among threads."""
+    x = paddle.to_tensor(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+    draw = Stochastic(seed=1, step=2, layer=3)
+
+    def run() -> list[np.ndarray]:
+        found = [
+            to_dynamic_bytes(x, parse_grid(grid), axes, turns=turns, rounding=rounding)
+            for grid, turns, rounding in (("int8", 0, None), ("int4", 2, None), ("log4", 0, draw))
+        ]
+        return [tensor.numpy() for q, scale, _ in found for tensor in (q, scale)]
+
+    threads(1)
+    expected = run()
+    for number in (2, 3, 5):
+        threads(number)
+        for one, other in zip(run(), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_how_far_threads_are_apart(threads):
+    threads(1)
+    assert kernels().exchange_time() == 0
+    threads(2)
+    assert 0 <= kernels().exchange_time() < 1e-3  # 0 if no second thread came in time

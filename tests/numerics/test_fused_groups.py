@@ -8,8 +8,8 @@ import pytest
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.quantization import QuantizeKernels
-from lowbit.numerics import parse_grid, parse_observer
-from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics import Stochastic, parse_grid, parse_observer, scale_from_range
+from lowbit.numerics.fused_groups import ChannelRanges, to_bytes, to_dynamic_bytes
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -45,3 +45,22 @@ def test_the_tensor_is_read_once(pixels, reads, monkeypatch):
 @pytest.mark.parametrize("shape", [[4, 5], [2, 3, 200], [0, 2, 16, 16]])
 def test_other_tensors_have_none(shape):
     assert ChannelRanges(paddle.ones(shape)).of((2, 3)) is None
+
+
+@pytest.mark.parametrize("grid", ["int4", "int8-narrow", "uint8", "log4"])
+@pytest.mark.parametrize("rounding", [None, Stochastic(seed=1, step=2, layer=3, first=4)])
+@pytest.mark.parametrize("observer", ["minmax", "mse", "mse(3)"])
+@pytest.mark.parametrize("axes", [(1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (2, 3), (1,)])
+@pytest.mark.parametrize("has_known", [False, True])
+def test_one_call_gives_the_bits_of_three(grid, rounding, observer, axes, has_known):
+    values = np.random.default_rng(0).standard_normal((3, 4, 16, 9)).astype(np.float32)
+    values[1, 2, 3, 4] = np.nan if axes == (2, 3) else 5
+    x, grid, observer = paddle.to_tensor(values), parse_grid(grid), parse_observer(observer)
+    scale = scale_from_range(observer.range(x, grid, axes), grid)
+    q, broken = to_bytes(x, scale, grid, [rounding])
+    turns = 0 if observer.name == "minmax" else int(observer.parameter or 1)
+    known = ChannelRanges(x) if has_known else None
+    found = to_dynamic_bytes(x, grid, axes, turns=turns, rounding=rounding, known=known)
+    np.testing.assert_array_equal(found[0].numpy(), q.numpy())
+    np.testing.assert_array_equal(found[1].numpy(), scale.numpy())
+    assert found[2] == broken

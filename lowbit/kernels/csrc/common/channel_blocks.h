@@ -49,10 +49,9 @@ struct PartialSums {
     }
 
   private:
+    // Written out: of __builtin_convertvector, g++ makes two halves.
     static LOWBIT_INLINE void add_four(Doubles& sum, const float* terms) {
-        Floats four;
-        __builtin_memcpy(&four, terms, sizeof four);
-        sum += __builtin_convertvector(four, Doubles);
+        sum += Doubles{terms[0], terms[1], terms[2], terms[3]};
     }
 };
 

@@ -29,8 +29,9 @@ constexpr int kMinRowToSum = 32, kMinRowToVisit = 256;
 // alternate.
 struct GroupedAxes {
     int64_t own0 = 1, share0 = 1, own1 = 1, share1 = 1, own2 = 1;
+    int64_t images;  // the first axis: of a weight, its outputs
 
-    explicit GroupedAxes(const lowbit_axes& axes) {
+    explicit GroupedAxes(const lowbit_axes& axes) : images(axes.sizes[0]) {
         int64_t* const sizes[5] = {&own0, &share0, &own1, &share1, &own2};
         int at = 4;
         for (int axis = 3; axis >= 0; --axis) {
@@ -44,17 +45,20 @@ struct GroupedAxes {
     bool has_rows(int64_t shortest) const { return own2 == 1 && share1 >= shortest; }
 };
 
-// `count` rows of one group, `stride` elements apart.
+// `count` rows of one group, `stride` elements apart. A row may be several images.
 struct GroupRows {
     int64_t group, at, length, count, stride;
+    int64_t images = 1;
 };
 
 // The rows of a group, for tensors that have rows.
 inline GroupRows rows_of_group(const GroupedAxes& grouped, int64_t group) {
     const int64_t stride = grouped.own1 * grouped.share1;
     const int64_t outer = grouped.own0 == 1 ? 0 : group / grouped.own1, inner = group - outer * grouped.own1;
-    return {group, outer * grouped.share0 * stride + inner * grouped.share1, grouped.share1, grouped.share0,
-            stride};
+    const bool is_whole = grouped.own0 * grouped.own1 == 1;
+    return {group,          outer * grouped.share0 * stride + inner * grouped.share1,
+            grouped.share1, grouped.share0,
+            stride,         is_whole ? grouped.images : 1};
 }
 
 // A block of `width` positions that repeats `across` times next to each other (the last time with
@@ -183,6 +187,26 @@ void parallel_ranges(int64_t items, int64_t elements, const Body& body) {
     });
 }
 
+// body(first, last) in parallel for ranges that cover `elements` elements of several images. Threads have the
+// same part of every image, as in batch norm, which divides channels among them: what it wrote is near.
+template <class Body>
+void parallel_parts(int64_t elements, int64_t images, const Body& body) {
+    constexpr int64_t kLine = 64;  // elements: threads do not write to the same cache line
+    const int64_t threads = lowbit_threads(), image = elements / images;
+    const int64_t length = round_up(image, kLine * threads) / threads;
+    if (threads == 1 || images == 1 || elements < 2 * kMinElements) {
+        return parallel_ranges(
+            ceil_div(elements, kBlockWidth), kBlockWidth, [&](int64_t first, int64_t last) {
+                body(first * kBlockWidth, last * kBlockWidth < elements ? last * kBlockWidth : elements);
+            });
+    }
+    parallel_for(threads * images, [&](int64_t item) {
+        const int64_t first = item / images * length, left = image - first;
+        const int64_t start = item % images * image + first;
+        if (left > 0) body(start, start + (left < length ? left : length));
+    });
+}
+
 // of(item, split) for groups or blocks of `elements` elements. Where items are few, they come one after the
 // other with split = true, and `of` divides their work among the threads.
 template <class Of>
@@ -215,6 +239,11 @@ void for_each_block(const GroupedAxes& grouped, const Of& of) {
 template <class Of>
 void for_each_part(const GroupRows& rows, bool split, const Of& of) {
     if (!split) return of(rows);
+    if (rows.count == 1) {
+        return parallel_parts(rows.length, rows.images, [&](int64_t first, int64_t last) {
+            of(GroupRows{rows.group, rows.at + first, last - first, 1, rows.stride});
+        });
+    }
     const int64_t pieces = (rows.length + kMinElements - 1) / kMinElements;
     parallel_ranges(rows.count * pieces, rows.length / pieces, [&](int64_t first, int64_t last) {
         if (pieces == 1) {
@@ -254,19 +283,17 @@ void for_each_run(const GroupedAxes& grouped, const float* scales, const Of& of)
     }
     const int64_t length = has_rows ? grouped.share1 : grouped.own2, shared = has_rows ? 1 : grouped.share1;
     const int64_t elements = grouped.elements();
-    parallel_ranges(
-        (elements + kBlockWidth - 1) / kBlockWidth, kBlockWidth, [&](int64_t first, int64_t last) {
-            const int64_t end = last * kBlockWidth < elements ? last * kBlockWidth : elements;
-            int64_t at = first * kBlockWidth, row = at / length, begin = at % length;
-            for (; at < end; ++row, begin = 0) {
-                const int64_t left = end - at, count = length - begin < left ? length - begin : left;
-                const int64_t middle = shared == 1 ? row : row / shared;
-                const int64_t outer = grouped.own0 == 1 ? 0 : middle / (grouped.share0 * grouped.own1);
-                const float* own = scales + (outer * grouped.own1 + middle % grouped.own1) * grouped.own2;
-                of(at, count, has_rows ? own : own + begin, !has_rows);
-                at += count;
-            }
-        });
+    parallel_parts(elements, grouped.images, [&](int64_t at, int64_t end) {
+        int64_t row = at / length, begin = at % length;
+        for (; at < end; ++row, begin = 0) {
+            const int64_t left = end - at, count = length - begin < left ? length - begin : left;
+            const int64_t middle = shared == 1 ? row : row / shared;
+            const int64_t outer = grouped.own0 == 1 ? 0 : middle / (grouped.share0 * grouped.own1);
+            const float* own = scales + (outer * grouped.own1 + middle % grouped.own1) * grouped.own2;
+            of(at, count, has_rows ? own : own + begin, !has_rows);
+            at += count;
+        }
+    });
 }
 
 }  // namespace lowbit

@@ -72,6 +72,16 @@ void expand_scales(const GradientPlanes& planes, const lowbit_operand& dy, int64
     }
 }
 
+// The correlation of some images, of which only the first `used` elements of each plane are needed: taps
+// reach into the rows behind. Writes up to a step more, which the next image overwrites.
+void correlate(const Kernels& kernels, const int16_t* planes, const int64_t* offsets, const int16_t* weights,
+               int64_t taps, int64_t budget, int64_t images, int64_t size, int64_t used, int32_t* sums) {
+    for (int64_t image = 0; image < images; ++image) {
+        const int64_t at = image * size;
+        kernels.correlate(planes + at, offsets, weights, taps, budget, used, sums + at);
+    }
+}
+
 // Offsets and weights of a correlation.
 struct Taps {
     std::vector<int64_t> offsets;
@@ -84,11 +94,6 @@ struct Taps {
     void add(int64_t offset, int16_t weight) {
         offsets.push_back(offset);
         weights.push_back(weight);
-    }
-    void correlate(const Kernels& kernels, const int16_t* plane, int64_t budget, int64_t count,
-                   int32_t* sums) const {
-        kernels.correlate(plane, offsets.data(), weights.data(), int64_t(offsets.size()), budget, count,
-                          sums);
     }
 };
 
@@ -127,8 +132,8 @@ void depthwise_forward(const lowbit_geometry& geometry, const lowbit_operand& x,
             planes.offsets(images, offsets.data());
             for (int64_t o = c * s.multiplier; o < (c + 1) * s.multiplier; ++o) {
                 for (int64_t tap = 0; tap < s.taps; ++tap) weights[tap] = value(w, o * s.taps + tap);
-                kernels.correlate(plane, offsets.data(), weights.data(), s.taps, budget,
-                                  images * planes.size(), found);
+                correlate(kernels, plane, offsets.data(), weights.data(), s.taps, budget, images,
+                          planes.size(), s.h.result * planes.columns, found);
                 for (int64_t i = 0; i < images; ++i) {
                     const int64_t at = ((n + i) * s.g.outputs + o) * s.y_plane();
                     const int32_t* from = found + i * planes.size();
@@ -156,7 +161,9 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
     const int64_t max_images = images_per_pass(planes.size(), s.g.batch),
                   budget = max_products(dy, w, INT16_MAX);
     const int64_t one = max_images * planes.size(), bundles = (s.g.channels + kChannels - 1) / kChannels;
-    parallel_for((s.g.batch + max_images - 1) / max_images * bundles, [&](int64_t item) {
+    const int64_t passes = (s.g.batch + max_images - 1) / max_images;
+    // Channels first: batch norm, which reads dX, divides channels among the threads.
+    parallel_for(bundles * passes, [&](int64_t item) {
         thread_local Scratch plane_scratch, sum_scratch, scale_scratch, value_scratch, float_scratch;
         int16_t* plane = plane_scratch.get<int16_t>(s.multiplier * one + planes.slack());
         int32_t* found = sum_scratch.get<int32_t>(result_elements(one));
@@ -164,7 +171,7 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
         float* values = value_scratch.get<float>(by_pixel ? result_elements(one) : 1);
         float* scales = scale_scratch.get<float>(by_pixel ? one + planes.slack() : 1);
         Taps taps;
-        const int64_t n = item / bundles * max_images, start = item % bundles * kChannels;
+        const int64_t n = item % passes * max_images, start = item / passes * kChannels;
         const int64_t images = s.g.batch - n < max_images ? s.g.batch - n : max_images,
                       count = images * planes.size();
         if (by_pixel) expand_scales(planes, dy, n, images, scales);
@@ -199,7 +206,9 @@ void depthwise_grad_input(const lowbit_geometry& geometry, const lowbit_operand&
                             taps.add(m * count + offset, value(w, (c * s.multiplier + m) * s.taps + tap));
                         });
                     }
-                    taps.correlate(kernels, plane, budget, count, found);
+                    correlate(kernels, plane, taps.offsets.data(), taps.weights.data(),
+                              int64_t(taps.offsets.size()), budget, images, planes.size(),
+                              target.rows * planes.columns, found);
                     for (int64_t image = 0; image < images; ++image) {
                         const int64_t at = first + image * s.g.channels * s.x_plane();
                         const int32_t* from = found + image * planes.size();

@@ -27,7 +27,9 @@ void grad_weight(const lowbit_geometry& geometry, const T* x, float scale, const
     const Shape s(geometry);
     const Kernels& kernels = kernels_for(lowbit::instruction_set());
     const InputPlanes planes(s);
-    const int64_t most = images_per_pass(planes.size(), s.g.batch);
+    const int64_t most = images_per_pass(planes.size(), s.g.batch), all = s.g.batch * s.g.channels;
+    const T* x_end = x + all * s.x_plane();
+    const float* dy_end = dy + all * s.y_plane();
     lowbit::parallel_for(s.g.channels, [&](int64_t c) {
         thread_local Scratch x_scratch, dy_scratch;
         std::vector<int64_t> offsets(s.taps);
@@ -40,11 +42,15 @@ void grad_weight(const lowbit_geometry& geometry, const T* x, float scale, const
             planes.offsets(images, offsets.data());
             planes.each_phase(images, [&](const View& view, int64_t first) {
                 (kernels.*pack)(x + (n * s.g.channels + c) * s.x_plane(), s.g.channels * s.x_plane(), images,
-                                view, plane + first);
+                                x_end, view, plane + first);
             });
             kernels.pack_floats(dy + (n * s.g.channels + c) * s.y_plane(), s.g.channels * s.y_plane(), images,
-                                planes.of_output(), gradient);
-            kernels.dots(gradient, plane, offsets.data(), s.taps, count, totals.data());
+                                dy_end, planes.of_output(), gradient);
+            // Without rows of zeros behind an image, a step would reach into the next one.
+            const int64_t used = s.h.result * planes.columns;
+            const bool apart = lowbit::round_up(used, kStep) <= planes.size();
+            const Planes counted = apart ? Planes{images, planes.size(), used} : Planes{1, count, count};
+            kernels.dots(gradient, plane, offsets.data(), s.taps, counted, totals.data());
         }
         for (int64_t tap = 0; tap < s.taps; ++tap) dw[c * s.taps + tap] = float(totals[tap] * double(scale));
     });

@@ -24,13 +24,13 @@ namespace {
         depthwise::to_floats(from, count, to);                                                               \
     }                                                                                                        \
     template <class T>                                                                                       \
-    TARGET void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,            \
-                            float* to) {                                                                     \
-        depthwise::pack_floats<T>(image, image_size, images, view, to);                                      \
+    TARGET void pack_floats(const T* image, int64_t image_size, int64_t images, const T* end,                \
+                            const View& view, float* to) {                                                   \
+        depthwise::pack_floats<T>(image, image_size, images, end, view, to);                                 \
     }                                                                                                        \
     TARGET void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,               \
-                     int64_t count, double* totals) {                                                        \
-        depthwise::dots(a, plane, offsets, taps, count, totals);                                             \
+                     Planes planes, double* totals) {                                                        \
+        depthwise::dots(a, plane, offsets, taps, planes, totals);                                            \
     }                                                                                                        \
     TARGET int32_t dot(const int16_t* a, const int16_t* b, int64_t count) {                                  \
         return depthwise::dot(a, b, count);                                                                  \

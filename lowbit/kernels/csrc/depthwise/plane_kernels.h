@@ -24,6 +24,8 @@ typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef int8_t Signed16 __attribute__((vector_size(16)));
 typedef int16_t Shorts16 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+typedef int16_t Shorts8 __attribute__((vector_size(16)));
 
 // The first `count` of 16 integers, 1 or 2 bytes apart, and zeros for the others.
 template <bool kSigned, int kStride>
@@ -98,28 +100,65 @@ LOWBIT_INLINE void pack(const uint8_t* image, int64_t image_bytes, int64_t image
     }
 }
 
-// The same to fp32.
+// Eight elements, one or two apart, as fp32.
+template <int kStride>
+LOWBIT_INLINE void load_8(const float* from, Floats8& values) {
+    if (kStride == 1) {
+        memcpy(&values, from, sizeof values);
+    } else {
+        for (int i = 0; i < 8; ++i) values[i] = from[i * kStride];
+    }
+}
+
+template <int kStride, class Byte>
+LOWBIT_INLINE void load_8(const Byte* from, Floats8& values) {
+    typedef Byte Bytes8 __attribute__((vector_size(8)));
+    Ints8 integers;
+    if (kStride == 1) {
+        Bytes8 bytes;
+        memcpy(&bytes, from, sizeof bytes);
+        integers = __builtin_convertvector(bytes, Ints8);
+    } else {  // the lower bytes of 16-bit elements
+        Shorts8 pairs;
+        memcpy(&pairs, from, sizeof pairs);
+        pairs = Byte(-1) < Byte(0) ? (pairs << 8) >> 8 : pairs & 0xff;
+        integers = __builtin_convertvector(pairs, Ints8);
+    }
+    values = __builtin_convertvector(integers, Floats8);
+}
+
+// The first `count` of eight elements, and zeros for the others.
+template <int kStride, class T>
+LOWBIT_INLINE void pack_8(const T* from, int64_t count, float* to) {
+    static const int32_t kMask[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    Ints8 mask, bits;
+    Floats8 values;
+    load_8<kStride>(from, values);
+    memcpy(&mask, kMask + (count < 8 ? 8 - count : 0), sizeof mask);
+    memcpy(&bits, &values, sizeof bits);
+    bits &= mask;
+    memcpy(to, &bits, sizeof bits);
+}
+
+// pack_as to fp32.
 template <class T>
-LOWBIT_INLINE void pack_floats(const T* image, int64_t image_size, int64_t images, const View& view,
-                               float* __restrict to) {
+LOWBIT_INLINE void pack_floats(const T* image, int64_t image_size, int64_t images, const T* end,
+                               const View& view, float* __restrict to) {
     const Columns columns(view);
+    const int64_t first = columns.first, last = columns.last;
+    if (first >= last) return;
     for (int64_t n = 0; n < images; ++n) {
         for (int64_t row = 0; row < view.rows; ++row, to += view.columns) {
             const int64_t h = view.first_row + row * view.step_h;
             if (h < 0 || h >= view.height) continue;
             const T* from = image + n * image_size + h * view.width + view.first_column;
-            if (view.step_w == 1) {
-                int64_t i = columns.first;
-                for (; i + 8 <= columns.last; i += 8) {  // for short rows, a call of memcpy takes longer
-                    float eight[8];
-                    for (int64_t j = 0; j < 8; ++j) eight[j] = float(from[i + j]);
-                    memcpy(to + i, eight, sizeof eight);
-                }
-                for (; i < columns.last; ++i) to[i] = from[i];
-            } else if (view.step_w == 2) {
-                for (int64_t i = columns.first; i < columns.last; ++i) to[i] = from[2 * i];
+            const bool can_overread = end - (from + last * view.step_w) >= 8 * view.step_w;
+            if (view.step_w == 1 && can_overread) {
+                for (int64_t i = first; i < last; i += 8) pack_8<1>(from + i, last - i, to + i);
+            } else if (view.step_w == 2 && can_overread && kLittleEndian) {
+                for (int64_t i = first; i < last; i += 8) pack_8<2>(from + 2 * i, last - i, to + i);
             } else {
-                for (int64_t i = columns.first; i < columns.last; ++i) to[i] = from[i * view.step_w];
+                for (int64_t i = first; i < last; ++i) to[i] = from[i * view.step_w];
             }
         }
     }
@@ -166,23 +205,30 @@ LOWBIT_INLINE void correlate_scaled(const float* plane, int64_t planes, int64_t 
     }
 }
 
-// totals[tap] += the sum of a[i] * plane[offsets[tap] + i] over `count` elements, in sixteen partial sums of
-// fp32; `a` is 0 in the last elements of a step.
+// Planes of several images, `size` elements apart, of which the first `used` count.
+struct Planes {
+    int64_t images, size, used;
+};
+
+// totals[tap] += the sum of a[i] * plane[offsets[tap] + i] over the elements that count, in sixteen partial
+// sums of fp32; behind them, `a` is 0 up to the end of a step.
 template <int kTaps>
-LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* offsets, int64_t count,
+LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* offsets, Planes planes,
                            double* totals) {
     Floats8 low[kTaps] = {}, high[kTaps] = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        Floats8 left, right;
-        memcpy(&left, a + i, sizeof left);
-        memcpy(&right, a + i + 8, sizeof right);
-        LOWBIT_UNROLLED
-        for (int tap = 0; tap < kTaps; ++tap) {
-            Floats8 one, other;
-            memcpy(&one, plane + offsets[tap] + i, sizeof one);
-            memcpy(&other, plane + offsets[tap] + i + 8, sizeof other);
-            low[tap] += left * one;
-            high[tap] += right * other;
+    for (int64_t start = 0; start < planes.images * planes.size; start += planes.size) {
+        for (int64_t i = start; i < start + planes.used; i += kLanes) {
+            Floats8 left, right;
+            memcpy(&left, a + i, sizeof left);
+            memcpy(&right, a + i + 8, sizeof right);
+            LOWBIT_UNROLLED
+            for (int tap = 0; tap < kTaps; ++tap) {
+                Floats8 one, other;
+                memcpy(&one, plane + offsets[tap] + i, sizeof one);
+                memcpy(&other, plane + offsets[tap] + i + 8, sizeof other);
+                low[tap] += left * one;
+                high[tap] += right * other;
+            }
         }
     }
     for (int tap = 0; tap < kTaps; ++tap) {
@@ -194,11 +240,11 @@ LOWBIT_INLINE void dots_of(const float* a, const float* plane, const int64_t* of
 
 // As many taps at a time as registers hold the sums of.
 LOWBIT_INLINE void dots(const float* a, const float* plane, const int64_t* offsets, int64_t taps,
-                        int64_t count, double* totals) {
+                        Planes planes, double* totals) {
     int64_t tap = 0;
-    for (; tap + 5 <= taps; tap += 5) dots_of<5>(a, plane, offsets + tap, count, totals + tap);
-    for (; tap + 2 <= taps; tap += 2) dots_of<2>(a, plane, offsets + tap, count, totals + tap);
-    for (; tap < taps; ++tap) dots_of<1>(a, plane, offsets + tap, count, totals + tap);
+    for (; tap + 5 <= taps; tap += 5) dots_of<5>(a, plane, offsets + tap, planes, totals + tap);
+    for (; tap + 2 <= taps; tap += 2) dots_of<2>(a, plane, offsets + tap, planes, totals + tap);
+    for (; tap < taps; ++tap) dots_of<1>(a, plane, offsets + tap, planes, totals + tap);
 }
 
 LOWBIT_INLINE void to_floats(const int16_t* from, int64_t count, float* __restrict to) {
@@ -292,11 +338,13 @@ struct Kernels {
                              const float* weights, int64_t taps, const float* scales, int64_t count,
                              float* values);
     void (*to_floats)(const int16_t* from, int64_t count, float* to);
-    void (*pack_floats)(const float* image, int64_t image_size, int64_t images, const View& view, float* to);
-    void (*pack_signed)(const int8_t* image, int64_t image_size, int64_t images, const View& view, float* to);
-    void (*pack_unsigned)(const uint8_t* image, int64_t image_size, int64_t images, const View& view,
-                          float* to);
-    void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, int64_t count,
+    void (*pack_floats)(const float* image, int64_t image_size, int64_t images, const float* end,
+                        const View& view, float* to);
+    void (*pack_signed)(const int8_t* image, int64_t image_size, int64_t images, const int8_t* end,
+                        const View& view, float* to);
+    void (*pack_unsigned)(const uint8_t* image, int64_t image_size, int64_t images, const uint8_t* end,
+                          const View& view, float* to);
+    void (*dots)(const float* a, const float* plane, const int64_t* offsets, int64_t taps, Planes planes,
                  double* totals);
     int32_t (*dot)(const int16_t* a, const int16_t* b, int64_t count);
     void (*copy_sums)(const int32_t* from, const OutputView& target, int64_t* to);

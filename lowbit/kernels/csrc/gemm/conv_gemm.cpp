@@ -2,8 +2,9 @@
 // pixels.
 //
 // For every group: pack the weights; then, for as many images as fit into the L2 cache, pack the images and
-// compute strips of pixels times panels of channels in parallel. Every strip is summed by the micro-kernel
-// and stored by the epilogue.
+// compute strips of pixels times panels of channels. Every strip is summed by the micro-kernel and stored by
+// the epilogue. Where there are enough images, every thread packs and multiplies its own; else threads share
+// the panels and strips of the same images.
 #include "gemm/conv_gemm.h"
 
 #include "common/threads.h"
@@ -121,6 +122,7 @@ struct PhasePlan {
 
 // A strip of pixels times some panels.
 struct StripTask {
+    const PackedBatch& images;
     int64_t group, first_image, panel, panels, first_pixel, pixels;
 };
 
@@ -130,8 +132,9 @@ class ConvGemm {
         : convolution_(convolution),
           product_(product),
           layout_(convolution, *product.source, *product.weight),
+          split_(convolution, layout_),
           weights_(convolution, layout_, *product.weight, product.transposed),
-          images_(convolution, layout_, product),
+          images_(convolution, layout_, product, split_.images),
           kernel_(layout_.microkernel) {
         plan_phases();
         compute_offsets();
@@ -139,14 +142,17 @@ class ConvGemm {
     }
 
     void run() {
+        const int64_t step = images_.max_images(), rounds = (convolution_.batch + step - 1) / step;
         for (int64_t group = 0; group < convolution_.groups; group++) {
-            weights_.pack(group);
+            weights_.pack(group, split_.in_parallel);
             for (PhasePlan& plan : plans_) initialize_sums(plan);
-            for (int64_t first = 0; first < convolution_.batch; first += images_.max_images()) {
-                const int64_t count = std::min(images_.max_images(), convolution_.batch - first);
-                images_.pack(group, first, count);
-                run_images(group, first, count);
-            }
+            for_each(split_.in_parallel && split_.by_images, rounds, [&](int64_t round) {
+                const int64_t first = round * step, count = std::min(step, convolution_.batch - first);
+                const PackedBatch batch = images_.room();
+                for_each(!split_.by_images, count,
+                         [&](int64_t slot) { images_.pack(batch, group, first + slot, slot); });
+                run_images(batch, group, first, count);
+            });
         }
     }
 
@@ -245,15 +251,16 @@ class ConvGemm {
 
     // Panel by panel, so that its weights stay in the cache. All phases of a strip together, because they
     // write to the same cache lines.
-    void run_images(int64_t group, int64_t first, int64_t count) {
+    void run_images(const PackedBatch& batch, int64_t group, int64_t first, int64_t count) {
         int64_t pixels = 0;
         for (const PhasePlan& plan : plans_) pixels = std::max(pixels, count * plan.pixels);
         const int64_t length = kernel_.pixels, strips = round_up(pixels, length) / length,
                       together = kernel_.panels;
         const int64_t bundles = round_up(layout_.panels, together) / together, threads = lowbit_threads();
-        const int64_t wanted = threads > 1 ? round_up(threads * kItemsPerThread, bundles) / bundles : 1;
+        const bool shared = !split_.by_images;  // with other threads
+        const int64_t wanted = shared ? round_up(threads * kItemsPerThread, bundles) / bundles : 1;
         const int64_t pieces = std::min(wanted, strips), strips_per_item = round_up(strips, pieces) / pieces;
-        parallel_for(bundles * pieces, [&](int64_t item) {
+        for_each(shared, bundles * pieces, [&](int64_t item) {
             const int64_t panel = item / pieces * together, begin = item % pieces * strips_per_item;
             const int64_t panels = std::min(together, layout_.panels - panel);
             const ThreadSetup setup(kernel_);
@@ -261,7 +268,7 @@ class ConvGemm {
                 for (const PhasePlan& plan : plans_) {
                     const int64_t p = strip * length, left = count * plan.pixels - p;
                     if (left <= 0) continue;
-                    const StripTask task{group, first, panel, panels, p, std::min(length, left)};
+                    const StripTask task{batch, group, first, panel, panels, p, std::min(length, left)};
                     product_.sum_taps_in_fp32 ? run_strip_by_tap(plan, task) : run_strip(plan, task);
                 }
             }
@@ -270,7 +277,7 @@ class ConvGemm {
 
     void run_span(const PhasePlan& plan, const AccumulationSpan& span, const StripTask& task,
                   const int32_t* initial_sums, int32_t* sums) {
-        Strip strip{images_.bytes(),
+        Strip strip{task.images.bytes,
                     plan.pixel_offsets + task.first_pixel,
                     task.pixels,
                     span.segments.data(),
@@ -335,7 +342,7 @@ class ConvGemm {
         }
         for (size_t t = 0; t < plan.accumulations.size(); t++) {
             const Tap& tap = plan.phase->taps[t];
-            const float* scales = images_.scales() + tap.row * convolution_.padded_width + tap.column;
+            const float* scales = task.images.scales + tap.row * convolution_.padded_width + tap.column;
             for (int64_t p = 0; p < task.pixels; p++) scale[p] = scales[pixel_indices[p]];
             const bool is_wide = accumulate(plan, t, task, sums, wide);
             for (int64_t at = 0; at < task.panels * kPanelSums; at += kPanelSums) {
@@ -397,6 +404,7 @@ class ConvGemm {
     const Convolution& convolution_;
     const Product& product_;
     const PackedLayout layout_;
+    const ImageSplit split_;
     PackedWeights weights_;
     PackedImages images_;
     Microkernel kernel_;

@@ -219,12 +219,12 @@ PackedWeights::PackedWeights(const Convolution& convolution, const PackedLayout&
     }
 }
 
-void PackedWeights::pack(int64_t group) {
+void PackedWeights::pack(int64_t group, bool in_parallel) {
     const int64_t size =
         convolution_.source.channels * convolution_.result.channels * convolution_.kernel_taps;
     const uint8_t* first = static_cast<const uint8_t*>(weight_.integers) + group * size;
     const uint8_t* end = first + (convolution_.groups - group) * size;
-    parallel_for(layout_.panels, [&](int64_t panel) { pack_panel(first, end, panel); });
+    for_each(in_parallel, layout_.panels, [&](int64_t panel) { pack_panel(first, end, panel); });
 }
 
 void PackedWeights::pack_panel(const uint8_t* first, const uint8_t* end, int64_t panel) {
@@ -255,26 +255,30 @@ void PackedWeights::pack_panel(const uint8_t* first, const uint8_t* end, int64_t
 }
 
 constexpr int64_t kPackedBytesPerThread =
-    256 * 1024;  // so that packed images are still in the L2 cache when they are read
+    256 * 1024;                     // so that packed images are still in the L2 cache when they are read
+constexpr int64_t kMinPixels = 48;  // of images that are packed together: several strips
+constexpr int64_t kMinMultiplications = 1 << 18;  // fewer are not worth another thread
 
-PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product)
-    : convolution_(convolution), layout_(layout), product_(product) {
-    thread_local Scratch bytes, pixels, scales;
-    const int64_t fit = std::max<int64_t>(1, lowbit_threads() * kPackedBytesPerThread / layout.image_bytes);
-    const int64_t rounds = round_up(convolution.batch, fit) / fit;
-    max_images_ = round_up(convolution.batch, rounds) / rounds;
-    // A micro-kernel that starts at the last pixel reads up to kSlack pixels further.
-    int64_t behind = 0;
-    for (const Phase& phase : convolution.phases) {
-        behind = std::max(behind, kSlack * layout.pixel_stride(phase));
-    }
-    bytes_ = bytes.get<uint8_t>(max_images_ * layout.image_bytes + behind);
-    // The padding is written once: packing writes only the pixels between.
-    memset(bytes_, layout.offset, static_cast<size_t>(max_images_ * layout.image_bytes));
-    if (product.sum_taps_in_fp32) {
-        scales_ = scales.get<float>(max_images_ * padded_pixels());
-        memset(scales_, 0, static_cast<size_t>(max_images_ * padded_pixels()) * sizeof(float));
-    }
+ImageSplit::ImageSplit(const Convolution& convolution, const PackedLayout& layout) {
+    const Image &source = convolution.source, &result = convolution.result;
+    const int64_t batch = convolution.batch, pixels = std::max<int64_t>(1, result.height * result.width);
+    const int64_t work = batch * pixels * result.channels * source.channels * convolution.kernel_taps;
+    in_parallel = lowbit_threads() > 1 && work >= kMinMultiplications;
+    const int64_t threads = in_parallel ? lowbit_threads() : 1;
+    const auto fitting = [&](int64_t bytes) { return std::max<int64_t>(1, bytes / layout.image_bytes); };
+    const int64_t fair = std::max<int64_t>(1, batch / (threads * kItemsPerThread));
+    const int64_t wanted = threads == 1 ? batch : std::max(fair, round_up(kMinPixels, pixels) / pixels);
+    images = std::min(fitting(kPackedBytesPerThread), wanted);
+    by_images = threads == 1 || images * (threads - 1) < batch;
+    if (!by_images) images = fitting(threads * kPackedBytesPerThread);
+    const int64_t rounds = round_up(batch, images) / images;
+    images = round_up(batch, rounds) / rounds;
+}
+
+PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product,
+                           int64_t max_images)
+    : convolution_(convolution), layout_(layout), product_(product), max_images_(max_images) {
+    thread_local Scratch pixels;
     const Image& source = convolution.source;
     pixels_ = pixels.get<int64_t>(source.height * source.width);
     for (int64_t row = 0; row < source.height; row++) {
@@ -284,30 +288,53 @@ PackedImages::PackedImages(const Convolution& convolution, const PackedLayout& l
     }
 }
 
-void PackedImages::pack(int64_t group, int64_t first, int64_t count) {
-    parallel_for(count, [&](int64_t slot) {
-        pack_image(group, first + slot, slot);
-        if (product_.sum_taps_in_fp32) expand_scales(first + slot, slot);
-    });
+PackedBatch PackedImages::room() const {
+    thread_local Scratch bytes, scales;
+    // A micro-kernel that starts at the last pixel reads up to kSlack pixels further.
+    int64_t behind = 0;
+    for (const Phase& phase : convolution_.phases) {
+        behind = std::max(behind, kSlack * layout_.pixel_stride(phase));
+    }
+    return {bytes.get<uint8_t>(max_images_ * layout_.image_bytes + behind),
+            product_.sum_taps_in_fp32 ? scales.get<float>(max_images_ * padded_pixels()) : nullptr};
 }
 
-void PackedImages::pack_image(int64_t group, int64_t n, int64_t slot) {
+void PackedImages::pack(const PackedBatch& batch, int64_t group, int64_t n, int64_t slot) const {
     const Image& source = convolution_.source;
     const int64_t plane = source.height * source.width, image = source.channels * plane;
     const uint8_t* all = static_cast<const uint8_t*>(product_.source->integers);
     const uint8_t* end = all + convolution_.batch * convolution_.groups * image;
     const Integers integers{all + (n * convolution_.groups + group) * image, end,
                             product_.source->lowest < 0};
-    pack_planes(integers, source.channels, plane, plane, pixels_, layout_.offset, layout_.packed,
-                bytes_ + slot * layout_.image_bytes);
+    uint8_t* target = batch.bytes + slot * layout_.image_bytes;
+    pad(target);
+    pack_planes(integers, source.channels, plane, plane, pixels_, layout_.offset, layout_.packed, target);
+    if (batch.scales) expand_scales(n, batch.scales + slot * padded_pixels());
 }
 
-void PackedImages::expand_scales(int64_t n, int64_t slot) {
+// Writes what is around the pixels; of int16, the offset is 0.
+void PackedImages::pad(uint8_t* image) const {
+    const auto fill = [&](int64_t first, int64_t pixels) {
+        memset(image + first * layout_.pixel_bytes, layout_.offset,
+               static_cast<size_t>(pixels * layout_.pixel_bytes));
+    };
+    const int64_t height = convolution_.source.height, width = convolution_.source.width;
+    int64_t done = 0;  // pixels that are written or between
+    for (int64_t row = 0; row < height; row++) {
+        const int64_t first = pixel_index(row, 0);
+        fill(done, first - done);
+        done = first + width;
+    }
+    fill(done, padded_pixels() - done);
+}
+
+void PackedImages::expand_scales(int64_t n, float* scales) const {
     const Image& source = convolution_.source;
     const lowbit_operand& from = *product_.source;
+    memset(scales, 0, static_cast<size_t>(padded_pixels()) * sizeof(float));
     for (int64_t row = 0; row < source.height; row++) {
         for (int64_t column = 0; column < source.width; column++) {
-            scales_[slot * padded_pixels() + pixel_index(row, column)] =
+            scales[pixel_index(row, column)] =
                 from.scale[n * from.of_n + (row * source.width + column) * from.of_pixel];
         }
     }

@@ -29,7 +29,7 @@ class PackedWeights {
     PackedWeights(const Convolution& convolution, const PackedLayout& layout, const lowbit_operand& weight,
                   bool transposed);
 
-    void pack(int64_t group);
+    void pack(int64_t group, bool in_parallel);
 
     const uint8_t* panel(int64_t number) const { return panels_ + number * layout_.panel_bytes; }
 
@@ -48,18 +48,36 @@ class PackedWeights {
     std::vector<int64_t> target_offsets_;  // of the taps of sixteen rows
 };
 
+// How the images of a convolution are divided.
+struct ImageSplit {
+    ImageSplit(const Convolution& convolution, const PackedLayout& layout);
+
+    bool in_parallel;  // whether more than one thread is worth it
+    bool by_images;    // whether every thread has images of its own
+    int64_t images;    // packed at a time
+};
+
 // Some images of the source with their padding, and, where taps are summed in fp32, the scales of their
-// pixels.
+// pixels: by pixel index, 0 in the padding.
+struct PackedBatch {
+    uint8_t* bytes;
+    float* scales;
+};
+
+// How images are packed, a few at a time.
 class PackedImages {
   public:
-    PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product);
+    // At most `max_images` at a time.
+    PackedImages(const Convolution& convolution, const PackedLayout& layout, const Product& product,
+                 int64_t max_images);
 
-    // How many are packed at a time.
     int64_t max_images() const { return max_images_; }
 
-    void pack(int64_t group, int64_t first, int64_t count);
+    // Memory of the calling thread, until it asks again.
+    PackedBatch room() const;
 
-    const uint8_t* bytes() const { return bytes_; }
+    // Packs image n as number `slot`; on any thread.
+    void pack(const PackedBatch& batch, int64_t group, int64_t n, int64_t slot) const;
 
     // The index of a source pixel among those of a padded image, and their number.
     int64_t pixel_index(int64_t row, int64_t column) const {
@@ -67,20 +85,15 @@ class PackedImages {
     }
     int64_t padded_pixels() const { return convolution_.padded_height * convolution_.padded_width; }
 
-    // By pixel index, 0 in the padding.
-    const float* scales() const { return scales_; }
-
   private:
-    void pack_image(int64_t group, int64_t n, int64_t slot);
-    void expand_scales(int64_t n, int64_t slot);
+    void pad(uint8_t* image) const;
+    void expand_scales(int64_t n, float* scales) const;
 
     const Convolution& convolution_;
     const PackedLayout& layout_;
     const Product& product_;
     int64_t max_images_;
-    uint8_t* bytes_;
     int64_t* pixels_;  // where the elements of a pixel begin
-    float* scales_ = nullptr;
 };
 
 }  // namespace lowbit::gemm

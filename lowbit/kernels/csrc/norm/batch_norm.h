@@ -86,24 +86,25 @@ LOWBIT_INLINE void relu_backward(const float* dy, const uint8_t* bits, float* dx
 
 // ---- Batch norm.
 
-// kWide doubles of one register, and the floats that they come from.
+// kWide doubles of one register, from floats. Written out: of __builtin_convertvector, g++ makes two halves.
 template <int kWide>
 struct Wide;
 template <>
 struct Wide<4> {
-    using Narrow = Floats;
     using Vector = Doubles;
+    static LOWBIT_INLINE void load(const float* x, Vector& to) { to = Vector{x[0], x[1], x[2], x[3]}; }
 };
 template <>
 struct Wide<8> {
-    typedef float Narrow __attribute__((vector_size(8 * sizeof(float))));
     typedef double Vector __attribute__((vector_size(8 * sizeof(double))));
+    static LOWBIT_INLINE void load(const float* x, Vector& to) {
+        to = Vector{x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
+    }
 };
 
 // Sums of x and of x * other. Products of two floats are exact in double.
 template <int kWide>
 struct PairSums {
-    using Narrow = typename Wide<kWide>::Narrow;
     using Vector = typename Wide<kWide>::Vector;
     static constexpr int kParts = kLanes / kWide;
     Vector firsts[kParts] = {}, products[kParts] = {};
@@ -115,12 +116,11 @@ struct PairSums {
         for (int part = 0; part < kParts; ++part) sums[part] = firsts[part], squares[part] = products[part];
         const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
             for (int part = 0; part < kParts; ++part) {
-                Narrow narrow, narrow_other;
-                std::memcpy(&narrow, p + part * kWide, sizeof narrow);
-                std::memcpy(&narrow_other, q + part * kWide, sizeof narrow_other);
-                const Vector value = __builtin_convertvector(narrow, Vector);
+                Vector value, factor;
+                Wide<kWide>::load(p + part * kWide, value);
+                Wide<kWide>::load(q + part * kWide, factor);
                 sums[part] += value;
-                squares[part] += value * __builtin_convertvector(narrow_other, Vector);
+                squares[part] += value * factor;
             }
         };
         int64_t at = 0;

@@ -80,3 +80,8 @@ LOWBIT_PUBLIC int lowbit_max_pool_forward(const float* x, float* y, uint8_t* pla
 // dx: each dy is added to the pixel that was the largest of its window.
 LOWBIT_PUBLIC int lowbit_max_pool_backward(const float* dy, const uint8_t* places, float* dx,
                                            const lowbit_pool* of);
+
+// y = the mean of every row of `inner` elements, added one after the other in fp32; dx = dy / inner. Paddle's
+// bits, as global average pooling (channel_mean.cpp).
+LOWBIT_PUBLIC int lowbit_channel_mean_forward(const float* x, float* y, int64_t rows, int64_t inner);
+LOWBIT_PUBLIC int lowbit_channel_mean_backward(const float* dy, float* dx, int64_t rows, int64_t inner);

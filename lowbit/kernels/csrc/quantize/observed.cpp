@@ -196,10 +196,18 @@ int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float*
 }
 
 int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales, const lowbit_axes* axes,
-                                   const lowbit_levels* levels) {
-    int64_t groups = 1;
+                                   const lowbit_levels* levels, const lowbit_dynamic* how) {
+    int64_t groups = 1, status = 0;
     for (int axis = 0; axis < 4; ++axis) groups *= axes->owns[axis] ? axes->sizes[axis] : 1;
-    int64_t status = lowbit_ranges(x, scales, axes, true);
+    const bool is_known = how->largest != nullptr;
+    if (is_known || !how->iterations) {
+        status = lowbit_ranges(is_known ? how->largest : x, scales, is_known ? how->parts : axes, true);
+    }
+    if (status >= 0 && how->iterations) {
+        status =
+            lowbit_mse_ranges(x, scales, axes, levels->lowest, levels->highest, how->iterations, is_known);
+    }
     if (status >= 0) status = lowbit_scales(scales, scales, groups, levels->lowest, levels->highest);
-    return status < 0 ? status : lowbit_to_integers(x, q, scales, axes, levels, nullptr, 0, 0);
+    if (status < 0) return status;
+    return lowbit_to_integers(x, q, scales, axes, levels, how->draws, how->count_draws, how->first);
 }
