@@ -142,7 +142,11 @@ _SIGNATURES: Signatures = {
     ),
     "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
     "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
-    "lowbit_to_dynamic_integers": (_INT64, [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels)]),
+    "lowbit_to_dynamic_integers": (
+        _INT64,
+        [ADDRESS] * 3
+        + [_AXES, ctypes.POINTER(_Levels), ADDRESS, _INT32, ctypes.POINTER(_Draw), _INT32, ctypes.c_uint64],
+    ),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
     "lowbit_hadamard": (_STATUS, [ADDRESS] * 2 + [_INT64] * 4),
@@ -258,14 +262,9 @@ class QuantizeKernels:
         Int8, or uint8 where the lowest is not negative. `first` is the number of the first element, for the
         draws. NaN becomes 0; returns how many values were NaN.
         """
-        count = len(draws)
-        lowest, highest = grid.lowest * count, grid.highest * count
-        if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
-            raise ValueError(f"{count} draws of {grid} do not fit into a byte")
-        kind: Any = _Draw * count
-        drawn = kind(*draws)
+        drawn = _drawn(grid, draws)
         return self._library.lowbit_to_integers(
-            x, q, scales, _c_axes(axes), _levels(grid), drawn, count, first
+            x, q, scales, _c_axes(axes), _levels(grid), drawn, len(draws), first
         )
 
     def observe(
@@ -300,9 +299,27 @@ class QuantizeKernels:
         """What `quantize_grad` computes; dX may be dY."""
         self._library.lowbit_marked_grad(dy, clipped, dx, dbound, count)
 
-    def to_dynamic_integers(self, x: int, q: int, scales: int, axes: Axes, grid: Integers) -> int:
-        """`ranges`, `scales` and `to_integers` in one call; returns how many values were NaN."""
-        return self._library.lowbit_to_dynamic_integers(x, q, scales, _c_axes(axes), _levels(grid))
+    def to_dynamic_integers(
+        self,
+        x: int,
+        q: int,
+        scales: int,
+        axes: Axes,
+        grid: Integers,
+        draws: Sequence[Draw] = (),
+        *,
+        first: int = 0,
+        largest: int | None = None,
+        turns: int = 0,
+    ) -> int:
+        """`ranges`, or with `turns` `mse_ranges`, `scales` and `to_integers` in one call.
+
+        `largest` are the magnitudes of every [n, c], where these are known. Returns how many values were NaN.
+        """
+        return self._library.lowbit_to_dynamic_integers(
+            *(x, q, scales, _c_axes(axes), _levels(grid), largest, turns),
+            *(_drawn(grid, draws), len(draws), first),
+        )
 
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""
@@ -323,6 +340,18 @@ class QuantizeKernels:
                 f"an axis of {size} cannot be transformed in blocks of {block}: use {_BLOCKS} that divide it"
             )
         self._library.lowbit_hadamard(x, y, before, size, after, block)
+
+
+def _drawn(grid: Integers, draws: Sequence[Draw]) -> Any:
+    """The draws as an array; an error where the sum of their integers does not fit into a byte."""
+    if not draws:
+        return None
+    count = len(draws)
+    lowest, highest = grid.lowest * count, grid.highest * count
+    if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
+        raise ValueError(f"{count} draws of {grid} do not fit into a byte")
+    kind: Any = _Draw * count
+    return kind(*draws)
 
 
 @lru_cache(maxsize=_CACHED)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from paddle import Tensor
 
-from lowbit.nn.qtensor import QTensor, round_operand, with_axes_of
+from lowbit.nn.qtensor import QTensor, operand_of_sums, round_operand, with_axes_of
 from lowbit.nn.quantizer import Quantizer
 from lowbit.nn.scale_state import initial_alpha, initial_step, largest_across_ranks
 from lowbit.numerics import Grid, Rounding, lsq_fake_quantize, pact_clip, scale_from_range
 from lowbit.numerics.exact import as_float32
-from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
 
 
@@ -57,11 +57,26 @@ class TrainingQuantizer(Quantizer):
             return QTensor(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
-            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+            found = self._in_one_call(x, grid, roundings, known)
+            return found or round_operand(x, self._scale_for(x, grid, known), grid, roundings)
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
         return QTensor(data=rotation(made.values(), channels))  # what is turned back is on no grid
+
+    def _in_one_call(
+        self, x: Tensor, grid: Grid, roundings: Sequence[Rounding | None], known: ChannelRanges | None
+    ) -> QTensor | None:
+        """What `_scale_for` and `round_operand` give; None where they have to."""
+        turns = self.spec.observer.turns
+        if turns is None or not self._is_dynamic:
+            return None
+        axes = self._axes(x, self.spec.granularity)
+        found = to_dynamic_bytes(x, grid, axes, roundings, turns=turns, known=known)
+        if found is None:
+            return None
+        data, scale, nan_count = found
+        return operand_of_sums(data, scale, grid, len(roundings), has_nan=nan_count > 0)
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""
