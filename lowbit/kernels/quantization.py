@@ -113,17 +113,6 @@ class _Draw(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("seed", "step", "layer")]
 
 
-class _Dynamic(ctypes.Structure):
-    _fields_ = [
-        ("iterations", ctypes.c_int32),
-        ("count_draws", ctypes.c_int32),
-        ("draws", ctypes.POINTER(_Draw)),
-        ("first", ctypes.c_uint64),
-        ("largest", ADDRESS),
-        ("parts", ctypes.POINTER(_Axes)),
-    ]
-
-
 _AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(_Axes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: Signatures = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
@@ -155,7 +144,8 @@ _SIGNATURES: Signatures = {
     "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
     "lowbit_to_dynamic_integers": (
         _INT64,
-        [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels), ctypes.POINTER(_Dynamic)],
+        [ADDRESS] * 3
+        + [_AXES, ctypes.POINTER(_Levels), ADDRESS, _INT32, ctypes.POINTER(_Draw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
@@ -272,14 +262,9 @@ class QuantizeKernels:
         Int8, or uint8 where the lowest is not negative. `first` is the number of the first element, for the
         draws. NaN becomes 0; returns how many values were NaN.
         """
-        count = len(draws)
-        lowest, highest = grid.lowest * count, grid.highest * count
-        if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
-            raise ValueError(f"{count} draws of {grid} do not fit into a byte")
-        kind: Any = _Draw * count
-        drawn = kind(*draws)
+        drawn = _drawn(grid, draws)
         return self._library.lowbit_to_integers(
-            x, q, scales, _c_axes(axes), _levels(grid), drawn, count, first
+            x, q, scales, _c_axes(axes), _levels(grid), drawn, len(draws), first
         )
 
     def observe(
@@ -321,22 +306,20 @@ class QuantizeKernels:
         scales: int,
         axes: Axes,
         grid: Integers,
+        draws: Sequence[Draw] = (),
         *,
-        turns: int = 0,
-        draw: Draw | None = None,
         first: int = 0,
-        largest: tuple[int, Axes] | None = None,
+        largest: int | None = None,
+        turns: int = 0,
     ) -> int:
-        """`ranges` (`mse_ranges` with turns), `scales` and `to_integers` in one call; the number of NaNs.
+        """`ranges`, or with `turns` `mse_ranges`, `scales` and `to_integers` in one call.
 
-        `largest` are the largest magnitudes of parts of x, and how these make the groups.
+        `largest` are the magnitudes of every [n, c], where these are known. Returns how many values were NaN.
         """
-        how = _Dynamic(turns, 0 if draw is None else 1, None, first)
-        if draw is not None:
-            how.draws = ctypes.pointer(_Draw(*draw))
-        if largest is not None:
-            how.largest, how.parts = largest[0], _axes_pointer(largest[1])
-        return self._library.lowbit_to_dynamic_integers(x, q, scales, _c_axes(axes), _levels(grid), how)
+        return self._library.lowbit_to_dynamic_integers(
+            *(x, q, scales, _c_axes(axes), _levels(grid), largest, turns),
+            *(_drawn(grid, draws), len(draws), first),
+        )
 
     def from_integers(self, q: int, y: int, scales: int, axes: Axes, *, signed: bool) -> None:
         """q * scale, of int8 or, not signed, uint8."""
@@ -359,14 +342,21 @@ class QuantizeKernels:
         self._library.lowbit_hadamard(x, y, before, size, after, block)
 
 
+def _drawn(grid: Integers, draws: Sequence[Draw]) -> Any:
+    """The draws as an array; an error where the sum of their integers does not fit into a byte."""
+    if not draws:
+        return None
+    count = len(draws)
+    lowest, highest = grid.lowest * count, grid.highest * count
+    if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
+        raise ValueError(f"{count} draws of {grid} do not fit into a byte")
+    kind: Any = _Draw * count
+    return kind(*draws)
+
+
 @lru_cache(maxsize=_CACHED)
 def _c_axes(axes: Axes) -> Any:
     return ctypes.byref(_Axes(axes.sizes, axes.owns))
-
-
-@lru_cache(maxsize=_CACHED)
-def _axes_pointer(axes: Axes) -> Any:
-    return ctypes.pointer(_Axes(axes.sizes, axes.owns))
 
 
 @cache

@@ -71,18 +71,18 @@ def round_operand(
         parts = [quantize_to_integers(x, scale, grid, rounding) for rounding in roundings]
         total = parts[0] if count == 1 else add(*parts)
         broken = paddle.isnan(total)
-        kind = _type_for(grid.lowest * count, grid.highest * count)
-        data = paddle.where(broken, paddle.zeros_like(total), total).cast(kind)
+        data = paddle.where(broken, paddle.zeros_like(total), total).cast(_type_for(grid, count))
         found = data, bool(broken.any())
     data, has_broken = found
+    return operand_of_sums(data, scale, grid, count, has_nan=bool(has_broken))
+
+
+def operand_of_sums(data: Tensor, scale: Tensor, grid: Grid, count: int, *, has_nan: bool) -> QTensor:
+    """The operand whose integers are the sums of `count` roundings; `has_nan`: whether a value was NaN."""
     if count > 1:
         scale = multiply(scale, 1 / count)
-    return quantized(data, scale, has_broken, grid, count)
-
-
-def quantized(data: Tensor, scale: Tensor, broken: int, grid: Grid, count: int = 1) -> QTensor:
-    """Integers of a grid, or sums of `count` of them; with broken ones, NaNs, the scale becomes NaN."""
-    scale = paddle.full_like(scale, float("nan")) if broken else scale
+    if has_nan:
+        scale = paddle.full_like(scale, float("nan"))
     return QTensor(data=data, scale=scale, lowest=grid.lowest * count, highest=grid.highest * count)
 
 
@@ -97,8 +97,9 @@ def with_axes_of(x: Tensor, scale: Tensor) -> Tensor:
     return scale.reshape([1] * missing + shape) if missing else scale
 
 
-def _type_for(lowest: int, highest: int) -> str:
+def _type_for(grid: Grid, count: int) -> str:
     """A byte, but for sums of two 8-bit integers."""
+    lowest, highest = grid.lowest * count, grid.highest * count
     if lowest >= 0 and highest <= 255:
         return "uint8"
     return "int8" if lowest >= -128 and highest <= 127 else "int16"

@@ -325,11 +325,16 @@ class Quantizer(nn.Layer):
 
     def dynamic_operand(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:
         """The integers of `x`, their scales, the number of NaNs; None where the scale is kept or learned."""
-        if self.kept is not None or self.step is not None or self.alpha is not None or self.has_fixed_scale:
-            return None
-        if not self.training or self.spec.observer.name != "minmax" or self._calibration_stats is not None:
+        if not self._is_dynamic or self.spec.observer.name != "minmax":
             return None
         return to_dynamic_bytes(x, self.grid(), self._axes(x, self.spec.granularity))
+
+    @property
+    def _is_dynamic(self) -> bool:
+        """Whether, in training, a tensor alone decides about its scales."""
+        if self.kept is not None or self.step is not None or self.alpha is not None or self.has_fixed_scale:
+            return False
+        return self.training and self._calibration_stats is None
 
     def _with_offset(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """As values_and_scale, on a grid with a learned offset."""

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 from paddle import Tensor
 
-from lowbit.nn.qtensor import QTensor, quantized, round_operand, with_axes_of
+from lowbit.nn.qtensor import QTensor, operand_of_sums, round_operand, with_axes_of
 from lowbit.nn.quantizer import Quantizer
 from lowbit.nn.scale_state import initial_alpha, initial_step, largest_across_ranks
 from lowbit.numerics import Grid, Rounding, lsq_fake_quantize, pact_clip, scale_from_range
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
-
-_TURNS = {"minmax": 0, "mse": 1}  # observers that a kernel has, with the steps of their search by default
 
 
 class TrainingQuantizer(Quantizer):
@@ -59,10 +57,8 @@ class TrainingQuantizer(Quantizer):
             return QTensor(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
-            made = self._in_one_call(x, grid, roundings, known)
-            if made is None:
-                made = round_operand(x, self._scale_for(x, grid, known), grid, roundings)
-            return made
+            found = self._in_one_call(x, grid, roundings, known)
+            return found or round_operand(x, self._scale_for(x, grid, known), grid, roundings)
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
@@ -71,16 +67,16 @@ class TrainingQuantizer(Quantizer):
     def _in_one_call(
         self, x: Tensor, grid: Grid, roundings: Sequence[Rounding | None], known: ChannelRanges | None
     ) -> QTensor | None:
-        """Range, scale and integers in one call of a kernel; None where these take more."""
-        if self.kept is not None or self.step is not None or self.has_fixed_scale or len(roundings) != 1:
+        """What `_scale_for` and `round_operand` give; None where they have to."""
+        turns = self.spec.observer.turns
+        if turns is None or not self._is_dynamic:
             return None
-        observer = self.spec.observer
-        if observer.name not in _TURNS:
-            return None
-        turns = int(observer.parameter or _TURNS[observer.name])
         axes = self._axes(x, self.spec.granularity)
-        made = to_dynamic_bytes(x, grid, axes, turns=turns, rounding=roundings[0], known=known)
-        return None if made is None else quantized(*made, grid)
+        found = to_dynamic_bytes(x, grid, axes, roundings, turns=turns, known=known)
+        if found is None:
+            return None
+        data, scale, nan_count = found
+        return operand_of_sums(data, scale, grid, len(roundings), has_nan=nan_count > 0)
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""

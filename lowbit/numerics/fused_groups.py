@@ -40,16 +40,19 @@ class ChannelRanges:
 
     def of(self, axes: Sequence[int]) -> Tensor | None:
         """max |x| of every group along `axes`; None where reading the tensor itself is as good."""
-        largest, kernels = self.largest(axes), _kernels(self._x)
-        return None if largest is None or kernels is None else _read(kernels, largest, axes)
+        largest = self.largest(axes)
+        kernels = None if largest is None else _kernels(largest)
+        return None if kernels is None else _read(kernels, largest, axes)
 
     def largest(self, axes: Sequence[int]) -> Tensor | None:
-        """max |x| of every channel of every image, [images, channels, 1, 1]; None as above."""
+        """max |x| of every channel of every image, if groups along `axes` are made of it; None as above."""
         if not {*_PIXELS} <= {*axes} or len(self._x.shape) != _MOST_AXES:
             return None
-        if self._largest is None and math.prod(self._x.shape[2:]) >= _WORTH_IT:
+        if self._largest is None:
             kernels = _kernels(self._x)
-            self._largest = None if kernels is None else _read(kernels, self._x, _PIXELS)
+            if kernels is None or math.prod(self._x.shape[2:]) < _WORTH_IT:
+                return None
+            self._largest = _read(kernels, self._x, _PIXELS)
         return self._largest
 
 
@@ -92,54 +95,53 @@ def to_bytes(
     shape, scale_shape = x.shape, scale.shape
     if kernels is None or len(scale_shape) != len(shape):
         return None
+    drawn = _draws(grid, roundings)
+    if drawn is None:
+        return None
+    draws, first = drawn
+    q = new_tensor(shape, "int8" if grid.signed else "uint8")
+    at = (x.data_ptr(), q.data_ptr(), scale.data_ptr())
+    broken = kernels.to_integers(*at, axes_of(shape, scale_shape), _integers(grid), draws, first=first)
+    return q, broken
+
+
+def _draws(grid: Grid, roundings: Sequence[Rounding | None]) -> tuple[list[Draw], int] | None:
+    """What the kernels draw, and the number of the first element; None for what they cannot round."""
     draws = [Draw(r.seed, r.step, r.layer) for r in roundings if isinstance(r, Stochastic)]
     count = len(roundings)
     if len(draws) not in (0, count) or (not draws and count > 1):
         return None
     if grid.lowest * count < -128 or grid.highest * count > (127 if grid.signed else 255):
         return None
-    q = new_tensor(shape, "int8" if grid.signed else "uint8")
-    broken = kernels.to_integers(
-        *(x.data_ptr(), q.data_ptr(), scale.data_ptr()),
-        axes_of(shape, scale_shape),
-        _integers(grid),
-        draws,
-        first=roundings[0].first if draws else 0,
-    )
-    return q, broken
+    return draws, roundings[0].first if draws else 0
 
 
 def to_dynamic_bytes(
     x: Tensor,
     grid: Grid,
     axes: Sequence[int],
+    roundings: Sequence[Rounding | None] = (None,),
     *,
     turns: int = 0,
-    rounding: Rounding | None = None,
     known: ChannelRanges | None = None,
 ) -> tuple[Tensor, Tensor, int] | None:
-    """Scales from the ranges of groups along `axes`, and the integers, a byte each, in one call.
+    """Scales from the ranges of groups along `axes`, and what `to_bytes` gives with these, in one call.
 
-    Ranges as by `ranges`, or with turns by `mse_ranges`, from `known` where these are given. Returns the
-    integers, the scales and how many values were NaN.
+    With `turns` those of `mse_ranges`; `known` are the ranges of this same `x`. Returns the integers, the
+    scales and how many values were NaN.
     """
-    kernels, is_drawn = _kernels(x), isinstance(rounding, Stochastic)
-    if kernels is None or (rounding is not None and not is_drawn):
+    kernels, drawn = _kernels(x), _draws(grid, roundings)
+    if kernels is None or drawn is None:
         return None
-    if grid.lowest < -128 or grid.highest > (127 if grid.signed else 255):
-        return None
-    x_shape = x.shape
-    shape, seen = _groups(tuple(x_shape), tuple(axes))
-    found, q = new_tensor(shape), new_tensor(x_shape, "int8" if grid.signed else "uint8")
+    draws, first = drawn
+    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    found, q = new_tensor(shape), new_tensor(x.shape, "int8" if grid.signed else "uint8")
     largest = None if known is None else known.largest(axes)
     broken = kernels.to_dynamic_integers(
-        *(x.data_ptr(), q.data_ptr(), found.data_ptr(), seen, _integers(grid)),
+        *(x.data_ptr(), q.data_ptr(), found.data_ptr(), seen, _integers(grid), draws),
+        first=first,
+        largest=None if largest is None else largest.data_ptr(),
         turns=turns,
-        draw=Draw(rounding.seed, rounding.step, rounding.layer) if is_drawn else None,
-        first=rounding.first if is_drawn else 0,
-        largest=None
-        if largest is None
-        else (largest.data_ptr(), _groups(tuple(largest.shape), tuple(axes))[1]),
     )
     return q, found, broken
 

@@ -42,7 +42,7 @@ def mse_range(
     A group whose q are all 0 keeps its range, which happens to denormal numbers only. `start` is max |x| of
     every group, where the caller knows it; the kernel writes over it.
     """
-    turns = int(iterations or 1)
+    turns = _turns(iterations)
     if turns > 1:  # when to stop depends on the values
         require_values(x, f"mse({turns})")
     found = fused_groups.mse_ranges(x, grid, axes, turns, start)
@@ -64,6 +64,10 @@ def mse_range(
             if not bool(moving.any()):
                 break
     return range_
+
+
+def _turns(iterations: float | None) -> int:
+    return int(iterations or 1)
 
 
 def _projection(x: Tensor, q: Tensor, axes: Sequence[int]) -> Tensor:
@@ -143,6 +147,13 @@ class Observer:
         observe = OBSERVERS[self.name].function
         assert observe is not None, self.name
         return observe(x, grid, axes, self.parameter)
+
+    @property
+    def turns(self) -> int | None:
+        """The iterations of mse, 0 for minmax; None for what `fused_groups.to_dynamic_bytes` lacks."""
+        if self.name == "minmax":
+            return 0
+        return _turns(self.parameter) if self.name == "mse" else None
 
     def __str__(self) -> str:
         return join_word(self.name, self.parameter, OBSERVERS[self.name].default)

@@ -255,6 +255,36 @@ def test_with_a_sum_and_an_activation_it_has_the_bits_of_one_after_the_other(
     _in_every_variant(compute)
 
 
+@pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU])
+@pytest.mark.parametrize("shape", [(3, 70, 9), (2, 40, 1100), (2, 3, 40_000)])
+def test_channels_that_are_computed_together_have_the_bits_of_each_alone(threads, shape, activation):
+    random = np.random.default_rng(0)
+    x, dy = random.standard_normal((2, *shape)).astype(F32)
+
+    def compute(x: np.ndarray, dy: np.ndarray) -> list[np.ndarray]:
+        y, dx, (mean, inverse, dweight, dbias) = (
+            np.empty_like(x),
+            np.empty_like(x),
+            np.empty((4, x.shape[1]), F32),
+        )
+        running, largest = np.ones((2, x.shape[1]), F32), np.empty(x.shape[:2], F32)
+        norm = Norm(_at(x), None, None, Layout(*x.shape), 1e-5, 0.9, activation=activation)
+        norm_kernels().batch_norm_forward(norm, *map(_at, (y, mean, inverse, *running)))
+        gradients = map(_at, (mean, inverse, dy, dx, dweight, dbias))
+        norm_kernels().batch_norm_backward(norm, *gradients, largest=_at(largest))
+        return [y, dx, largest, mean[None], dweight[None], dbias[None]]
+
+    together = _in_every_variant(lambda: compute(x, dy))
+    for number in (1, 2, 5):
+        threads(number)
+        for ours, theirs in zip(compute(x, dy), together, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    for c in range(0, shape[1], 7):
+        alone = compute(x[:, c : c + 1].copy(), dy[:, c : c + 1].copy())
+        for all_, one in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(all_[:, c : c + 1], one)
+
+
 def test_a_mean_far_from_zero_costs_no_digits():
     """As sums in float would: the deviation is a ten-thousandth of the mean."""
     x = (1000 + 0.1 * np.random.default_rng(0).standard_normal((8, 1, 1000))).astype(F32)

@@ -222,6 +222,43 @@ def test_draws_that_do_not_fit_into_a_byte():
             quantize_kernels().to_integers(at(x), at(q), at(x), axes, grid, [Draw(0, 0, 0)] * draws)
 
 
+@given(
+    case=tensors(),
+    log=st.booleans(),
+    turns=st.sampled_from([0, 1, 3]),
+    draws=st.integers(0, 2),
+    first=st.sampled_from([0, 9, 2**32 - 3]),
+    known=st.booleans(),
+)
+@settings(max_examples=100)
+def test_all_in_one_call(case, log, turns, draws, first, known):
+    """Ranges, scales and integers are those of one call after the other."""
+    x, shared = case
+    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    shared = tuple({axis + 4 - case[0].ndim for axis in shared} | ({2, 3} if known else set()))
+    grid = Integers(-4, 4, log=True) if log else Integers(-8, 7)
+    drawn = [Draw(7, 3, layer) for layer in range(draws)]
+    axes, scale_shape = axes_for(x, shared)
+    rows = largest(x, (2, 3))
+    for _ in each_variant():
+        own, (ranges, *_), scales = quantize_kernels(), framed(scale_shape, F32), np.empty(scale_shape, F32)
+        if turns:
+            own.mse_ranges(at(x), at(ranges), axes, grid, turns=turns)
+        else:
+            own.ranges(at(x), at(ranges), axes)
+        own.scales(at(ranges), at(scales), scales.size, grid)
+        expected = np.empty(x.shape, np.int8)
+        lost = own.to_integers(at(x), at(expected), at(scales), axes, grid, drawn, first=first)
+        (found, whole), (found_scales, scales_whole) = framed(x.shape, np.int8), framed(scale_shape, F32)
+        at_once = (at(x), at(found), at(found_scales), axes, grid, drawn)
+        more = {"first": first, "turns": turns, "largest": at(rows) if known else None}
+        assert own.to_dynamic_integers(*at_once, **more) == lost
+        np.testing.assert_array_equal(found, expected)
+        assert_same_bits(found_scales, scales)
+        assert_frame(whole)
+        assert_frame(scales_whole)
+
+
 @given(case=tensors(), highest=st.sampled_from([4, 64]), draws=st.integers(0, 1))
 @settings(max_examples=100)
 def test_log_grid(case, highest, draws):

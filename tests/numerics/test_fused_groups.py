@@ -60,7 +60,7 @@ def test_one_call_gives_the_bits_of_three(grid, rounding, observer, axes, has_kn
     q, broken = to_bytes(x, scale, grid, [rounding])
     turns = 0 if observer.name == "minmax" else int(observer.parameter or 1)
     known = ChannelRanges(x) if has_known else None
-    found = to_dynamic_bytes(x, grid, axes, turns=turns, rounding=rounding, known=known)
+    found = to_dynamic_bytes(x, grid, axes, [rounding], turns=turns, known=known)
     np.testing.assert_array_equal(found[0].numpy(), q.numpy())
     np.testing.assert_array_equal(found[1].numpy(), scale.numpy())
     assert found[2] == broken

@@ -42,8 +42,10 @@
 // them.
 #if defined(__clang__)
 #define LOWBIT_UNROLLED _Pragma("unroll")
+#define LOWBIT_NOT_UNROLLED _Pragma("nounroll")
 #else
 #define LOWBIT_UNROLLED _Pragma("GCC unroll 16")
+#define LOWBIT_NOT_UNROLLED _Pragma("GCC unroll 1")
 #endif
 
 // The instruction sets that this processor can run, best first, separated by spaces; the one in use; and a

@@ -1,8 +1,10 @@
 // ReLU, which saves one bit per element for backward; and batch norm of a few channels with an activation:
-// all images are read for the sums, then again while they are in the cache.
+// all images are read for the sums, then again while they are in the cache. Its backward pass is in
+// batch_norm_backward.h.
 #pragma once
 #include "norm/max_pool.h"
 #include "norm/norm.h"
+#include "norm/pair_sums.h"
 #include "quantize/ranges.h"
 
 #include <cmath>
@@ -86,65 +88,6 @@ LOWBIT_INLINE void relu_backward(const float* dy, const uint8_t* bits, float* dx
 
 // ---- Batch norm.
 
-// kWide doubles of one register, from floats. Written out: of __builtin_convertvector, g++ makes two halves.
-template <int kWide>
-struct Wide;
-template <>
-struct Wide<4> {
-    using Vector = Doubles;
-    static LOWBIT_INLINE void load(const float* x, Vector& to) { to = Vector{x[0], x[1], x[2], x[3]}; }
-};
-template <>
-struct Wide<8> {
-    typedef double Vector __attribute__((vector_size(8 * sizeof(double))));
-    static LOWBIT_INLINE void load(const float* x, Vector& to) {
-        to = Vector{x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
-    }
-};
-
-// Sums of x and of x * other. Products of two floats are exact in double.
-template <int kWide>
-struct PairSums {
-    using Vector = typename Wide<kWide>::Vector;
-    static constexpr int kParts = kLanes / kWide;
-    Vector firsts[kParts] = {}, products[kParts] = {};
-
-    // Sixteen pairs at a time go to sixteen partial sums; the pair at position i goes to sum i mod 16.
-    LOWBIT_INLINE void add(const float* x, const float* other, int64_t count) {
-        // Local copies: compilers would store the members in every iteration.
-        Vector sums[kParts], squares[kParts];
-        for (int part = 0; part < kParts; ++part) sums[part] = firsts[part], squares[part] = products[part];
-        const auto sixteen = [&](const float* p, const float* q) LOWBIT_INLINE_LAMBDA {
-            for (int part = 0; part < kParts; ++part) {
-                Vector value, factor;
-                Wide<kWide>::load(p + part * kWide, value);
-                Wide<kWide>::load(q + part * kWide, factor);
-                sums[part] += value;
-                squares[part] += value * factor;
-            }
-        };
-        int64_t at = 0;
-        for (; at + kLanes <= count; at += kLanes) sixteen(x + at, other + at);
-        if (at < count) {
-            float rest[kLanes] = {}, other_rest[kLanes] = {};  // zeros do not change the sums
-            std::memcpy(rest, x + at, size_t(count - at) * sizeof(float));
-            std::memcpy(other_rest, other + at, size_t(count - at) * sizeof(float));
-            sixteen(rest, other_rest);
-        }
-        for (int part = 0; part < kParts; ++part) firsts[part] = sums[part], products[part] = squares[part];
-    }
-
-    // In the same order for every register width.
-    static LOWBIT_INLINE double total(const Vector* parts) {
-        double all[kLanes];
-        std::memcpy(all, parts, sizeof all);
-        for (int apart = kLanes / 2; apart; apart /= 2) {
-            for (int i = 0; i < apart; ++i) all[i] += all[i + apart];
-        }
-        return all[0];
-    }
-};
-
 // Channels that are processed together, so that short rows of an image are read in longer pieces.
 struct Channels {
     int64_t first, count;
@@ -183,14 +126,16 @@ LOWBIT_INLINE bool to_multiples(const float* __restrict x, float scale, lowbit_m
 }
 
 template <bool kHigh>
+LOWBIT_INLINE float multiple(const uint16_t* low, const int8_t* high, int64_t i) {
+    return float(kHigh ? high[i] * 65536 + int32_t(low[i]) : int32_t(int16_t(low[i])));
+}
+
+template <bool kHigh>
 LOWBIT_INLINE void from_multiples(lowbit_multiples multiples, int64_t at, float scale, float* __restrict x,
                                   int64_t count) {
     const uint16_t* __restrict low = multiples.low + at;
     const int8_t* __restrict high = kHigh ? multiples.high + at : nullptr;
-    for (int64_t i = 0; i < count; ++i) {
-        const int32_t multiple = kHigh ? high[i] * 65536 + int32_t(low[i]) : int32_t(int16_t(low[i]));
-        x[i] = float(multiple) * scale;
-    }
+    for (int64_t i = 0; i < count; ++i) x[i] = multiple<kHigh>(low, high, i) * scale;
 }
 
 // A row of x: the elements from `at` on of a channel of an image. Without x it is made of the multiples, in
@@ -244,7 +189,7 @@ LOWBIT_INLINE void hardswish_backward(const float* x, const float* dy, float* dx
 
 // With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes; `x_row` holds a row
 // where multiples replace x.
-template <int kWide>
+template <AddPairs kAdd>
 LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,
                                       float* inverse, float* running_mean, float* running_variance,
                                       uint8_t* bits, const lowbit_multiples* multiples, float* largest,
@@ -253,15 +198,15 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
     const double count = double(layout.outer * layout.inner);
     const float old = of.momentum, fresh = 1.0f - of.momentum;
     const lowbit_multiples* given = of.x ? nullptr : multiples;
-    PairSums<kWide> sums[kMaxChannels];
+    PairSums sums[kMaxChannels];
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const float* x = row_of_x(of, given, channels.first + k, image, at, x_row);
-        sums[k].add(x, x, layout.inner);
+        kAdd(sums[k], x, x, layout.inner);
     });
     for (int64_t k = 0; k < channels.count; ++k) {
         const int64_t c = channels.first + k;
-        const double middle = PairSums<kWide>::total(sums[k].firsts) / count;
-        const double spread = PairSums<kWide>::total(sums[k].products) / count - middle * middle;
+        const double middle = PairSums::total(sums[k].firsts) / count;
+        const double spread = PairSums::total(sums[k].products) / count - middle * middle;
         const double variance = spread < 0 ? 0 : spread;  // NaN stays NaN
         mean[c] = float(middle);
         inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
@@ -303,86 +248,6 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
                                : to_multiples<false>(from, of.scale[row], *multiples, at, layout.inner);
     });
     return fits;
-}
-
-// `scratch` holds three rows.
-template <int kWide>
-LOWBIT_INLINE void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
-                                       const lowbit_multiples* multiples, const float* mean,
-                                       const float* inverse, const float* dy, float* dx, float* dweight,
-                                       float* dbias, float* dother, float* largest, const uint8_t* places,
-                                       float* scratch) {
-    const lowbit_layout layout = of.layout;
-    const double count = double(layout.outer * layout.inner);
-    const auto gain_of = [&](int64_t c) LOWBIT_INLINE_LAMBDA {
-        return of.weight ? of.weight[c] * inverse[c] : inverse[c];
-    };
-    const auto x_of = [&](int64_t c, int64_t image, int64_t at)
-                          LOWBIT_INLINE_LAMBDA { return row_of_x(of, multiples, c, image, at, scratch); };
-    // dy of a row; with a pool, dx of that.
-    const auto dy_of = [&](int64_t at) LOWBIT_INLINE_LAMBDA {
-        if (!of.pool) return dy + at;
-        const int64_t pooled = at / layout.inner * of.pool->out_height * of.pool->out_width;
-        max_pool_backward(dy + pooled, places + pooled, scratch + 2 * layout.inner, *of.pool);
-        return static_cast<const float*>(scratch + 2 * layout.inner);
-    };
-    // dy before the activation, if there is one, written to `to`. Without a residual, x tells its slope.
-    const auto given_of = [&](int64_t c, int64_t at, const float* __restrict x,
-                              float* __restrict to) LOWBIT_INLINE_LAMBDA {
-        const float* __restrict from = dy_of(at);
-        if (!of.activation) return from;
-        if (bits) {
-            relu_backward(from, bits + bits_at(at, layout.inner), to, layout.inner);
-        } else {
-            const float centre = mean[c], gain = gain_of(c), shift = of.bias ? of.bias[c] : 0.0f;
-            const auto scaled_by = [&](auto slope) LOWBIT_INLINE_LAMBDA {
-                for (int64_t i = 0; i < layout.inner; ++i) {
-                    to[i] = from[i] * slope((x[i] - centre) * gain + shift);
-                }
-            };
-            if (of.activation == LOWBIT_RELU6) {
-                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return relu6_slope(z); });
-            } else if (of.activation == LOWBIT_HARDSWISH) {
-                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return hardswish_slope(z); });
-            } else {
-                scaled_by([](float z) LOWBIT_INLINE_LAMBDA { return z > 0 ? 1.0f : 0.0f; });
-            }
-        }
-        return static_cast<const float*>(to);
-    };
-    float* rest = scratch + layout.inner;
-    if (!of.activation) dother = nullptr;
-    PairSums<kWide> sums[kMaxChannels];
-    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        const int64_t c = channels.first + k;
-        const float* x = x_of(c, image, at);
-        sums[k].add(given_of(c, at, x, dother ? dother + at : rest), x, layout.inner);
-    });
-    float common[kMaxChannels], slope[kMaxChannels];
-    for (int64_t k = 0; k < channels.count; ++k) {
-        const int64_t c = channels.first + k;
-        const double sum = PairSums<kWide>::total(sums[k].firsts);
-        // The sum of dy * (x - mean): the difference in double loses nothing that a float could show.
-        const double centred = PairSums<kWide>::total(sums[k].products) - double(mean[c]) * sum;
-        if (dweight) dweight[c] = float(centred * inverse[c]);
-        if (dbias) dbias[c] = float(sum);
-        common[k] = float(sum / count);
-        slope[k] = float(centred / count * inverse[c] * inverse[c]);
-    }
-    if (!dx) return;
-    // Both rows are computed again, which costs less than keeping them in memory.
-    for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
-        const int64_t c = channels.first + k;
-        const float centre = mean[c], gain = gain_of(c), shared = common[k], steep = slope[k];
-        const float* x = x_of(c, image, at);
-        const float* given = dother ? dother + at : given_of(c, at, x, rest);
-        float* to = dx + at;  // which may be x: element i is read before it is written
-        LOWBIT_INDEPENDENT_ITERATIONS
-        for (int64_t i = 0; i < layout.inner; ++i) {
-            to[i] = (given[i] - shared - (x[i] - centre) * steep) * gain;
-        }
-        if (largest) largest[image * layout.channels + c] = max_magnitude(to, layout.inner);
-    });
 }
 
 }  // namespace lowbit::norm

@@ -3,14 +3,18 @@
 
 #include "common/scratch.h"
 #include "common/threads.h"
-#include "norm/batch_norm.h"
+#include "norm/batch_norm_backward.h"
 #include "norm/channel_product.h"
 #include "norm/max_pool.h"
+
+#include <algorithm>
 
 namespace {
 
 using lowbit::Scratch;
+using lowbit::norm::Backward;
 using lowbit::norm::Channels;
+using lowbit::norm::ChannelTerms;
 
 // The loops over a few channels, a chunk or a plane, for one instruction set.
 struct Kernels {
@@ -18,10 +22,10 @@ struct Kernels {
                                float* inverse, float* running_mean, float* running_variance, uint8_t* bits,
                                const lowbit_multiples* multiples, float* largest, uint8_t* places,
                                float* scratch, int32_t* columns, float* x_row);
-    void (*batch_norm_backward)(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,
-                                const lowbit_multiples* multiples, const float* mean, const float* inverse,
-                                const float* dy, float* dx, float* dweight, float* dbias, float* dother,
-                                float* largest, const uint8_t* places, float* scratch);
+    void (*backward_sums)(const Backward& in, Channels channels, float* dweight, float* dbias, float* dother,
+                          ChannelTerms terms, float* scratch);
+    void (*backward_rows)(const Backward& in, Channels channels, int64_t image, ChannelTerms terms, float* dx,
+                          float* largest, float* scratch);
     void (*relu_forward)(const float* x, float* y, uint8_t* bits, int64_t count);
     void (*relu_backward)(const float* dy, const uint8_t* bits, float* dx, int64_t count);
     void (*hardswish_forward)(const float* x, float* y, int64_t count);
@@ -34,23 +38,24 @@ struct Kernels {
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
 };
 
-#define LOWBIT_NORM_KERNELS(NAME, TARGET, WIDE)                                                              \
+#define LOWBIT_NORM_KERNELS(NAME, TARGET, ADD)                                                               \
     namespace NAME {                                                                                         \
     TARGET bool batch_norm_forward(const lowbit_batch_norm& of, Channels channels, float* y, float* mean,    \
                                    float* inverse, float* running_mean, float* running_variance,             \
                                    uint8_t* bits, const lowbit_multiples* multiples, float* largest,         \
                                    uint8_t* places, float* scratch, int32_t* columns, float* x_row) {        \
-        return lowbit::norm::batch_norm_forward<WIDE>(of, channels, y, mean, inverse, running_mean,          \
-                                                      running_variance, bits, multiples, largest, places,    \
-                                                      scratch, columns, x_row);                              \
+        return lowbit::norm::batch_norm_forward<lowbit::norm::ADD>(                                          \
+            of, channels, y, mean, inverse, running_mean, running_variance, bits, multiples, largest,        \
+            places, scratch, columns, x_row);                                                                \
     }                                                                                                        \
-    TARGET void batch_norm_backward(const lowbit_batch_norm& of, Channels channels, const uint8_t* bits,     \
-                                    const lowbit_multiples* multiples, const float* mean,                    \
-                                    const float* inverse, const float* dy, float* dx, float* dweight,        \
-                                    float* dbias, float* dother, float* largest, const uint8_t* places,      \
-                                    float* scratch) {                                                        \
-        lowbit::norm::batch_norm_backward<WIDE>(of, channels, bits, multiples, mean, inverse, dy, dx,        \
-                                                dweight, dbias, dother, largest, places, scratch);           \
+    TARGET void backward_sums(const Backward& in, Channels channels, float* dweight, float* dbias,           \
+                              float* dother, ChannelTerms terms, float* scratch) {                           \
+        lowbit::norm::backward_sums<lowbit::norm::ADD>(in, channels, dweight, dbias, dother, terms,          \
+                                                       scratch);                                             \
+    }                                                                                                        \
+    TARGET void backward_rows(const Backward& in, Channels channels, int64_t image, ChannelTerms terms,      \
+                              float* dx, float* largest, float* scratch) {                                   \
+        lowbit::norm::backward_rows(in, channels, image, terms, dx, largest, scratch);                       \
     }                                                                                                        \
     TARGET void relu_forward(const float* x, float* y, uint8_t* bits, int64_t count) {                       \
         lowbit::norm::relu_forward(x, y, bits, count);                                                       \
@@ -79,25 +84,28 @@ struct Kernels {
                                   const lowbit_pool& of) {                                                   \
         lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
     }                                                                                                        \
-    const Kernels kernels = {batch_norm_forward, batch_norm_backward,      relu_forward,                     \
-                             relu_backward,      hardswish_forward,        hardswish_backward,               \
-                             channel_product,    channel_product_backward, max_pool_forward,                 \
-                             max_pool_backward};                                                             \
+    const Kernels kernels = {batch_norm_forward, backward_sums,    backward_rows,                            \
+                             relu_forward,       relu_backward,    hardswish_forward,                        \
+                             hardswish_backward, channel_product,  channel_product_backward,                 \
+                             max_pool_forward,   max_pool_backward};                                         \
     }
 
 #if LOWBIT_X86
-LOWBIT_NORM_KERNELS(avx512, LOWBIT_TARGET_AVX512, 8)
-LOWBIT_NORM_KERNELS(avx2, LOWBIT_TARGET_AVX2, 4)
+LOWBIT_NORM_KERNELS(avx512, LOWBIT_TARGET_AVX512, add_pairs_avx512)
+LOWBIT_NORM_KERNELS(avx2, LOWBIT_TARGET_AVX2, add_pairs_avx2)
 #endif
-LOWBIT_NORM_KERNELS(baseline, , 4)
+LOWBIT_NORM_KERNELS(baseline, , add_pairs_baseline)
 
 const Kernels& kernels() { return LOWBIT_CHOOSE(kernels); }
 
-// body(channels) for groups of channels, in parallel: as many together as make rows of about 8 KB.
+// body(channels) for groups of channels, in parallel: as many together as make rows of about 128 KB in an
+// image, but two groups for every thread. Of shorter rows, processors prefetch too little.
 template <class Body>
 void parallel_channels(lowbit_layout layout, Body body) {
-    const int64_t wanted = 2048 / layout.inner, most = lowbit::norm::kMaxChannels;
-    const int64_t step = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    constexpr int64_t kRow = 1 << 15, most = lowbit::norm::kMaxChannels;
+    const int64_t threads = lowbit_threads(), groups = threads > 1 ? 2 * threads : 1;
+    const int64_t share = lowbit::ceil_div(layout.channels, groups);
+    const int64_t wanted = std::min({kRow / layout.inner, share, most}), step = std::max<int64_t>(wanted, 1);
     lowbit::parallel_for((layout.channels + step - 1) / step, [&](int64_t item) {
         const int64_t first = item * step, left = layout.channels - first;
         body(Channels{first, left < step ? left : step});
@@ -142,12 +150,21 @@ int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
                                const float* dy, float* dx, float* dweight, float* dbias, float* dother,
                                float* largest, const uint8_t* places) {
     return lowbit::guarded([&] {
+        if (!of->activation) dother = nullptr, bits = nullptr;
+        const Backward in = {*of, bits, multiples, mean, inverse, dy, places};
+        const Backward rest = dother ? in.after_activation(dother) : in;
         const Kernels& own = kernels();
         parallel_channels(of->layout, [&](Channels channels) {
             thread_local Scratch memory;
-            float* scratch = memory.get<float>(3 * of->layout.inner);
-            own.batch_norm_backward(*of, channels, bits, multiples, mean, inverse, dy, dx, dweight, dbias,
-                                    dother, largest, places, scratch);
+            float* scratch = memory.get<float>(4 * of->layout.inner);
+            float common[lowbit::norm::kMaxChannels], slope[lowbit::norm::kMaxChannels];
+            const ChannelTerms terms = {common, slope};
+            own.backward_sums(in, channels, dweight, dbias, dother, terms, scratch);
+            for (int64_t image = 0; dx && image < of->layout.outer; ++image) {
+                const int64_t row = image * of->layout.channels + channels.first;
+                own.backward_rows(rest, channels, image, terms, dx + row * of->layout.inner,
+                                  largest ? largest + row : nullptr, scratch);
+            }
         });
     });
 }

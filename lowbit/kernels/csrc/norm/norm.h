@@ -7,8 +7,9 @@
 // as those, two or three bytes each (lowbit_multiples).
 //
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
-// thread. Files: batch_norm.h (with activations), max_pool.h and channel_product.h have the loops; norm.cpp
-// compiles them for baseline, AVX2 and AVX-512 and runs them in parallel over channels, chunks or planes.
+// thread. Files: batch_norm.h (with activations), batch_norm_backward.h, max_pool.h and channel_product.h
+// have the loops, pair_sums.h the sums; norm.cpp compiles them for baseline, AVX2 and AVX-512 and runs them
+// in parallel over channels, chunks or planes.
 #pragma once
 #include "common/channel_blocks.h"
 

@@ -196,18 +196,19 @@ int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float*
 }
 
 int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales, const lowbit_axes* axes,
-                                   const lowbit_levels* levels, const lowbit_dynamic* how) {
-    int64_t groups = 1, status = 0;
+                                   const lowbit_levels* levels, const float* largest, int32_t iterations,
+                                   const lowbit_draw* draws, int32_t count_draws, uint64_t first) {
+    int64_t groups = 1;
     for (int axis = 0; axis < 4; ++axis) groups *= axes->owns[axis] ? axes->sizes[axis] : 1;
-    const bool is_known = how->largest != nullptr;
-    if (is_known || !how->iterations) {
-        status = lowbit_ranges(is_known ? how->largest : x, scales, is_known ? how->parts : axes, true);
-    }
-    if (status >= 0 && how->iterations) {
-        status =
-            lowbit_mse_ranges(x, scales, axes, levels->lowest, levels->highest, how->iterations, is_known);
+    lowbit_axes rows = *axes;
+    rows.sizes[2] = rows.sizes[3] = 1;
+    int64_t status = 0;
+    if (largest || !iterations)
+        status = lowbit_ranges(largest ? largest : x, scales, largest ? &rows : axes, true);
+    if (status >= 0 && iterations) {
+        status = lowbit_mse_ranges(x, scales, axes, levels->lowest, levels->highest, iterations,
+                                   largest != nullptr);
     }
     if (status >= 0) status = lowbit_scales(scales, scales, groups, levels->lowest, levels->highest);
-    if (status < 0) return status;
-    return lowbit_to_integers(x, q, scales, axes, levels, how->draws, how->count_draws, how->first);
+    return status < 0 ? status : lowbit_to_integers(x, q, scales, axes, levels, draws, count_draws, first);
 }

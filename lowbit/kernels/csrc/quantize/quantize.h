@@ -106,20 +106,13 @@ LOWBIT_PUBLIC int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q
 LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
                                      int64_t count);
 
-// How lowbit_to_dynamic_integers finds ranges, and the draws of lowbit_to_integers.
-struct lowbit_dynamic {
-    int32_t iterations;  // of lowbit_mse_ranges; 0: lowbit_ranges
-    int32_t count_draws;
-    const lowbit_draw* draws;
-    uint64_t first;
-    const float* largest;      // if not null, the largest |x| of parts of x, such as its rows,
-    const lowbit_axes* parts;  // and which of these parts make a group
-};
-
-// lowbit_ranges or lowbit_mse_ranges, lowbit_scales and lowbit_to_integers in one call.
+// lowbit_ranges, or with `iterations` lowbit_mse_ranges, lowbit_scales and lowbit_to_integers in one call.
+// `largest`, if known, are the largest magnitudes along the last two axes, which own no scales then.
 LOWBIT_PUBLIC int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales,
                                                  const lowbit_axes* axes, const lowbit_levels* levels,
-                                                 const lowbit_dynamic* how);
+                                                 const float* largest, int32_t iterations,
+                                                 const lowbit_draw* draws, int32_t count_draws,
+                                                 uint64_t first);
 
 // What block reconstruction needs. As lowbit_quantize, but values whose 24 random bits of
 // the draw are below the threshold stay as they are; at most 2^32 elements.

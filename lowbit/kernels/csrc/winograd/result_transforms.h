@@ -53,12 +53,13 @@ LOWBIT_INLINE void remove_factors(const UInt32x8& scaled, int row, int column, I
     result = reinterpret_cast<Int32x8>(scaled * kInverseOf9) >> (kTwos[row] + kTwos[column]);
 }
 
-// Both halves of an inverse transform, from the points sums[i * stride] of eight channels.
+// Both halves of an inverse transform, from the points sums[i * stride] of eight channels. The columns are
+// not unrolled: compilers would keep the addresses of all points, which are more than there are registers.
 template <int kResults, class Inverse>
 LOWBIT_INLINE void inverse_transform(const int32_t* sums, int64_t stride, Inverse inverse,
                                      Int32x8 (&results)[kResults][kResults]) {
     UInt32x8 down[kResults][kSide];
-    LOWBIT_UNROLLED
+    LOWBIT_NOT_UNROLLED
     for (int j = 0; j < kSide; j++) {
         UInt32x8 points[kSide], column[kResults];
         LOWBIT_UNROLLED
