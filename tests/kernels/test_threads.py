@@ -105,7 +105,7 @@ def test_the_number_of_threads_changes_nothing_in_integers(threads, shape, axes)
 
     def run() -> list[np.ndarray]:
         found = [
-            to_dynamic_bytes(x, parse_grid(grid), axes, turns=turns, rounding=rounding)
+            to_dynamic_bytes(x, parse_grid(grid), axes, [rounding], turns=turns)
             for grid, turns, rounding in (("int8", 0, None), ("int4", 2, None), ("log4", 0, draw))
         ]
         return [tensor.numpy() for q, scale, _ in found for tensor in (q, scale)]
