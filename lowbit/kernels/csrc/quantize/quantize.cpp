@@ -4,6 +4,7 @@
 
 #include "quantize/hadamard.h"
 #include "quantize/integers.h"
+#include "quantize/log_rounding.h"
 #include "quantize/ranges.h"
 
 namespace {
@@ -33,7 +34,7 @@ struct Passes {
         return convert<__VA_ARGS__>(x, q, scales, each, count, lowest, highest, keys, index);      \
     }
 
-#define LOWBIT_PASSES(NAME, TARGET)                                                                        \
+#define LOWBIT_PASSES(NAME, TARGET, LOG_ONE_DRAW)                                                          \
     namespace NAME {                                                                                       \
     LOWBIT_CONVERT(round_half_even, TARGET, Nearest)                                                       \
     LOWBIT_CONVERT(one_draw, TARGET, Stochastic<1>)                                                        \
@@ -41,7 +42,6 @@ struct Passes {
     LOWBIT_CONVERT(small_one_draw, TARGET, StochasticSmall<1>)                                             \
     LOWBIT_CONVERT(small_two_draws, TARGET, StochasticSmall<2>)                                            \
     LOWBIT_CONVERT(log_nearest, TARGET, LogNearest)                                                        \
-    LOWBIT_CONVERT(log_one_draw, TARGET, LogStochastic<1>)                                                 \
     LOWBIT_CONVERT(log_two_draws, TARGET, LogStochastic<2>)                                                \
     TARGET int32_t of_rows(const float* x, const GroupRows& rows, int32_t is_signed) {                     \
         return largest_of_rows(x, rows, is_signed);                                                        \
@@ -79,16 +79,17 @@ struct Passes {
                            pack,                                                                           \
                            unpack,                                                                         \
                            rotate,                                                                         \
-                           {log_nearest, log_one_draw, log_two_draws},                                     \
+                           {log_nearest, LOG_ONE_DRAW, log_two_draws},                                     \
                            {round_half_even, small_one_draw, small_two_draws},                             \
                            {round_half_even, one_draw, two_draws}};                                        \
     }
 
 #if LOWBIT_X86
-LOWBIT_PASSES(avx512, LOWBIT_TARGET_AVX512)
-LOWBIT_PASSES(avx2, LOWBIT_TARGET_AVX2)
+LOWBIT_PASSES(avx512, LOWBIT_TARGET_AVX512, log_one_draw_avx2)
+LOWBIT_PASSES(avx2, LOWBIT_TARGET_AVX2, log_one_draw_avx2)
 #endif
-LOWBIT_PASSES(baseline, )
+LOWBIT_CONVERT(log_one_draw_baseline, , LogStochastic<1>)
+LOWBIT_PASSES(baseline, , log_one_draw_baseline)
 
 const Passes& current() { return LOWBIT_CHOOSE(passes); }
 

@@ -8,6 +8,7 @@
 //   quantize.cpp       the C functions for integers: ranges, scales, conversion, 4-bit packing, rotation
 //   ranges.h           largest magnitudes, ranges of least squared error, scales
 //   integers.h         rounding to integers on linear or logarithmic grids; 4-bit packing
+//   log_rounding.h     the same on log4 with one random number each, with AVX2
 //   rounding.h         rounding of one value; the random numbers of stochastic rounding
 //   hadamard.h         the Walsh-Hadamard transform
 //   observed.cpp       what a quantizer of training does in one call: observe, choose a scale, round
