@@ -58,7 +58,11 @@ def deployed_weight(layer: nn.Layer) -> tuple[np.ndarray, DeployedOperand]:
         raise LowbitError(f'the weight of layer "{quantizer.layer_name}" has NaN or Inf in it')
     grid = quantizer.grid()
     operand = DeployedOperand(
-        lowest=grid.lowest, highest=grid.highest, bits=grid.bits, signed=grid.signed, scale=scale.numpy()
+        lowest=grid.lowest,
+        highest=grid.highest,
+        bits=grid.storage_bits,
+        signed=grid.signed,
+        scale=scale.numpy(),
     )
     return integers.numpy().astype(np.int16), operand
 

@@ -36,7 +36,7 @@ def quantize_to_integers(x: Tensor, scale: Tensor, grid: Grid, rounding: Roundin
     >>> quantize_to_integers(paddle.to_tensor([0.6, -9.0]), scale, parse_grid("int4")).tolist()
     [1.0, -8.0]
     """
-    plain = rounding is not None or grid.logarithmic or _records_gradients(x, scale)
+    plain = rounding is not None or not grid.has_every_integer or _records_gradients(x, scale)
     seen_as = None if plain else fused.layout(x, scale)
     if seen_as is not None:
         return fused.on_grid(x, scale, grid, seen_as, integers=True)
@@ -53,6 +53,8 @@ def _round_inside(quotient: Tensor, grid: Grid, rounding: Rounding | None) -> Te
     clipped = paddle.clip(quotient, float(grid.lowest), float(grid.highest))
     if grid.logarithmic:
         return log_round(clipped, rounding or nearest)
+    if grid.midrise:  # the odd integer above the even one below
+        return 2 * paddle.floor(clipped * 0.5) + 1
     return nearest(clipped) if rounding is None else rounding(clipped)
 
 
@@ -91,7 +93,7 @@ def fake_quantize(
 
 def on_grid(x: Tensor, scale: Tensor, grid: Grid, rounding: Rounding | None = None) -> Tensor:
     """What fake_quantize computes, without the gradient: one pass of a C++ kernel, or plain operators."""
-    seen_as = fused.layout(x, scale) if rounding is None and not grid.logarithmic else None
+    seen_as = fused.layout(x, scale) if rounding is None and grid.has_every_integer else None
     if seen_as is not None:
         return fused.on_grid(x, scale, grid, seen_as)
     q = _round_inside(divide(as_float32(x), scale), grid, rounding)
@@ -183,7 +185,7 @@ def lsq_gradients(
 
     One pass of a C++ kernel, or plain operators.
     """
-    seen_as = fused.layout_of_gradient(dy, x, step)
+    seen_as = fused.layout_of_gradient(dy, x, step) if grid.has_every_integer else None
     if seen_as is not None:
         return fused.learned_step(dy, x, step, grid, seen_as, learning)
     v = divide(as_float32(x), step)

@@ -25,6 +25,13 @@ class Grid:
     >>> grid = parse_grid("int4")
     >>> grid.lowest, grid.highest
     (-8, 7)
+
+    A mid-rise grid has no 0: its integers are the odd ones, 2^bits of them, as many below 0 as above. With
+    few bits it is closer to weights than a grid that spends one of four values on 0 and another on one side.
+
+    >>> grid = parse_grid("int2-midrise")  # -3, -1, 1, 3
+    >>> grid.lowest, grid.highest
+    (-3, 3)
     """
 
     name: str
@@ -33,6 +40,7 @@ class Grid:
     signed: bool = True
     narrow: bool = False
     logarithmic: bool = False
+    midrise: bool = False
     zero_point: int = 0  # integers below 0, where that is neither none nor half of them
 
     def __str__(self) -> str:
@@ -43,21 +51,32 @@ class Grid:
         """Whether values are integers times a scale."""
         return self.bits is not None
 
+    @property
+    def has_every_integer(self) -> bool:
+        """Whether every integer from the lowest to the highest is on it, as kernels that round take it."""
+        return not self.logarithmic and not self.midrise
+
+    @property
+    def storage_bits(self) -> int:
+        """Bits of the two's complement that holds the integers: one more where they are odd ones only."""
+        return self._integer_bits() + self.midrise
+
     @cached_property
     def lowest(self) -> int:
-        """The smallest integer: 0, or -2^(b-1), or, narrow or logarithmic, as far from 0 as the highest."""
+        """The smallest integer: 0, or -2^(b-1), or as far from 0 as the highest."""
         if not self.signed or self.zero_point:
             return -self.zero_point
-        return -self.highest if self.narrow or self.logarithmic else -(1 << (self._integer_bits() - 1))
+        symmetric = self.narrow or self.logarithmic or self.midrise
+        return -self.highest if symmetric else -(1 << (self._integer_bits() - 1))
 
     @cached_property
     def highest(self) -> int:
-        """The largest integer: 2^(b-1)-1, or, unsigned, 2^b-1, or, logarithmic, the last power of two."""
+        """The largest integer: 2^(b-1)-1; unsigned or mid-rise 2^b-1; logarithmic the last power of two."""
         if self.logarithmic:  # 0 and 2^(b-1)-1 powers of two on either side
             return 1 << ((1 << (self._integer_bits() - 1)) - 2)
         if self.zero_point:
             return (1 << self._integer_bits()) - 1 - self.zero_point
-        return (1 << (self._integer_bits() - self.signed)) - 1
+        return (1 << (self._integer_bits() - (self.signed and not self.midrise))) - 1
 
     def in_bits(self, bits: int) -> Grid:
         """The same kind of grid with other bits.
@@ -65,7 +84,8 @@ class Grid:
         >>> str(parse_grid("int4-narrow").in_bits(8))
         'int8-narrow'
         """
-        return _integer_grid(bits, signed=self.signed, narrow=self.narrow)
+        midrise = self.midrise and bits <= MOST_MIDRISE_BITS
+        return _integer_grid(bits, signed=self.signed, narrow=self.narrow, midrise=midrise)
 
     def _integer_bits(self) -> int:
         if self.bits is None:
@@ -73,17 +93,22 @@ class Grid:
         return self.bits
 
 
-FEWEST_BITS, MOST_BITS, MOST_LOG_BITS = 2, 8, 4
-_INTEGER_WORDS = "int2 to int8, uint2 to uint8, int2-narrow to int8-narrow, for gradients log2 to log4"
+FEWEST_BITS, MOST_BITS, MOST_LOG_BITS, MOST_MIDRISE_BITS = 2, 8, 4, 4
+_INTEGER_WORDS = (
+    "int2 to int8, uint2 to uint8, int2-narrow to int8-narrow, for weights int2-midrise to int4-midrise, "
+    "for gradients log2 to log4"
+)
 
 
-def _integer_grid(bits: int, *, signed: bool = True, narrow: bool = False) -> Grid:
+def _integer_grid(bits: int, *, signed: bool = True, narrow: bool = False, midrise: bool = False) -> Grid:
+    form = "-narrow" if narrow else "-midrise" if midrise else ""
     return Grid(
-        name=f"{'' if signed else 'u'}int{bits}{'-narrow' if narrow else ''}",
+        name=f"{'' if signed else 'u'}int{bits}{form}",
         storage="int8" if signed else "uint8",
         bits=bits,
         signed=signed,
         narrow=narrow,
+        midrise=midrise,
     )
 
 
@@ -99,6 +124,7 @@ _GRIDS = {
         *(_integer_grid(bits) for bits in _BITS),
         *(_integer_grid(bits, signed=False) for bits in _BITS),
         *(_integer_grid(bits, narrow=True) for bits in _BITS),
+        *(_integer_grid(bits, midrise=True) for bits in _BITS if bits <= MOST_MIDRISE_BITS),
         *(
             Grid(name=f"log{bits}", storage="int8", bits=bits, logarithmic=True)
             for bits in range(FEWEST_BITS, MOST_LOG_BITS + 1)

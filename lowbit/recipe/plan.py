@@ -127,6 +127,8 @@ class Plan:
                 "observer sensitivity is for the inputs of quantization-aware training or of none, with "
                 "scaling fixed and granularity per-tensor: calibration chooses such a scale by gradients"
             )
+        elif spec.grid.midrise and (operand != "weight" or not self.is_straight_through):
+            problem = f"the grid {spec.grid} is for the weights of QAT: it has no 0"
         elif operand != "grad_output" and (for_gradients := _for_gradients_only(spec)):
             problem = f"{for_gradients} is for gradients only (grad_output)"
         elif operand == "grad_output" and spec.is_trained:

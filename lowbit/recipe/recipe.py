@@ -229,6 +229,16 @@ class Recipe(FrozenSection):
         return self
 
     @model_validator(mode="after")
+    def _rounds_to_every_integer(self) -> Recipe:
+        freezes = self.oscillation is not None and self.oscillation.freeze
+        for rule in self.rules:
+            grid = rule.forward and rule.forward.weight and rule.forward.weight.grid
+            if grid and grid.midrise and (self.reconstruction is not None or freezes):
+                what = "oscillation.freeze" if self.reconstruction is None else "reconstruction"
+                raise ValueError(f"{what} rounds weights to any integer, {grid} has odd ones: leave out one")
+        return self
+
+    @model_validator(mode="after")
     def _moves_the_weights_that_are_quantized(self) -> Recipe:
         acts = self.oscillation is not None and (self.oscillation.damp or self.oscillation.freeze)
         if acts and self.batch_norm.fold == "training":

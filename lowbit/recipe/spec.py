@@ -114,12 +114,16 @@ class TensorSpec:
             raise LowbitError("scaling learned goes with rounding nearest: its gradient is that of nearest")
         if self.grid.logarithmic and self.observer != MINMAX:
             raise LowbitError(f"the grid {self.grid} spans all magnitudes: its observer is minmax")
+        if self.grid.midrise and (self.scaling.name, self.observer) != ("learned", _MSE_TO_THE_END):
+            raise LowbitError(f"the grid {self.grid} is for learned steps: scaling learned, observer mse")
+        if self.grid.midrise and self.clip != "none":
+            raise LowbitError(f"the grid {self.grid} is for weights: it has no clip")
         if self.samples != 1 and self.rounding != "stochastic":
             raise LowbitError("two samples differ with rounding stochastic alone: leave samples out")
         if self.sign == "auto" and not self.grid.signed:
             raise LowbitError(f"sign auto chooses between int and uint; {self.grid} has chosen already")
         if self.sign == "asymmetric":
-            if not self.grid.signed or self.grid.narrow or self.grid.logarithmic:
+            if not self.grid.signed or self.grid.narrow or not self.grid.has_every_integer:
                 raise LowbitError(
                     f"sign asymmetric learns where a grid begins, which {self.grid} says: use "
                     f"int{self.grid.bits}"

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from hypothesis import given, settings
 
-from lowbit.numerics import lsq_fake_quantize, lsq_initial_step, parse_grid
+from lowbit.numerics import lsq_fake_quantize, lsq_initial_step, parse_grid, parse_observer
 from tests.support import numerics_twin as twin
 from tests.support.numerics_twin import F32, INTEGER_GRIDS, TINY, every_bit_pattern, grids, scales
 
@@ -119,3 +119,38 @@ def test_the_step_learns_to_make_the_error_small(word):
         value = value - F32(0.5) * step.grad.numpy()
     best = min(error(F32([s])) for s in np.linspace(0.05, 2.5, 200))
     assert error(value) < 1.5 * best < error(start)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(1,), (4, 1, 1)])
+def test_midrise_goes_to_the_nearest_odd_integer(bits, shape):
+    grid, step = parse_grid(f"int{bits}-midrise"), np.full(shape, 0.37, F32)
+    odd = np.arange(grid.lowest, grid.highest + 1, 2)
+    v = X / F32(0.37)
+    nearest = odd[np.abs(v[..., None] - odd).argmin(-1)]
+    found = lsq_fake_quantize(paddle.to_tensor(X), paddle.to_tensor(step), grid).numpy()
+    assert np.array_equal(found, nearest.astype(F32) * F32(0.37))
+    dx, dstep = gradients(grid, step)
+    inside = (v > grid.lowest) & (v < grid.highest)
+    slope = np.where(inside, nearest - v, nearest) * DY / math.sqrt(X.size // step.size * grid.highest)
+    assert np.array_equal(dx, np.where(inside, DY, 0))
+    axes = (0, 1, 2) if shape == (1,) else (1, 2)
+    np.testing.assert_allclose(dstep, slope.sum(axis=axes).reshape(shape), rtol=1e-4, atol=1e-5)
+
+
+def test_midrise_is_on_the_grid_already_and_knows_no_zero():
+    grid, step = parse_grid("int2-midrise"), paddle.to_tensor([0.5])
+    values = lsq_fake_quantize(paddle.to_tensor([-9.0, -0.1, 0.0, 0.1, 1.0, 9.0, np.nan]), step, grid)
+    assert np.array_equal(values.numpy(), F32([-1.5, -0.5, 0.5, 0.5, 1.5, 1.5, np.nan]), equal_nan=True)
+    assert np.array_equal(lsq_fake_quantize(values, step, grid).numpy(), values.numpy(), equal_nan=True)
+
+
+def test_midrise_is_closer_to_normal_weights_in_two_bits():
+    values = np.random.default_rng(0).standard_normal((1, 5000), dtype=F32)
+    x, mse = paddle.to_tensor(values), parse_observer("mse(50)")
+    errors = []
+    for word in ("int2", "int2-midrise"):
+        grid = parse_grid(word)
+        y = lsq_fake_quantize(x, mse(x, grid, axes=(1,)), grid)
+        errors.append(float(((y - x) ** 2).mean()))
+    assert errors[1] < 0.9 * errors[0]

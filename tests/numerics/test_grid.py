@@ -115,7 +115,8 @@ def test_full_is_the_tensor_itself():
 
 def test_words():
     names = grid_names()
-    assert len(names) == 3 + 3 * 7 + 3 and {"bf16", "int2", "int8-narrow", "uint5", "log4"} < set(names)
+    assert len(names) == 3 + 3 * 7 + 3 + 3
+    assert {"bf16", "int2", "int8-narrow", "uint5", "log4", "int3-midrise"} < set(names)
     assert [str(parse_grid(word)) for word in names] == names
     assert parse_grid("bfloat16") is parse_grid("bf16") is BF16
     assert str(BF16) == "bf16"
@@ -126,6 +127,16 @@ def test_logarithmic(bits, highest):
     grid = parse_grid(f"log{bits}")
     assert grid.is_integer and grid.logarithmic
     assert (grid.lowest, grid.highest) == (-highest, highest)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_midrise(bits):
+    grid = parse_grid(f"int{bits}-midrise")
+    assert grid.is_integer and grid.bits == bits and grid.storage_bits == bits + 1
+    assert (grid.lowest, grid.highest) == (1 - 2**bits, 2**bits - 1)
+    assert -(2**bits) <= grid.lowest  # fits the two's complement of storage_bits
+    assert not grid.has_every_integer and parse_grid(f"int{bits}").has_every_integer
+    assert str(grid.in_bits(3)) == "int3-midrise" and str(grid.in_bits(8)) == "int8"
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

@@ -16,7 +16,7 @@ from lowbit.recipe import FULL_SPEC, PRODUCTS, Rule, TensorSpec, operands_of
 from lowbit.recipe.spec import CLIPS, SpecSettings, parse_setting
 
 INTEGER_GRIDS = [
-    name for name in grid_names() if parse_grid(name).is_integer and not parse_grid(name).logarithmic
+    name for name in grid_names() if parse_grid(name).is_integer and parse_grid(name).has_every_integer
 ]
 
 
