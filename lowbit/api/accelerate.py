@@ -34,6 +34,8 @@ _holders_of_amd_fix = 0
 _threads: dict[object, int] = {}  # requested by open calls; the last one applies
 _threads_before = 1
 _said = ""  # the line that was logged last; it is logged once
+# Undoing of open calls. A caller may drop the result, and collected context managers would undo themselves.
+_open: set[ExitStack] = set()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def accelerate(threads: int | None = None) -> Acceleration:
     `threads` sets the number of threads of Paddle and of lowbit's kernels (default: OMP_NUM_THREADS, which
     Paddle sets to 1). The settings are logged once (logger `lowbit`). Operators are replaced in the calling
     thread only; memory and the matrix library are settings of the process. The effect ends with `close()` or
-    the `with` block; calls can be nested and closed in any order.
+    the `with` block, else with the process; calls can be nested and closed in any order.
 
     >>> import paddle, lowbit
     >>> net = paddle.nn.Conv2D(3, 4, 3)
@@ -123,6 +125,9 @@ def accelerate(threads: int | None = None) -> Acceleration:
         undo.enter_context(fast_convolutions(wanted=on_cpu))
         undo.enter_context(fast_norm_ops(wanted=on_cpu))
         undo.enter_context(fast_updates(wanted=on_cpu))
+        held = undo.pop_all()
+        held.callback(_open.discard, held)
+        _open.add(held)
         done = Acceleration(
             convolutions=convolution_library(wanted=on_cpu),
             batch_norm=norm_library(wanted=on_cpu),
@@ -130,7 +135,7 @@ def accelerate(threads: int | None = None) -> Acceleration:
             memory=kept,
             matrix_products=fix,
             threads=math_threads(),
-            _undo=undo.pop_all(),
+            _undo=held,
         )
     line = done._line()
     with _lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -15,6 +16,7 @@ from paddle import _C_ops, optimizer
 import lowbit
 from lowbit.accel import process_settings
 from lowbit.accel.process_settings import SETTING
+from lowbit.api import accelerate as accelerate_module
 from lowbit.errors import LowbitError
 from lowbit.kernels import why_missing
 from lowbit.machine.device import math_threads
@@ -56,6 +58,18 @@ def test_as_a_call(images, labels):
     done.close()
     done.close()
     assert fast == pytest.approx(step(build(), images, labels), rel=1e-4)
+
+
+@pytest.mark.skipif(why_missing() is not None, reason="needs the compiled kernels")
+def test_a_dropped_result_stays_in_effect():
+    before, open_before = state(), set(accelerate_module._open)
+    lowbit.accelerate()
+    gc.collect()
+    inside = state()
+    for held in accelerate_module._open - open_before:
+        held.close()
+    assert inside["batch_norm"] is not before["batch_norm"] and inside["steps"] != before["steps"]
+    assert accelerate_module._open == open_before
 
 
 def test_after_an_error():
