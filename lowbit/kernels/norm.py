@@ -57,6 +57,21 @@ class Pool(NamedTuple):
     left: int
 
 
+class Shortcut(NamedTuple):
+    """lowbit_shortcut: which pixels are kept, and the channels of zeros before and after them."""
+
+    images: int
+    channels: int
+    height: int
+    width: int
+    stride: int
+    zero_channels: int
+
+
+class _Shortcut(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in Shortcut._fields]
+
+
 class _Pool(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in Pool._fields]
 
@@ -73,6 +88,7 @@ class _Norm(ctypes.Structure):
 
 
 _NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
+_SHORTCUT = ctypes.POINTER(_Shortcut)
 _SIGNATURES: Signatures = {
     "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [MULTIPLES] + [ADDRESS] * 2),
     "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, MULTIPLES] + [ADDRESS] * 9),
@@ -84,6 +100,8 @@ _SIGNATURES: Signatures = {
     "lowbit_channel_product_backward": (_STATUS, [ADDRESS] * 5 + [_INT64] * 2),
     "lowbit_channel_mean_forward": (_STATUS, [ADDRESS] * 2 + [_INT64] * 2),
     "lowbit_channel_mean_backward": (_STATUS, [ADDRESS] * 2 + [_INT64] * 2),
+    "lowbit_shortcut_forward": (_STATUS, [ADDRESS] * 2 + [_SHORTCUT]),
+    "lowbit_shortcut_backward": (_STATUS, [ADDRESS] * 2 + [_SHORTCUT]),
     "lowbit_max_pool_forward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
     "lowbit_max_pool_backward": (_STATUS, [ADDRESS] * 3 + [_POOL]),
 }
@@ -182,6 +200,14 @@ class NormKernels:
     def channel_mean_backward(self, dy: int, dx: int, rows: int, inner: int) -> None:
         """dX: dY / inner for every element of a row."""
         self._library.lowbit_channel_mean_backward(dy, dx, rows, inner)
+
+    def shortcut_forward(self, x: int, y: int, of: Shortcut) -> None:
+        """The kept pixels between channels of zeros."""
+        self._library.lowbit_shortcut_forward(x, y, ctypes.byref(_Shortcut(*of)))
+
+    def shortcut_backward(self, dy: int, dx: int, of: Shortcut) -> None:
+        """dX."""
+        self._library.lowbit_shortcut_backward(dy, dx, ctypes.byref(_Shortcut(*of)))
 
     def max_pool_forward(self, x: int, y: int, places: int, pool: Pool) -> None:
         """Y, and the index of each value in its window, a byte each."""

@@ -86,3 +86,14 @@ LOWBIT_PUBLIC int lowbit_max_pool_backward(const float* dy, const uint8_t* place
 // bits, as global average pooling (channel_mean.cpp).
 LOWBIT_PUBLIC int lowbit_channel_mean_forward(const float* x, float* y, int64_t rows, int64_t inner);
 LOWBIT_PUBLIC int lowbit_channel_mean_backward(const float* dy, float* dx, int64_t rows, int64_t inner);
+
+// Images of channels x height x width, of which every stride-th pixel is kept in both directions;
+// `zero_channels` channels of zeros are put before and as many after them.
+struct lowbit_shortcut {
+    int64_t images, channels, height, width, stride, zero_channels;
+};
+
+// y: the kept pixels between zeros, as in ResNet20's shortcut; dx: dy where pixels were kept, else 0
+// (shortcut.cpp).
+LOWBIT_PUBLIC int lowbit_shortcut_forward(const float* x, float* y, const lowbit_shortcut* of);
+LOWBIT_PUBLIC int lowbit_shortcut_backward(const float* dy, float* dx, const lowbit_shortcut* of);
