@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -95,8 +96,8 @@ def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_bits(values: dict[str, Any], bits: int | None) -> dict[str, Any]:
-    """A recipe of 4 bits with so many, first and last layer in 8 as before."""
-    return values if bits is None else json.loads(json.dumps(values).replace('"int4"', f'"int{bits}"'))
+    """A recipe of 4 or 2 bits with so many, first and last layer in 8 as before."""
+    return values if bits is None else json.loads(re.sub(r'"int[24]\b', f'"int{bits}', json.dumps(values)))
 
 
 class Timer:
@@ -128,33 +129,57 @@ def measure_ptq(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -
 
 def measure_training(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Top-1 of fp32 and of the last epoch of a run of `lowbit train`, and the seconds that it took."""
-    data = folder / "cifar-10-batches-bin"
-    options = [f"DataLoader.{split}.dataset.path={data}" for split in ("Train", "Eval")]
-    options += [f"DataLoader.{split}.loader.num_workers=0" for split in ("Train", "Eval")]
-    options += [f"Global.epochs={row['epochs']}", f"Global.seed={chosen.seed}", "Global.checkpoints=auto"]
-    options += [f"Global.eval_interval={row['epochs']}"]
-    if row["kind"] == "qat":
-        options.append(f"Global.pretrained_model={folder / WEIGHTS[row['network']]}")
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(chosen.work_dir or temporary)
-        config = load_config(row["config"], [*options, *row["options"], f"Global.output_dir={out}"])
-        values = config.model_dump(mode="json") | {"Recipe": recipe_of(row) if "recipe" in row else None}
+        weights = None
         if row["kind"] == "qat":
-            values["Distillation"] = {"teacher": "fp32"}
+            weights = trained_weights(row, chosen, folder) if "from" in row else WEIGHTS[row["network"]]
         with Timer() as timer:
-            run = train(validate(values, {}, chosen.name), quiet=True)
+            run = train_row(row, chosen.seed, folder, out, weights)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     baseline = [one["top1"] for one in records if one["kind"] == "baseline"]
     last = [one["top1"] for one in records if one["kind"] == "eval"][-1]
-    fp32 = round(100 * baseline[0], 3) if baseline else row["fp32"]
+    fp32 = round(100 * baseline[0], 3) if baseline else row.get("fp32", round(100 * last, 3))
     return {"fp32": fp32, "top1": round(100 * last, 3), **timer.figures}
+
+
+def trained_weights(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -> Path:
+    """Weights of the row that this one starts from; trained in the folder `from` of the work dir."""
+    if chosen.work_dir is None:
+        raise SystemExit(f"the row starts from {row['from']}: give --work-dir, where that is trained first")
+    out = Path(chosen.work_dir) / "from"
+    run = train_row(load_rows()[row["from"]], 0, folder, out, None)
+    return run.absolute() / "checkpoints" / "latest.pdparams"
+
+
+def train_row(row: dict[str, Any], seed: int, folder: Path, out: Path, weights: str | Path | None) -> Path:
+    """Train as the row says, from these weights of `folder`; a run that was killed goes on."""
+    data = folder / "cifar-10-batches-bin"
+    options = [f"DataLoader.{split}.dataset.path={data}" for split in ("Train", "Eval")]
+    options += [f"DataLoader.{split}.loader.num_workers=0" for split in ("Train", "Eval")]
+    options += [f"Global.epochs={row['epochs']}", f"Global.seed={seed}", "Global.checkpoints=auto"]
+    options += [f"Global.eval_interval={row['epochs']}", f"Global.output_dir={out}", *row["options"]]
+    if weights is not None:
+        options.append(f"Global.pretrained_model={folder / weights}")
+    config = load_config(row["config"], options)
+    values = config.model_dump(mode="json") | {"Recipe": recipe_of(row) if "recipe" in row else None}
+    if row["kind"] == "qat":
+        values["Distillation"] = {"teacher": "fp32"}
+        if teacher := row.get("teacher"):
+            values["Distillation"] = {"teacher": str(folder / WEIGHTS[teacher]), "teacher_model": teacher}
+    return train(validate(values, {}, str(out)), quiet=True)
 
 
 MEASURE = {"ptq": measure_ptq, "qat": measure_training, "train": measure_training}
 
 
+def load_rows() -> dict[str, dict[str, Any]]:
+    """All rows by name."""
+    return yaml.safe_load(ROWS.read_text("utf-8"))["rows"]
+
+
 def main() -> None:
-    rows = yaml.safe_load(ROWS.read_text("utf-8"))["rows"]
+    rows = load_rows()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
