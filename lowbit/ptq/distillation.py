@@ -73,7 +73,8 @@ def distill(
             with paddle.no_grad():
                 taught = reference(*batch)
             loss = _difference(model(*batch), taught)
-            loss = loss + sum(_relative_error(found[n], wanted[n]) for n in wanted) / max(1, len(wanted))
+            errors = sum(_relative_error(found[n], wanted[n]) for n in wanted)
+            loss = loss + settings.distill_block_weight / max(1, len(wanted)) * errors
             loss.backward()
             slowed = (1 + math.cos(math.pi * step / settings.distill)) / 2
             for optimizer, rate in optimizers.values():

@@ -23,7 +23,7 @@ from lowbit.ptq.distillation import Snapshot
 from lowbit.recipe.recipe import Reconstruction
 
 _SNAPSHOT = "distillation.safetensors"
-_OF_DISTILLATION = ("distill", "distill_learning_rate", "distill_drop")  # settings
+_OF_DISTILLATION = ("distill", "distill_learning_rate", "distill_drop", "distill_block_weight")  # settings
 
 
 def run_identity(

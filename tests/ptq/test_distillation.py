@@ -18,7 +18,11 @@ from lowbit.recipe import make_recipe
 from tests.support import ptq_nets
 from tests.support.ptq_nets import calibrated, images, recipe
 
-SETTINGS = {"bits": 2, "iterations": 0, "batch_size": 32, "distill": 30, "distill_learning_rate": 0.01}
+SETTINGS = {
+    **{"bits": 2, "iterations": 0, "batch_size": 32},
+    # A small network does not learn answers by heart.
+    **{"distill": 30, "distill_learning_rate": 0.01, "distill_drop": 0.0, "distill_block_weight": 1},
+}
 
 
 def network() -> nn.Layer:
@@ -70,6 +74,29 @@ def test_weights_are_on_the_grid_and_layers_as_before():
 def test_deterministic_by_seed():
     assert _same(_state(_made()[0]), _state(_made()[0]))
     assert not _same(_state(_made()[0]), _state(_made(distill_drop=0.5)[0]))
+
+
+def test_weight_of_the_blocks():
+    """Without the blocks' outputs in the loss the answers come nearer, and the blocks do not."""
+    unseen = [(x,) for x in images(64, seed=99).numpy()]
+    changes = {"distill": 100, "distill_drop": 0.0}
+    alone, weighed = (_made(distill_block_weight=weight, **changes)[0] for weight in (0, 30))
+    assert not _same(_state(alone), _state(weighed))
+    plain = network()
+    plain.eval()
+
+    def block_error(net: nn.Layer) -> float:
+        caught: list[list[np.ndarray]] = []
+        for one in (net, plain):
+            caught.append([])
+            hook = one.head.register_forward_pre_hook(lambda _, given: caught[-1].append(given[0].numpy()))
+            one.eval()
+            one(paddle.to_tensor(np.stack([x for (x,) in unseen])))
+            hook.remove()
+        (found,), (wanted,) = caught
+        return float(np.square(found - wanted).mean())
+
+    assert block_error(weighed) < block_error(alone)
 
 
 def test_blocks_that_are_done_are_not_trained_again(tmp_path):
@@ -200,7 +227,14 @@ def test_reference_computes_in_fp32():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"distill": -1}, {"distill_learning_rate": 0}, {"distill_drop": 2}, {"distil": 5}]
+    "settings",
+    [
+        {"distill": -1},
+        {"distill_learning_rate": 0},
+        {"distill_drop": 2},
+        {"distil": 5},
+        {"distill_block_weight": -1},
+    ],
 )
 def test_bad_settings_are_errors(settings):
     with pytest.raises(LowbitError):
