@@ -31,7 +31,7 @@ class Language:
     page: str
     columns: tuple[str, ...]
     fp32: str  # shown instead of a recipe
-    steps: str  # a sentence; {processor}, {threads} and so on come from the data
+    steps: str  # a sentence; {amx}, {avx2} and {latency} come from the data
     accuracy: str
     more: str
 
@@ -40,8 +40,8 @@ ENGLISH = Language(
     page="README.md",
     columns=("network, data", "recipe", "top-1", "to fp32", "ONNX", "latency", "step, AMX", "step, AVX2"),
     fp32="fp32",
-    steps="Step: speed of a training step relative to Paddle's fp32 ({processor}, `{command}`, one thread, "
-    "{date}). Latency: speed of the ONNX file in ONNX Runtime relative to the faster fp32 of ONNX Runtime "
+    steps="Step: speed of a training step relative to Paddle's fp32, one thread (AMX: {amx}; AVX2: {avx2}). "
+    "Latency: speed of the ONNX file in ONNX Runtime relative to the faster fp32 of ONNX Runtime "
     "and OpenVINO ({latency}). ",
     accuracy="To fp32: difference of top-1 in points. Empty: not measured. ",
     more="[Measured results](docs/numbers.md) has conditions, ranges and commands.",
@@ -50,7 +50,7 @@ CHINESE = Language(
     page="README.zh.md",
     columns=("网络，数据", "配方", "top-1", "与 fp32 之差", "ONNX", "延迟", "训练步，AMX", "训练步，AVX2"),
     fp32="fp32",
-    steps="训练步：相对于 Paddle fp32 的训练速度（{processor}，`{command}`，单线程，{date}）。"
+    steps="训练步：相对于 Paddle fp32 的训练速度，单线程（AMX：{amx}；AVX2：{avx2}）。"
     "延迟：ONNX 文件在 ONNX Runtime 中的速度，相对于 ONNX Runtime 与 OpenVINO 中较快的 fp32（{latency}）。",
     accuracy="与 fp32 之差为 top-1 的百分点；空格表示没有测量。",
     more="条件、范围和命令见[测量结果](docs/numbers.md)。",
