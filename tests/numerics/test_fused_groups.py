@@ -10,6 +10,7 @@ from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.quantization import QuantizeKernels
 from lowbit.numerics import Stochastic, parse_grid, parse_observer, scale_from_range
 from lowbit.numerics.fused_groups import ChannelRanges, to_bytes, to_dynamic_bytes
+from lowbit.numerics.rounding import log_round
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 
@@ -64,3 +65,17 @@ def test_one_call_gives_the_bits_of_three(grid, rounding, observer, axes, has_kn
     np.testing.assert_array_equal(found[0].numpy(), q.numpy())
     np.testing.assert_array_equal(found[1].numpy(), scale.numpy())
     assert found[2] == broken
+
+
+@pytest.mark.parametrize("exponent", [-120, -45, -40, -20, 0, 20, 60, 62])
+def test_one_scale_divides_to_the_last_bit(exponent):
+    """Kernels may divide by a reciprocal; quotients on the edge of two powers of two tell the difference."""
+    grid, random = parse_grid("log4"), np.random.default_rng(exponent + 200)
+    scale = np.float32(random.uniform(1, 2) * 2.0**exponent)
+    exact = np.concatenate([random.uniform(0, 64, 4096), 2.0 ** random.integers(-3, 6, 4096), [np.inf, 0]])
+    x = (exact * random.choice([-1, 1], exact.size)).astype(np.float32) * scale
+    rounding = Stochastic(seed=1, step=2, layer=3)
+    given = paddle.to_tensor(x.reshape(1, 2, -1))
+    q, _ = to_bytes(given, paddle.full([1, 1, 1], scale), grid, [rounding])
+    slow = log_round(paddle.clip(paddle.to_tensor(x / scale), -64.0, 64.0), rounding)
+    np.testing.assert_array_equal(q.numpy().ravel(), slow.numpy().astype(np.int8))
