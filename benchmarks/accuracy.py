@@ -89,6 +89,9 @@ def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
     """The row's recipe with its settings."""
     values = recipe_file_values(row["recipe"])
     if row.get("kind", "ptq") != "ptq":
+        if row.get("offsets"):
+            values["rules"][0]["forward"]["input"]["sign"] = "asymmetric"
+            values["rules"][1]["forward"]["input"]["sign"] = "auto"
         return in_bits(values, row.get("bits")) | row.get("settings", {})
     if settings := row.get("settings"):
         values["reconstruction"] = {**(values.get("reconstruction") or {}), **settings}
