@@ -142,8 +142,9 @@ def measure_training(row: dict[str, Any], chosen: argparse.Namespace, folder: Pa
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     baseline = [one["top1"] for one in records if one["kind"] == "baseline"]
     last = [one["top1"] for one in records if one["kind"] == "eval"][-1]
-    fp32 = round(100 * baseline[0], 3) if baseline else row.get("fp32", round(100 * last, 3))
-    return {"fp32": fp32, "top1": round(100 * last, 3), **timer.figures}
+    top1 = round(100 * last, 3)
+    fp32 = round(100 * baseline[0], 3) if baseline else row.get("fp32") if "recipe" in row else top1
+    return {"fp32": fp32, "top1": top1, **timer.figures}
 
 
 def trained_weights(row: dict[str, Any], chosen: argparse.Namespace, folder: Path) -> Path:
@@ -208,7 +209,7 @@ def main() -> None:
         "name": chosen.name,
         "seed": chosen.seed,
         **found,
-        "difference": round(found["top1"] - found["fp32"], 3),
+        "difference": None if found["fp32"] is None else round(found["top1"] - found["fp32"], 3),
         "load": os.getloadavg()[0],
         "commit": commit.stdout.strip(),
     }

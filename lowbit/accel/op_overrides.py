@@ -54,7 +54,8 @@ class ScopedPatch:
         try:
             yield
         finally:
-            self._opened.depth -= 1
+            # In another thread at the end of the process, where a thread never closed what it opened.
+            self._opened.depth = getattr(self._opened, "depth", 1) - 1
             with self._lock:
                 self._users -= 1
                 if not self._users:

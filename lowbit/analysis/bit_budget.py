@@ -125,6 +125,5 @@ def _settings(plan: Plan, bits: int) -> dict[str, dict[str, dict[str, str]]]:
     for product in plan.products():
         for operand, spec in operands_of(product).items():
             if spec.grid.is_integer and operand != "grad_output" and spec.grid.bits != bits:
-                grid = re.sub(r"\d+", str(bits), spec.grid.name)
-                found.setdefault(product.name, {})[operand] = {"grid": grid}
+                found.setdefault(product.name, {})[operand] = {"grid": spec.grid.in_bits(bits).name}
     return found

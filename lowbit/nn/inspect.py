@@ -138,7 +138,8 @@ def weight_health(layer: nn.Layer) -> QuantStats | None:
         return None
     weight, integers, scale = _on_grid(layer)
     grid = layer.weight_quantizer.grid()
-    return measure_stats(weight, integers, scale, lowest=grid.lowest, highest=grid.highest, most=_ENOUGH)
+    bounds = {"lowest": grid.lowest, "highest": grid.highest, "spacing": grid.spacing}
+    return measure_stats(weight, integers, scale, **bounds, most=_ENOUGH)
 
 
 def kept_scales(layer: nn.Layer) -> dict[str, float]:
@@ -166,7 +167,7 @@ def weight_histogram(layer: nn.Layer) -> LevelHistogram:
     weight, _, scale = _on_grid(layer)
     grid = layer.weight_quantizer.grid()
     steps = weight.numpy().astype(np.float64) / scale.numpy()  # in fp32 a tiny learned scale would overflow
-    return level_histogram(steps, grid.lowest, grid.highest)
+    return level_histogram(steps, grid.lowest, grid.highest, grid.spacing)
 
 
 def layers_by_name(model: nn.Layer) -> dict[str, nn.Layer]:

@@ -118,6 +118,12 @@ class OscillationControl:
         self._layers = [(layer, state) for layer, state in found if state is not None]
         if not self._layers:
             raise LowbitError("the model's recipe does not track oscillation: give it `oscillation: {}`")
+        midrise = [layer for layer, _ in self._layers if layer.weight_quantizer.grid().midrise]
+        if midrise and settings.freeze is not None:
+            raise LowbitError(
+                f"oscillation.freeze rounds weights to any integer, and {midrise[0].weight_quantizer.grid()} "
+                "has odd ones only: leave out freeze, or choose another grid"
+            )
 
     @paddle.no_grad()
     def damp(self, progress: float) -> None:

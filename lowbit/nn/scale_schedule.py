@@ -68,9 +68,19 @@ def fix_scales(model: nn.Layer, batches: Iterable[Tensor]) -> int:
             undo.callback(layer.register_forward_pre_hook(look).remove)
         for images in batches:
             model(images)
-    for layer in quantizers:
+    # Layers that evaluation does not run, such as classifiers for training alone, are not deployed either.
+    seen = [layer for layer in quantizers if ranges[id(layer)].entered]
+    for layer in seen:
         layer.input_quantizer.fix_range(ranges[id(layer)].range())
-    return len(quantizers)
+    return len(seen)
+
+
+def unfix_scales(model: nn.Layer) -> int:
+    """Let fixed scales be dynamic again, as when a run is made longer; how many inputs."""
+    fixed = [layer.input_quantizer for layer in _quantized(model) if layer.input_quantizer.has_fixed_scale]
+    for quantizer in fixed:
+        quantizer.fixed.forget()
+    return len(fixed)
 
 
 def _quantized(model: nn.Layer) -> list[nn.Layer]:

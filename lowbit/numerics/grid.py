@@ -57,6 +57,11 @@ class Grid:
         return not self.logarithmic and not self.midrise
 
     @property
+    def spacing(self) -> int:
+        """The distance of neighbouring integers, where it is the same everywhere."""
+        return 2 if self.midrise else 1
+
+    @property
     def storage_bits(self) -> int:
         """Bits of the two's complement that holds the integers: one more where they are odd ones only."""
         return self._integer_bits() + self.midrise

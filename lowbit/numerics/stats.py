@@ -46,13 +46,15 @@ def measure_stats(
     *,
     lowest: int = 0,
     highest: int = 0,
+    spacing: int = 1,
     most: int | None = None,
 ) -> QuantStats:
     """The statistics of `data`, which x became: integers with their scale, or plain values.
 
-    `lowest` and `highest` are the bounds of the integers. Sums are taken in fp64, since the squares of small
-    gradients are nothing in fp32. That takes many passes: with `most`, evenly spaced entries of the first
-    axis (of a gradient: samples) stand for all, no more than have so many values together, but at least one.
+    `lowest` and `highest` are the bounds of the integers, `spacing` their distance. Sums are taken in fp64,
+    since the squares of small gradients are nothing in fp32. That takes many passes: with `most`, evenly
+    spaced entries of the first axis (of a gradient: samples) stand for all, no more than have so many values
+    together, but at least one.
 
     >>> x, q = paddle.to_tensor([2.0, -1.5, 0.1, 12.0]), paddle.to_tensor([2, -2, 0, 7], "int8")
     >>> stats = measure_stats(x, q, paddle.ones([1]), lowest=-8, highest=7)
@@ -77,7 +79,8 @@ def measure_stats(
     }
     if scale is not None:
         quotient = divide(x, scale)
-        found["clipped"] = _count((quotient < lowest - 0.5) | (quotient > highest + 0.5))
+        half = 0.5 * spacing
+        found["clipped"] = _count((quotient < lowest - half) | (quotient > highest + half))
     # In one piece, so that a device is waited for once.
     numbers = dict(zip(found, paddle.stack(list(found.values())).tolist(), strict=True))
     return _stats_of(numbers, max(x.size, 1))
@@ -141,9 +144,9 @@ _BEYOND = 0.5  # of the grid's own width that is shown on each side; the outermo
 class LevelHistogram:
     """Counts of equal bins from `start` on, `width` apart; with a grid, both are in its steps.
 
-    `levels` counts what each integer from `lowest` to `highest` is used for; without a grid all three are
-    None, and the bins are in the values' own unit. `clipped` is the fraction beyond the grid by over half
-    a step.
+    `levels` counts what each integer of the grid from `lowest` to `highest` is used for; without a grid all
+    three are None, and the bins are in the values' own unit. `clipped` is the fraction beyond the grid by
+    over half a step.
     """
 
     start: float
@@ -153,6 +156,7 @@ class LevelHistogram:
     highest: int | None = None
     levels: list[int] | None = None
     clipped: float | None = None
+    spacing: int = 1  # of the grid's integers
 
     @property
     def dead_levels(self) -> int | None:
@@ -170,11 +174,17 @@ class LevelHistogram:
         if self.levels is not None:
             found |= {"lowest": self.lowest, "highest": self.highest, "dead": self.dead_levels}
             found["clipped"] = _rounded(self.clipped)
+            if self.spacing > 1:
+                found["spacing"] = self.spacing
         return found
 
 
-def level_histogram(steps: np.ndarray, lowest: int, highest: int, *, bins: int = BINS) -> LevelHistogram:
+def level_histogram(
+    steps: np.ndarray, lowest: int, highest: int, spacing: int = 1, *, bins: int = BINS
+) -> LevelHistogram:
     """Of values divided by their scales, on the grid of the integers from `lowest` to `highest`.
+
+    Only every `spacing`-th integer is on the grid.
 
     >>> found = level_histogram(np.array([-1.2, 0.4, 0.6, 9.0]), -2, 1)
     >>> found.levels, found.dead_levels, found.clipped
@@ -182,18 +192,20 @@ def level_histogram(steps: np.ndarray, lowest: int, highest: int, *, bins: int =
     """
     steps = _finite(steps)
     beyond = max(1.0, _BEYOND * (highest - lowest))
-    low = max(min(_least(steps), lowest - 0.5), lowest - beyond)
-    high = min(max(_most(steps), highest + 0.5), highest + beyond)
-    integers = np.clip(np.rint(steps), lowest, highest).astype(np.int64) - lowest
-    outside = (steps < lowest - 0.5) | (steps > highest + 0.5)
+    half = 0.5 * spacing
+    low = max(min(_least(steps), lowest - half), lowest - beyond)
+    high = min(max(_most(steps), highest + half), highest + beyond)
+    levels = np.rint((np.clip(steps, lowest, highest) - lowest) / spacing).astype(np.int64)
+    outside = (steps < lowest - half) | (steps > highest + half)
     return LevelHistogram(
         start=low,
         width=(high - low) / bins,
         counts=_counts(steps, low, high, bins),
         lowest=lowest,
         highest=highest,
-        levels=np.bincount(integers, minlength=highest - lowest + 1).tolist(),
+        levels=np.bincount(levels, minlength=(highest - lowest) // spacing + 1).tolist(),
         clipped=float(outside.mean()) if steps.size else 0.0,
+        spacing=spacing,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowbit.nn.batch_norm import refresh_batch_norm
 from lowbit.nn.calibration import calibrate
-from lowbit.nn.scale_schedule import fix_scales, set_bits
+from lowbit.nn.scale_schedule import fix_scales, set_bits, unfix_scales
 from lowbit.recipe import Recipe
 from lowbit.training.checkpoint_manager import CheckpointManager
 from lowbit.training.display import PlainDisplay, accuracy_line
@@ -35,6 +35,8 @@ def begin_epoch(session: Session, display: PlainDisplay) -> None:
             f"fix_scales: {recipe.fix_scales} has no effect in a run of {epochs} epochs, of which the first "
             "has dynamic scales"
         )
+    if recipe.fix_scales and epochs - progress.epoch > recipe.fix_scales and unfix_scales(session.model):
+        display.message("the scales of inputs are dynamic again: the run has become longer")
     if recipe.fix_scales and progress.epoch and epochs - progress.epoch == recipe.fix_scales:
         count = fix_scales(session.model, session.first_batches(_BATCHES))
         session.ranks.copy_from_first(session.statistics)

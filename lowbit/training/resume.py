@@ -116,7 +116,7 @@ def _check_recipe(checkpoint: Checkpoint, session: Session, path: Path) -> None:
     saved, now = checkpoint.recipe, recipe_values(session.recipe)
     if saved is not None:  # with the keys that came after it was saved, at their defaults
         saved = recipe_values(make_recipe(saved, str(path)))
-    if saved == now:
+    if _without_distillation(saved) == _without_distillation(now):
         return
     if saved is None or now is None:
         kind = "without a recipe" if saved is None else "with a recipe, and this run has none"
@@ -124,6 +124,14 @@ def _check_recipe(checkpoint: Checkpoint, session: Session, path: Path) -> None:
     else:
         what = f"{path} was trained with another recipe: {_some(recipe_differences(saved, now), '; ')}"
     raise LowbitError(f"{what}. Resume with the recipe of that run, or start a new one with --pretrained")
+
+
+def _without_distillation(recipe: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A recipe's values without those of distillation, which is done before the first checkpoint."""
+    if recipe is None or not recipe.get("reconstruction"):
+        return recipe
+    kept = {key: value for key, value in recipe["reconstruction"].items() if not key.startswith("distill")}
+    return recipe | {"reconstruction": kept}
 
 
 def _check_teacher(checkpoint: Checkpoint, session: Session, path: Path) -> None:

@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import random
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -179,3 +181,15 @@ def test_it_changes_no_results_of_evaluation(images):
     expected = net(paddle.to_tensor(images)).numpy()
     with lowbit.accelerate():
         np.testing.assert_allclose(net(paddle.to_tensor(images)).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropped_in_another_thread_leaves_no_error_at_the_end():
+    program = (
+        "import threading, lowbit\n"
+        "thread = threading.Thread(target=lambda: lowbit.accelerate() and None)\n"
+        "thread.start(); thread.join()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr

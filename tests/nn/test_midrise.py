@@ -8,9 +8,13 @@ import pytest
 from paddle import nn
 
 import lowbit
+from lowbit.analysis.bit_budget import _settings
 from lowbit.errors import LowbitError
+from lowbit.nn import OscillationControl
 from lowbit.nn.deployed_form import deployed_weight
+from lowbit.nn.inspect import weight_health, weight_histogram
 from lowbit.recipe import make_recipe
+from lowbit.recipe.recipe import Oscillation
 
 
 def recipe(bits=2, grid=None, **more):
@@ -102,3 +106,27 @@ def test_inputs_have_a_zero():
 def test_what_rounds_to_any_integer_is_refused(more):
     with pytest.raises(LowbitError, match="rounds weights to any integer, int2-midrise has odd ones"):
         make_recipe(recipe(**more), "test")
+
+
+def test_health_and_histogram_know_the_odd_integers():
+    net, _ = trained(2)
+    layer = net[3]
+    integers, operand = deployed_weight(layer)
+    layer.weight.set_value((integers * operand.scale).astype(np.float32))
+    found = weight_histogram(layer)
+    assert len(found.levels) == 4 and sum(found.levels) == integers.size and found.clipped == 0
+    assert found.levels == [int((integers == level).sum()) for level in (-3, -1, 1, 3)]
+    assert found.values()["spacing"] == 2 and weight_health(layer).clipped == 0
+
+
+@pytest.mark.parametrize(("bits", "grid"), [(3, "int3-midrise"), (6, "int6")])
+def test_bits_of_a_budget(bits, grid):
+    (plan,) = make_recipe(recipe(), "test").plans(nn.Sequential(nn.Linear(4, 2))).values()
+    assert _settings(plan, bits)["forward"]["weight"] == {"grid": grid}
+
+
+def test_freezing_is_refused():
+    values = recipe(oscillation={})
+    net = lowbit.quantize(nn.Sequential(nn.Conv2D(3, 8, 3)), values, data=[paddle.rand([2, 3, 8, 8])])
+    with pytest.raises(LowbitError, match="odd ones only"):
+        OscillationControl(net, Oscillation(freeze=0.02))

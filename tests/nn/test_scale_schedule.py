@@ -8,7 +8,7 @@ from paddle import nn
 
 from lowbit.nn.calibration import calibrate
 from lowbit.nn.convert import prepare
-from lowbit.nn.scale_schedule import fix_scales, set_bits
+from lowbit.nn.scale_schedule import fix_scales, set_bits, unfix_scales
 from lowbit.recipe import make_recipe
 
 W2A4 = {
@@ -64,3 +64,23 @@ def test_scales_are_fixed_at_the_mean_of_the_batches():
     assert not np.allclose(
         fixed, nn.functional.linear(batches[0] / 100, net[0].weight, net[0].bias).numpy(), atol=1e-3
     )
+
+
+class _WithTrainingHead(nn.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.body(x) + self.head(x) if self.training else self.body(x)
+
+
+def test_layers_that_evaluation_does_not_run_stay_dynamic():
+    rule = {"input": {"grid": "int8"}, "weight": {"grid": "int8"}}
+    net = prepare(_WithTrainingHead(), make_recipe({"rules": [{"forward": rule}], "fix_scales": 1}))
+    x = paddle.randn([4, 8])
+    assert fix_scales(net, [x]) == 1
+    assert net.body.input_quantizer.has_fixed_scale and not net.head.input_quantizer.has_fixed_scale
+    net.train()(x).sum().backward()
+    assert unfix_scales(net) == 1 and not net.body.input_quantizer.has_fixed_scale
+    assert unfix_scales(net) == 0

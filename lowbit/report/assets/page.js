@@ -265,7 +265,7 @@
     const found = chosen()[which][Number(layerChoice.value)];
     if (!found) return null;
     const onGrid = found.lowest !== undefined;
-    const levels = found.highest - found.lowest + 1;
+    const levels = (found.highest - found.lowest) / (found.spacing ?? 1) + 1;
     const remark = onGrid
       ? `In steps of the grid, from ${found.lowest} to ${found.highest}: ${found.dead} of ${levels} levels unused, ` +
         `${short(100 * found.clipped)} % clipped.`
