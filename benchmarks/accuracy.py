@@ -99,7 +99,7 @@ def recipe_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_bits(values: dict[str, Any], bits: int | None) -> dict[str, Any]:
-    """A recipe of 4 or 2 bits with so many, first and last layer in 8 as before."""
+    """A recipe of 4 or 2 bits with another number of bits; first and last layer keep 8."""
     return values if bits is None else json.loads(re.sub(r'"int[24]\b', f'"int{bits}', json.dumps(values)))
 
 

@@ -34,7 +34,7 @@ _holders_of_amd_fix = 0
 _threads: dict[object, int] = {}  # requested by open calls; the last one applies
 _threads_before = 1
 _said = ""  # the line that was logged last; it is logged once
-# Undoing of open calls. A caller may drop the result, and collected context managers would undo themselves.
+# Exit stacks of open calls: without a reference they would be collected, which undoes their context managers.
 _open: set[ExitStack] = set()
 
 

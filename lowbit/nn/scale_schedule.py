@@ -76,7 +76,7 @@ def fix_scales(model: nn.Layer, batches: Iterable[Tensor]) -> int:
 
 
 def unfix_scales(model: nn.Layer) -> int:
-    """Let fixed scales be dynamic again, as when a run is made longer; how many inputs."""
+    """Make fixed scales dynamic again, for a run that was extended; returns the number of inputs."""
     fixed = [layer.input_quantizer for layer in _quantized(model) if layer.input_quantizer.has_fixed_scale]
     for quantizer in fixed:
         quantizer.fixed.forget()

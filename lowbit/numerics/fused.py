@@ -96,7 +96,9 @@ def _channels(shape: tuple[int, ...], own: tuple[int, ...]) -> Layout | None:
 
 
 def levels(grid: Grid) -> Levels:
-    """The grid as the kernels take it."""
+    """The grid as the kernels take it, which round to every integer between its bounds."""
+    if not grid.has_every_integer:
+        raise ValueError(f"{grid} does not have every integer: the kernel would give others")
     return Levels(grid.lowest, grid.highest, grid.signed)
 
 

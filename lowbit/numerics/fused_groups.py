@@ -67,7 +67,7 @@ def mse_ranges(
 ) -> Tensor | None:
     """What `observers.mse_range` computes; `start` is max |x| of every group, where it is known."""
     kernels = _kernels(x)
-    if kernels is None:
+    if kernels is None or grid.midrise:  # the kernels round to every integer, or to powers of two
         return None
     shape, seen = _groups(tuple(x.shape), tuple(axes))
     found = new_tensor(shape) if start is None else start
@@ -109,7 +109,7 @@ def _draws(grid: Grid, roundings: Sequence[Rounding | None]) -> tuple[list[Draw]
     """What the kernels draw, and the number of the first element; None for what they cannot round."""
     draws = [Draw(r.seed, r.step, r.layer) for r in roundings if isinstance(r, Stochastic)]
     count = len(roundings)
-    if len(draws) not in (0, count) or (not draws and count > 1):
+    if grid.midrise or len(draws) not in (0, count) or (not draws and count > 1):
         return None
     if grid.lowest * count < -128 or grid.highest * count > (127 if grid.signed else 255):
         return None

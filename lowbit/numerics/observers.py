@@ -45,7 +45,7 @@ def mse_range(
     turns = _turns(iterations)
     if turns > 1:  # when to stop depends on the values
         require_values(x, f"mse({turns})")
-    found = None if grid.midrise else fused_groups.mse_ranges(x, grid, axes, turns, start)
+    found = fused_groups.mse_ranges(x, grid, axes, turns, start)
     if found is not None:
         return found
     range_ = largest_magnitude(x, axes)

@@ -165,8 +165,8 @@ class Reconstruction(FrozenSection):
     distill: Count = 0  # steps in which all blocks then learn together, against the fp32 network's answers
     distill_learning_rate: Annotated[Number, Field(gt=0)] = 0.02  # of weights, in steps of their grid
     distill_drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # as `drop`
-    # Of the outputs of all blocks in the loss, relative to the answers. There are few answers for the number
-    # of weights: with as much weight as the blocks, they are learned by heart.
+    # Of the outputs of all blocks in the loss, relative to the answers. A few hundred answers are overfitted
+    # easily; outputs of blocks have many more values.
     distill_block_weight: Annotated[Number, Field(ge=0)] = 30.0
 
 

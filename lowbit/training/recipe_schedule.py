@@ -36,7 +36,7 @@ def begin_epoch(session: Session, display: PlainDisplay) -> None:
             "has dynamic scales"
         )
     if recipe.fix_scales and epochs - progress.epoch > recipe.fix_scales and unfix_scales(session.model):
-        display.message("the scales of inputs are dynamic again: the run has become longer")
+        display.message("the scales of inputs are dynamic again, since the run was extended")
     if recipe.fix_scales and progress.epoch and epochs - progress.epoch == recipe.fix_scales:
         count = fix_scales(session.model, session.first_batches(_BATCHES))
         session.ranks.copy_from_first(session.statistics)

@@ -9,7 +9,8 @@ import pytest
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.quantization import QuantizeKernels
 from lowbit.numerics import Stochastic, parse_grid, parse_observer, scale_from_range
-from lowbit.numerics.fused_groups import ChannelRanges, to_bytes, to_dynamic_bytes
+from lowbit.numerics.fused import levels
+from lowbit.numerics.fused_groups import ChannelRanges, mse_ranges, to_bytes, to_dynamic_bytes
 from lowbit.numerics.rounding import log_round
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -79,3 +80,14 @@ def test_one_scale_divides_to_the_last_bit(exponent):
     q, _ = to_bytes(given, paddle.full([1, 1, 1], scale), grid, [rounding])
     slow = log_round(paddle.clip(paddle.to_tensor(x / scale), -64.0, 64.0), rounding)
     np.testing.assert_array_equal(q.numpy().ravel(), slow.numpy().astype(np.int8))
+
+
+def test_kernels_refuse_grids_without_every_integer():
+    """They would round to integers that are not on the grid: the operators have to do it."""
+    x, grid = paddle.randn([2, 4, 8]), parse_grid("int2-midrise")
+    assert to_bytes(x, paddle.ones([1, 1, 1]), grid, [None]) is None
+    assert to_dynamic_bytes(x, grid, (0, 1, 2)) is None
+    assert mse_ranges(x, grid, (0, 1, 2), turns=1) is None
+    for word in ("int2-midrise", "log4"):
+        with pytest.raises(ValueError, match="does not have every integer"):
+            levels(parse_grid(word))

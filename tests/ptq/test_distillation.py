@@ -20,7 +20,7 @@ from tests.support.ptq_nets import calibrated, images, recipe
 
 SETTINGS = {
     **{"bits": 2, "iterations": 0, "batch_size": 32},
-    # A small network does not learn answers by heart.
+    # A small network does not overfit the answers.
     **{"distill": 30, "distill_learning_rate": 0.01, "distill_drop": 0.0, "distill_block_weight": 1},
 }
 
