@@ -23,6 +23,7 @@ from lowbit.kernels.gemm import Multiples
 from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
+from lowbit.numerics.exact import is_float32
 from lowbit.numerics.fused import new_tensor
 
 
@@ -41,7 +42,7 @@ class Statistics:
 class IntegerScale(NamedTuple):
     """What a batch norm's input may be whole multiples of; the kernel verifies it."""
 
-    scale: Tensor  # [images, channels]
+    scale: Tensor  # [images, channels, 1, 1]
     has_high_bits: bool  # whether 16 bits may be too few for the multiples
 
 
@@ -85,7 +86,7 @@ def takes_shape(
 
 def is_plain(x: Tensor) -> bool:
     """fp32 on the CPU."""
-    return x.dtype == paddle.float32 and x.place.is_cpu_place()
+    return is_float32(x) and x.place.is_cpu_place()
 
 
 class NormPass:
@@ -227,7 +228,7 @@ class SavedMultiples:
         whole = self._low.cast("int32")
         if self._high is not None:
             whole = self._high.cast("int32") * 65536 + whole % 65536  # the low bits as unsigned
-        return whole.cast("float32") * self._scale.reshape([*self._scale.shape, 1, 1])
+        return whole.cast("float32") * self._scale
 
 
 class BatchNormNode(PyLayer):

@@ -373,11 +373,14 @@ def attached_scale(y: Tensor) -> IntegerScale | None:
 
 
 def scale_of_rows(scale: Tensor, each: Sequence[int]) -> Tensor:
-    """A scale that is broadcast along images and channels, [1, channels, 1, 1] for one, as [*each]."""
-    if scale.shape == [*each, 1, 1] or not is_plain_memory(scale):
-        return paddle.expand(scale, [*each, 1, 1]).reshape(each).contiguous()
-    rows = new_tensor(each)
-    memory_of(rows)[:] = memory_of(scale).reshape(scale.shape[:2])
+    """A scale that is broadcast along images and channels, [1, channels, 1, 1] for one, as [*each, 1, 1]."""
+    shape = [*each, 1, 1]
+    if not is_plain_memory(scale):
+        return paddle.expand(scale, shape).contiguous()
+    if scale.shape == shape:
+        return scale
+    rows = new_tensor(shape)
+    memory_of(rows)[:] = memory_of(scale)
     return rows
 
 

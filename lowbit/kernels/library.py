@@ -189,7 +189,7 @@ def _find(path: Path) -> _Found:
     return _Found(loaded, None)
 
 
-WORTH_IT = 4 << 20  # bytes
+LARGE = 4 << 20  # bytes, from which on large pages are worth asking for
 _PAGE = 4096
 _MADV_HUGEPAGE = 14  # of Linux's mman.h
 
@@ -197,9 +197,9 @@ _MADV_HUGEPAGE = 14  # of Linux's mman.h
 def advise_large_pages(address: int, size: int) -> None:
     """Ask for large pages where this memory has not been touched yet. It stays what it is, and as much.
 
-    Advice only: nothing happens where there is too little to be worth it, or the system has no large pages.
+    Advice only: nothing happens where the memory is not LARGE, or the system has no large pages.
     """
-    if size >= WORTH_IT and (advise := _madvise()) is not None:
+    if size >= LARGE and (advise := _madvise()) is not None:
         start = -(-address // _PAGE) * _PAGE
         advise(start, (address + size - start) // _PAGE * _PAGE, _MADV_HUGEPAGE)
 

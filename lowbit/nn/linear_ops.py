@@ -179,10 +179,11 @@ class Convolution(LinearOp):
             return _by_autograd(lambda weight: self._paddle(x, weight), self._weight_shape, dy)
         return self._onednn("grad_weight", x, dy, self._weight_shape)
 
-    def forward_scale(self, x: Tensor, weight: Tensor) -> Tensor | None:
+    def forward_scale(self, x: Tensor, weight: Tensor, images: int | None = None) -> Tensor | None:
+        """With `images`, one of every image also where they share it."""
         if _owners(x) - {0} or _owners(weight) - {0}:
             return None
-        return _outer(x, weight)
+        return _outer(x, weight, images or x.shape[0])
 
     def grad_input_scale(self, dy: Tensor, weight: Tensor) -> Tensor | None:
         if _owners(dy) - {0} or _owners(weight) - {1}:
@@ -224,9 +225,9 @@ class Convolution(LinearOp):
         )
 
 
-def _outer(x: Tensor, weight: Tensor) -> Tensor:
-    """Scales of images times those of outputs: [images or 1, outputs or 1, 1, 1]."""
-    shape = [x.shape[0], weight.shape[0], 1, 1]
+def _outer(x: Tensor, weight: Tensor, images: int) -> Tensor:
+    """Scales of images times those of outputs: [images, outputs or 1, 1, 1]."""
+    shape = [images, weight.shape[0], 1, 1]
     if paddle.in_dynamic_mode() and is_plain_memory(x) and is_plain_memory(weight):
         y = new_tensor(shape)
         np.multiply(memory_of(x), memory_of(weight).reshape([1, -1, 1, 1]), out=memory_of(y))

@@ -20,7 +20,7 @@ from lowbit.accel.fused_norm import IntegerScale, SavedMultiples
 from lowbit.accel.norm_ops import SCALE_ATTRIBUTE, scale_of_rows
 from lowbit.errors import LowbitError
 from lowbit.nn.int_matmul import Executor, forward_in_multiples, multiply_operands
-from lowbit.nn.linear_ops import ChannelsLast, LinearOp
+from lowbit.nn.linear_ops import ChannelsLast, Convolution, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
 from lowbit.nn.scale_state import first_integer
 from lowbit.nn.training_quantizer import TrainingQuantizer
@@ -117,8 +117,8 @@ class QTProducts:
         """Y, as multiples where a kernel writes these; and its scale for every channel of every image."""
         linear_op, executor = self._linear_op, self._operands.executor
         x_operand, w_operand = self._forward_operands(x, weight)
-        scale = integer_scale(linear_op, x_operand, w_operand)
         shape = x_operand.data.shape[0], w_operand.data.shape[0]
+        scale = integer_scale(linear_op, x_operand, w_operand, images=shape[0])
         whole = None if scale is None else IntegerScale(scale_of_rows(scale[0], shape), scale[1])
         if whole is not None and executor != "simulate":
             multiples = forward_in_multiples(linear_op, x_operand, w_operand, whole)
@@ -299,11 +299,19 @@ def seed_rounding(model: nn.Layer, seed: int) -> None:
 _SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
-def integer_scale(linear_op: LinearOp, x: QTensor, weight: QTensor) -> tuple[Tensor, bool] | None:
-    """The scale of Y, a product `forward` of images in NCHW; and whether 16 bits are too few for integers."""
+def integer_scale(
+    linear_op: LinearOp, x: QTensor, weight: QTensor, images: int | None = None
+) -> tuple[Tensor, bool] | None:
+    """The scale of Y, a product `forward` of images in NCHW; and whether 16 bits are too few for integers.
+
+    A convolution's has `images` rows where that is given, else one where all images share it.
+    """
     if not (x.is_integer and weight.is_integer) or x.data.ndim != 4 or isinstance(linear_op, ChannelsLast):
         return None
-    scale = linear_op.forward_scale(x.scale, weight.scale)
+    if isinstance(linear_op, Convolution):
+        scale = linear_op.forward_scale(x.scale, weight.scale, images)
+    else:
+        scale = linear_op.forward_scale(x.scale, weight.scale)
     return None if scale is None else (scale, not (_is_small(x) and _is_small(weight)))
 
 

@@ -19,12 +19,19 @@ from paddle import Tensor, _C_ops
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
-from lowbit.kernels.library import advise_large_pages
+from lowbit.kernels.library import LARGE, advise_large_pages
 from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.grid import Grid
 
 _CPU = paddle.CPUPlace()
+_KINDS = {
+    "float32": (paddle.float32, 4),
+    "int8": (paddle.int8, 1),
+    "uint8": (paddle.uint8, 1),
+    "int16": (paddle.int16, 2),
+    "int32": (paddle.int32, 4),
+}
 
 
 def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
@@ -35,8 +42,11 @@ def new_tensor(shape: Sequence[int], dtype: str = "float32") -> Tensor:
     """
     # The operator behind paddle.empty, whose checks take five times as long, hundreds of times in a step. All
     # other private operators are called by lowbit.accel.
-    tensor = _C_ops.empty(shape, getattr(paddle, dtype), _CPU)
-    advise_large_pages(tensor.data_ptr(), math.prod(shape) * tensor.element_size())
+    kind, bytes_each = _KINDS[dtype]
+    tensor = _C_ops.empty(shape, kind, _CPU)
+    size = bytes_each * math.prod(shape)
+    if size >= LARGE:
+        advise_large_pages(tensor.data_ptr(), size)
     return tensor
 
 

@@ -109,11 +109,16 @@ def _draws(grid: Grid, roundings: Sequence[Rounding | None]) -> tuple[list[Draw]
     """What the kernels draw, and the number of the first element; None for what they cannot round."""
     draws = [Draw(r.seed, r.step, r.layer) for r in roundings if isinstance(r, Stochastic)]
     count = len(roundings)
-    if grid.midrise or len(draws) not in (0, count) or (not draws and count > 1):
-        return None
-    if grid.lowest * count < -128 or grid.highest * count > (127 if grid.signed else 255):
+    if len(draws) not in (0, count) or (not draws and count > 1) or not _sums_fit(grid, count):
         return None
     return draws, roundings[0].first if draws else 0
+
+
+@lru_cache(maxsize=256)
+def _sums_fit(grid: Grid, count: int) -> bool:
+    """Whether a byte holds the sum of so many integers of a grid that the kernels can round to."""
+    highest = 127 if grid.signed else 255
+    return not grid.midrise and grid.lowest * count >= -128 and grid.highest * count <= highest
 
 
 def to_dynamic_bytes(
@@ -134,16 +139,17 @@ def to_dynamic_bytes(
     if kernels is None or drawn is None:
         return None
     draws, first = drawn
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
-    found, q = new_tensor(shape), new_tensor(x.shape, "int8" if grid.signed else "uint8")
+    shape = tuple(x.shape)
+    scale_shape, seen = _groups(shape, tuple(axes))
+    scale, q = new_tensor(scale_shape), new_tensor(shape, "int8" if grid.signed else "uint8")
     largest = None if known is None else known.largest(axes)
     broken = kernels.to_dynamic_integers(
-        *(x.data_ptr(), q.data_ptr(), found.data_ptr(), seen, _integers(grid), draws),
+        *(x.data_ptr(), q.data_ptr(), scale.data_ptr(), seen, _integers(grid), draws),
         first=first,
         largest=None if largest is None else largest.data_ptr(),
         turns=turns,
     )
-    return q, found, broken
+    return q, scale, broken
 
 
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
@@ -180,6 +186,7 @@ def _read(kernels: QuantizeKernels, x: Tensor, axes: Sequence[int], signed: bool
     return found
 
 
+@lru_cache(maxsize=256)
 def _integers(grid: Grid) -> Integers:
     return Integers(grid.lowest, grid.highest, grid.logarithmic)
 

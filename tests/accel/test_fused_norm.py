@@ -36,7 +36,7 @@ def _one_pass(
 ) -> Tensor:
     batch = [paddle.empty([x.shape[1]]) for _ in range(2)]
     statistics = Statistics(norm._mean, norm._variance, *batch, norm._epsilon, norm._momentum)
-    whole = None if scale is None else IntegerScale(scale, has_high_bits)
+    whole = None if scale is None else IntegerScale(scale.reshape([*scale.shape, 1, 1]), has_high_bits)
     made = NormPass(statistics, Activation(rectified), whole=whole)
     return BatchNormNode.apply(x, norm.weight, norm.bias, other, made)
 

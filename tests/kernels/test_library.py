@@ -9,7 +9,7 @@ import pytest
 
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels, library, why_missing
-from lowbit.kernels.library import WORTH_IT, advise_large_pages
+from lowbit.kernels.library import LARGE, advise_large_pages
 from lowbit.kernels.quantization import Layout, Levels, quantize_kernels
 from lowbit.machine.cpu import PROCESSORS, chosen_processor
 
@@ -132,7 +132,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 def test_little_is_not_worth_it(advised):
-    advise_large_pages(4096, WORTH_IT - 1)
+    advise_large_pages(4096, LARGE - 1)
     assert not advised
 
 

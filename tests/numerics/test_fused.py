@@ -331,6 +331,15 @@ def test_a_tensor_that_only_its_marks_are_kept_of_may_change_in_place():
 def test_shape_type_and_all_of_its_memory_in_large_pages(monkeypatch: pytest.MonkeyPatch):
     advised = []
     monkeypatch.setattr(fused, "advise_large_pages", lambda *call: advised.append(call))
-    tensor = new_tensor([3, 5], "int32")
-    assert tensor.shape == [3, 5] and tensor.dtype == paddle.int32
-    assert advised == [(tensor.data_ptr(), 60)]
+    small, large = new_tensor([3, 5], "int32"), new_tensor([1024, 1024], "int32")
+    assert (small.shape, large.shape) == ([3, 5], [1024, 1024]) and small.dtype == large.dtype == paddle.int32
+    assert advised == [(large.data_ptr(), 4 << 20)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "int16", "int32"])
+def test_bytes_of_each_type_are_right(dtype, monkeypatch: pytest.MonkeyPatch):
+    advised = []
+    monkeypatch.setattr(fused, "LARGE", 0)
+    monkeypatch.setattr(fused, "advise_large_pages", lambda *call: advised.append(call))
+    tensor = new_tensor([7], dtype)
+    assert advised == [(tensor.data_ptr(), 7 * tensor.element_size())]
