@@ -6,7 +6,7 @@
 | `amp_autocast` | mixed precision: operators that are rounded to bf16 or fp16 |
 | `convolutions`, `bf16_products` | convolutions in fp32, and products in bf16, by oneDNN |
 | `onednn`, `onednn_objects` | oneDNN in Paddle's wheel: products; its C interface |
-| `mkl` | gradients of 1x1 convolutions by MKL in Paddle's wheel |
+| `pointwise` | 1x1 convolutions by MKL in Paddle's wheel |
 | `norm_ops`, `fused_norm` | batch norm, activations, pooling by lowbit's kernels; batch norm with a sum |
 | `channel_ops` | steps of known blocks: a shortcut, products and means of channels |
 | `optimizer_step` | Momentum, Adam and AdamW for all parameters in one call |

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
 
-from lowbit.accel import onednn, onednn_objects
+from lowbit.accel import onednn, onednn_objects, pointwise
 from lowbit.accel.op_overrides import OpOverrides
 from lowbit.errors import LowbitError
+from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
 from lowbit.numerics import fused
@@ -25,11 +26,11 @@ from lowbit.numerics.fused import new_tensor
 def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
     """Inside the `with`, if `wanted`, 2-D convolutions of fp32 tensors in NCHW on the CPU run in oneDNN.
 
-    This applies to all callers: Paddle's layers, quantized ones, the user's own. The results are the same
-    except for the order of sums, and as reproducible. What oneDNN does no faster (1x1 with stride 1: one
-    matrix product) and what is not its own (other types, layouts, devices, programs being exported) goes the
-    usual way, as does everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()`
-    says why.
+    Those of 1x1 run in the matrix library. This applies to all callers: Paddle's layers, quantized ones, the
+    user's own. The results are the same except for the order of sums, and as reproducible. 1x1 convolutions
+    of one pixel and what oneDNN has not (other types, layouts, devices, programs being exported) go the usual
+    way, as does everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()` says
+    why.
 
     with fast_convolutions():
         loss = criterion(model(images), labels)
@@ -122,7 +123,8 @@ _OVERRIDES = OpOverrides(
 
 
 def _is_worth_it(geometry: Geometry) -> bool:
-    return geometry.kernel != (1, 1) or max(geometry.stride) > 1
+    """Not for 1x1 convolutions of one pixel, as in squeeze-and-excitation, where calls take longest."""
+    return geometry.kernel != (1, 1) or geometry.input[2:] != (1, 1)
 
 
 def _geometry(
@@ -145,14 +147,38 @@ def _geometry(
     return geometry if min(geometry.input + geometry.output) > 0 else None
 
 
-def conv2d_in_onednn(geometry: Geometry) -> bool:
-    """Whether Paddle's conv2d of fp32, called now in this thread, is oneDNN's for this geometry."""
+def conv2d_is_replaced(geometry: Geometry) -> bool:
+    """Whether Paddle's conv2d of fp32, called now in this thread, is `FloatProducts` for this geometry."""
     operator = "depthwise_conv2d" if geometry.groups == geometry.input[1] > 1 else "conv2d"
     return _OVERRIDES.is_called_directly(operator) and _is_worth_it(geometry)
 
 
+_BY_WINDOWS = 5  # from this size of a depthwise kernel on, oneDNN copies every window for dW
+
+
+class _DepthwiseProducts:
+    """A depthwise convolution by oneDNN, with lowbit's dW."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry, product = geometry, onednn.prepared(geometry)
+        self.forward, self.grad_input = product.forward, product.grad_input
+
+    def grad_weight(self, x: int, dy: int, dweight: int) -> None:
+        fp32_depthwise.grad_weight(self._geometry, x, dy, dweight)
+
+
+@lru_cache(maxsize=1024)
+def _fastest(geometry: Geometry) -> Any:
+    """The three products of fp32: `forward`, `grad_input` and `grad_weight` of addresses."""
+    if pointwise.fits(geometry):
+        return pointwise.prepared(geometry)
+    if fp32_depthwise.fits(geometry) and max(geometry.kernel) >= _BY_WINDOWS:
+        return _DepthwiseProducts(geometry)
+    return onednn.prepared(geometry)
+
+
 class FloatProducts:
-    """A convolution of fp32 tensors by oneDNN; with `bf16` its three products have operands of bf16.
+    """A convolution of fp32 tensors; with `bf16` its three products have operands of bf16, in oneDNN.
 
     It holds X and W for backward; with `computes_again` a copy of W, of which Y is computed once more. These
     are `Products` of `lowbit.accel.fused_norm`.
@@ -169,7 +195,8 @@ class FloatProducts:
         computes_again: bool = False,
     ) -> None:
         self._learning, self._bf16, self.computes_again = learning, bf16, computes_again
-        self._shape, self._product = geometry.output, onednn.prepared(geometry, bf16=bf16)
+        self._shape = geometry.output
+        self._product = onednn.prepared(geometry, bf16=True) if bf16 else _fastest(geometry)
         self._operands: tuple[Tensor, ...] = ()  # X and W
         self._versions: list[int | None] = []
 

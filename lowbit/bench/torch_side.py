@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ def resnet20(classes: int) -> nn.Sequential:
     return _network(stem, [16, 32, 64], 3, classes, projected=False)
 
 
-NETWORKS = {"resnet18": resnet18, "resnet20": resnet20}
+NETWORKS: dict[str, Callable[[int], Any]] = {"resnet18": resnet18, "resnet20": resnet20}
 
 
 def torch_steps(

@@ -13,7 +13,7 @@ from itertools import pairwise
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
-from lowbit.accel.convolutions import FloatProducts, conv2d_in_onednn
+from lowbit.accel.convolutions import FloatProducts, conv2d_is_replaced
 from lowbit.accel.fused_norm import ConvNormNode, Products, is_plain
 from lowbit.accel.norm_ops import fused_batch_norm, max_pool_of, norm_pass
 from lowbit.kernels.norm import Activation
@@ -118,7 +118,7 @@ def _as_one_node(
     if (conv._padding_mode, conv._data_format) != ("zeros", "NCHW"):
         return None
     geometry = geometry_of(conv, x.shape)
-    if geometry is None or not (in_low_precision or conv2d_in_onednn(geometry)):
+    if geometry is None or not (in_low_precision or conv2d_is_replaced(geometry)):
         return None
     windows = None
     if pool is not None:

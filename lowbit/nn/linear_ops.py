@@ -18,7 +18,7 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.accel import mkl, onednn, onednn_objects
+from lowbit.accel import onednn, onednn_objects, pointwise
 from lowbit.kernels import fp32_depthwise
 from lowbit.kernels.fp32_winograd import winograd
 from lowbit.kernels.gemm import Geometry
@@ -27,7 +27,6 @@ from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor
 
 _BYTES = {paddle.int8: "int8", paddle.uint8: "uint8"}
-_FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
 
 
 def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
@@ -282,16 +281,13 @@ class _Pointwise(Convolution):
     """A 1x1 convolution whose gradients are matrix products of every image."""
 
     def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
-        geometry = self.geometry
-        if 1 < math.prod(geometry.input[2:]) < _FEW_PIXELS:
-            return super().grad_input(dy, weight)
-        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(geometry.input)
-        mkl.grad_input(geometry, dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
+        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(self.geometry.input)
+        pointwise.prepared(self.geometry).grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
         return dx
 
     def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
         dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
-        mkl.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
+        pointwise.prepared(self.geometry).grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
         return dweight
 
 
@@ -308,7 +304,7 @@ def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
         return linear_op
     if winograd(linear_op.geometry) is not None:
         return _ByWinograd(linear_op.geometry)
-    if mkl.fits(linear_op.geometry):
+    if pointwise.fits(linear_op.geometry):
         return _Pointwise(linear_op.geometry)
     return _Depthwise(linear_op.geometry) if fp32_depthwise.fits(linear_op.geometry) else linear_op
 

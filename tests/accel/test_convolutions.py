@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from paddle import _C_ops, nn
 from paddle.nn import functional as F
 
-from lowbit.accel import onednn, onednn_objects
+from lowbit.accel import convolutions, onednn, onednn_objects, pointwise
 from lowbit.accel.convolutions import fast_convolutions, rounding_convolutions
 from lowbit.errors import LowbitError
+from lowbit.kernels import kernels
 from lowbit.kernels.fp32_winograd import winograd
 from tests.support.gemm_cases import square
 
@@ -85,15 +86,43 @@ def test_it_is_really_oneDNN_that_runs_and_only_inside(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         onednn, "prepared", lambda geometry, **given: used.append(geometry) or prepared(geometry, **given)
     )
+    convolutions._fastest.cache_clear()
     before = _C_ops.conv2d
     layer, x = nn.Conv2D(3, 8, 3, groups=1), paddle.randn([2, 3, 8, 8])
     with fast_convolutions():
         layer(x)
         nn.Conv2D(3, 3, 3, groups=3)(x)
-        nn.Conv2D(3, 8, 1)(x)  # one matrix product: Paddle's is as fast
+        nn.Conv2D(3, 8, 1)(x[..., :1, :1])  # a call of ours would take longer than Paddle's product
         assert len(used) == 2
     layer(x)
     assert len(used) == 2 and _C_ops.conv2d is before
+
+
+_SAME = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("geometry", "expected"),
+    [
+        ({"x": (3, 5, 12, 12), "weight": (7, 1, 1), **_SAME}, pointwise.PointwiseProducts),
+        ({"x": (3, 5, 4, 4), "weight": (7, 1, 1), **_SAME}, pointwise.PointwiseProducts),
+        ({"x": (2, 8, 9, 9), "weight": (8, 5, 5), **_SAME, "groups": 8}, convolutions._DepthwiseProducts),
+        (
+            {"x": (2, 8, 9, 9), "weight": (8, 5, 5), **_SAME, "groups": 8, "stride": 2, "padding": 2},
+            convolutions._DepthwiseProducts,
+        ),
+    ],
+)
+def test_other_libraries_give_the_same(geometry: dict, expected: type, monkeypatch: pytest.MonkeyPatch):
+    chosen, fastest = [], convolutions._fastest
+    monkeypatch.setattr(convolutions, "_fastest", lambda g: chosen.append(fastest(g)) or chosen[-1])
+    for ours, theirs in zip(_run(geometry, True, False), _run(geometry, False, False), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    if expected is pointwise.PointwiseProducts and pointwise._sgemm() is None:
+        expected = onednn.PreparedConvolution
+    if expected is convolutions._DepthwiseProducts and kernels() is None:
+        expected = onednn.PreparedConvolution
+    assert [type(one) for one in chosen] == [expected]
 
 
 def test_a_gradient_that_nobody_wants_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:

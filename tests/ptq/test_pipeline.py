@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 from paddle.nn import functional as F
 
 import lowbit
@@ -132,11 +133,15 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(fp32, tmp_path, monkey
     ("name", "weight", "signal"), [("ptq_w4a8", 4, 8), ("ptq_w4a4", 4, 4), ("ptq_w3a6", 3, 6)]
 )
 def test_bits_by_name(name, weight, signal):
-    plans = list(load_recipe(name).plans(network()).values())
-    assert {(p.forward.weight.grid.bits, p.forward.input.grid.bits) for p in plans[1:-1]} == {
-        (weight, signal)
-    }
-    assert all(p.forward.weight.grid.bits == p.forward.input.grid.bits == 8 for p in (plans[0], plans[-1]))
+    first, second, *others, last = load_recipe(name).plans(network()).values()
+    assert {(p.forward.weight.grid.bits, p.forward.input.grid.bits) for p in others} == {(weight, signal)}
+    assert all(p.forward.weight.grid.bits == p.forward.input.grid.bits == 8 for p in (first, last))
+    assert (second.forward.weight.grid.bits, second.forward.input.grid.bits) == (weight, 8)
+
+
+def test_a_network_of_two_layers_is_quantized_in_8_bits():
+    plans = load_recipe("ptq_w4a4").plans(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))).values()
+    assert {p.forward.weight.grid.bits for p in plans} == {p.forward.input.grid.bits for p in plans} == {8}
 
 
 @pytest.mark.parametrize(
