@@ -20,6 +20,7 @@ from lowbit.ptq.learned_rounding import (
     LearnedRounding,
     LearnedStep,
     MovingWeight,
+    hidden,
     parameter,
     quantizers_of,
     shift_channels,
@@ -138,19 +139,13 @@ class LearnedParts:
     def installed(self) -> Iterator[None]:
         """Within it the modules compute with what learns."""
         with ExitStack() as undo:
-
-            def hide(owner: nn.Layer, name: str, value: object) -> None:
-                # An attribute of the object hides the sublayer or method of that name.
-                object.__setattr__(owner, name, value)
-                undo.callback(object.__delattr__, owner, name)
-
             for owner, name, step in self._steps:
-                hide(owner, name, step)
+                undo.enter_context(hidden(owner, name, step))
             for layer in self._layers:
-                hide(layer.layer, "weight_quantizer", lambda weight: weight)
-                hide(layer.layer, "effective_weight_and_bias", layer.weight_and_bias)
+                undo.enter_context(hidden(layer.layer, "weight_quantizer", lambda weight: weight))
+                undo.enter_context(hidden(layer.layer, "effective_weight_and_bias", layer.weight_and_bias))
                 if layer.norm is not None:
-                    hide(layer.norm, "forward", layer.shifted)
+                    undo.enter_context(hidden(layer.norm, "forward", layer.shifted))
             yield
 
     def renew_weights(self) -> list[Tensor]:

@@ -17,7 +17,7 @@ from paddle.autograd import PyLayer
 from lowbit.errors import LowbitError
 from lowbit.kernels.quantization import Draw, Layout, quantize_kernels
 from lowbit.nn.quantizer import Quantizer
-from lowbit.numerics import Grid, lsq_fake_quantize
+from lowbit.numerics import Grid, lsq_fake_quantize, parse_grid
 from lowbit.numerics import fused as kernel_calls
 from lowbit.numerics.fused import new_tensor
 from lowbit.numerics.rounding import RANDOM_BITS, random_integers
@@ -150,15 +150,38 @@ def weight_scale(quantizer: Quantizer) -> Tensor:
     return scale
 
 
+class _LetsThrough:
+    """What stands in a quantizer's place inside `unquantized`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def grid(self) -> Grid:
+        return parse_grid("full")
+
+
 @contextmanager
-def unquantized(model: nn.Layer) -> Iterator[None]:
-    """Within it no quantizer of the model does anything, calibrated or not."""
+def unquantized(model: nn.Layer, *, weights: bool = True) -> Iterator[None]:
+    """Within it no quantizer of the model does anything, calibrated or not; or only those of `weights`."""
     with ExitStack() as undo:
-        for owner, name, _ in list(quantizers_of(model)):
-            # An attribute of the object hides the sublayer of that name, which stays where it is.
-            object.__setattr__(owner, name, lambda x: x)
-            undo.callback(object.__delattr__, owner, name)
+        for owner, name, quantizer in list(quantizers_of(model)):
+            if weights or quantizer.role != "weight":
+                undo.enter_context(hidden(owner, name, _LetsThrough()))
         yield
+
+
+@contextmanager
+def hidden(owner: nn.Layer, name: str, value: object) -> Iterator[None]:
+    """Within it a sublayer or method of the owner is hidden by `value`; afterwards it is as it was before."""
+    before = vars(owner).get(name)
+    # An attribute of the object comes before the sublayer or method of that name, which stays where it is.
+    object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        object.__delattr__(owner, name)
+        if before is not None:
+            object.__setattr__(owner, name, before)
 
 
 class LearnedRounding:

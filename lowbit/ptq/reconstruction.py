@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -137,37 +138,54 @@ def _reconstruct(
     with eval_mode(model), eval_mode(reference), unquantized(reference):
         originals = dict(reference.named_sublayers(include_self=True))
         passing = _Passing(store, images, (layers, model), (originals, reference))
-        for number, block in enumerate(found.blocks):
-            data = passing.enter(block)
-            if number < done:
-                results.append(BlockResult(**saved.load(number, block, layers)))
-            else:
-                shown, unseen = data.split(_MEASURED)
-                error = nearest = _error(block, layers, unseen)
-                if settings.compensate:
-                    compensate_block(layers, originals, block, norms, shown)
-                    error = _error(block, layers, unseen)
-                before = {key: tensor.clone() for key, tensor in block_state(block, layers).items()}
-                window = find_window(partial(block.run, originals), shown, settings.crop)
-                rng = np.random.default_rng([seed, number])
-                train_block(layers, block, norms, shown, window, settings, rng, advance=advance)
-                learned = _error(block, layers, unseen)
-                if learned > error:
-                    for key, tensor in block_state(block, layers).items():
-                        tensor.set_value(before[key])
-                    # Without iterations it only puts the weights on their grids.
-                    rounding = settings.model_copy(update={"iterations": 0})
-                    train_block(layers, block, norms, shown, window, rounding, rng)
-                results.append(BlockResult(block.name, nearest, min(learned, error)))
-                if saved:
-                    saved.save(number, block, layers, asdict(results[-1]))
-            later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
-            passing.leave(block, data, followed=later is not None and later.follows)
+        with unquantized(model, weights=False) if settings.full_inputs else nullcontext():
+            for number, block in enumerate(found.blocks):
+                data = passing.enter(block)
+                if number < done:
+                    results.append(BlockResult(**saved.load(number, block, layers)))
+                else:
+                    rng = np.random.default_rng([seed, number])
+                    results.append(
+                        _reconstruct_block(block, data, layers, originals, norms, settings, rng, advance)
+                    )
+                    if saved:
+                        saved.save(number, block, layers, asdict(results[-1]))
+                later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
+                passing.leave(block, data, followed=later is not None and later.follows)
         if settings.distill:
             distilled = _distill(
                 model, reference, found.blocks, norms, images, settings, seed, saved, advance
             )
     return Reconstructed(tuple(results), found.left_alone, distilled)
+
+
+def _reconstruct_block(
+    block: Block,
+    data: BlockData,
+    layers: dict[str, nn.Layer],
+    originals: dict[str, nn.Layer],
+    norms: dict[int, nn.Layer],
+    settings: Reconstruction,
+    rng: np.random.Generator,
+    advance: Callable[[], None],
+) -> BlockResult:
+    """Compensate and train a block; it stays compensated where training does not help on images left out."""
+    shown, unseen = data.split(_MEASURED)
+    error = nearest = _error(block, layers, unseen)
+    if settings.compensate:
+        compensate_block(layers, originals, block, norms, shown)
+        error = _error(block, layers, unseen)
+    before = {key: tensor.clone() for key, tensor in block_state(block, layers).items()}
+    window = find_window(partial(block.run, originals), shown, settings.crop)
+    train_block(layers, block, norms, shown, window, settings, rng, advance=advance)
+    learned = _error(block, layers, unseen)
+    if learned > error:
+        for key, tensor in block_state(block, layers).items():
+            tensor.set_value(before[key])
+        # Without iterations it only puts the weights on their grids.
+        rounding = settings.model_copy(update={"iterations": 0})
+        train_block(layers, block, norms, shown, window, rounding, rng)
+    return BlockResult(block.name, nearest, min(learned, error))
 
 
 def _distill(

@@ -160,6 +160,7 @@ class Reconstruction(FrozenSection):
     regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
     drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
     compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
+    full_inputs: Annotated[bool, Field(strict=True)] = False  # of compensation; distillation quantizes them
     crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
     equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
     distill: Count = 0  # steps in which all blocks then learn together, against the fp32 network's answers
@@ -168,6 +169,12 @@ class Reconstruction(FrozenSection):
     # Of the outputs of all blocks in the loss, relative to the answers. A few hundred answers are overfitted
     # easily; outputs of blocks have many more values.
     distill_block_weight: Annotated[Number, Field(ge=0)] = 30.0
+
+    @model_validator(mode="after")
+    def _learned_rounding_has_quantized_inputs(self) -> Reconstruction:
+        if self.full_inputs and self.iterations:
+            raise ValueError("full_inputs goes with iterations: 0; learned rounding needs quantized inputs")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

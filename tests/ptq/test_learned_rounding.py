@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 
 from lowbit.kernels import why_missing
 from lowbit.kernels.quantization import Draw
 from lowbit.numerics import fused as kernel_calls
 from lowbit.numerics import parse_grid
-from lowbit.ptq.learned_rounding import drop_quantize, shift_channels
+from lowbit.ptq.learned_rounding import drop_quantize, hidden, shift_channels
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason="needs the C++ kernels")
 
@@ -66,3 +67,13 @@ def test_shift_channels(shape, axis, monkeypatch):
     np.testing.assert_array_equal(fast[0], slow[0])
     np.testing.assert_array_equal(fast[1], slow[1])
     np.testing.assert_allclose(fast[2], slow[2], rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_hidden_before_is_hidden_again_afterwards():
+    layer = nn.Sequential(nn.ReLU())
+    inner = layer[0]
+    with hidden(layer, "0", "first"):
+        with hidden(layer, "0", "second"):
+            assert vars(layer)["0"] == "second"
+        assert vars(layer)["0"] == "first"
+    assert "0" not in vars(layer) and layer[0] is inner

@@ -60,6 +60,35 @@ def test_stored_weights_are_on_the_grid():
             assert len(np.unique(integers)) > 2
 
 
+def _compensated(full_inputs: bool, *, coarser: float) -> list[np.ndarray]:
+    """Weights after compensation alone, with steps of inputs that many times as large as calibrated."""
+    chosen = recipe(iterations=0, full_inputs=full_inputs)
+    net = calibrated(network(), chosen)
+    inputs = [layer.input_quantizer for layer in net.sublayers() if is_quantized(layer)]
+    for quantizer in inputs:
+        quantizer.set_scale(quantizer.scale() * coarser)
+    steps = [quantizer.scale().numpy() for quantizer in inputs]
+    reconstruct(net, [images()], chosen.reconstruction)
+    # They quantize again afterwards, with the steps that they had.
+    assert all(
+        (quantizer.scale().numpy() == step).all() for quantizer, step in zip(inputs, steps, strict=True)
+    )
+    assert not np.array_equal(inputs[0](images()).numpy(), images().numpy())
+    return [layer.weight.numpy() for layer in net.sublayers() if is_quantized(layer)]
+
+
+def test_with_full_inputs_weights_do_not_depend_on_the_steps_of_inputs():
+    fine, coarse = (_compensated(True, coarser=factor) for factor in (1.0, 32.0))
+    assert all(np.array_equal(a, b) for a, b in zip(fine, coarse, strict=True))
+    fine, coarse = (_compensated(False, coarser=factor) for factor in (1.0, 32.0))
+    assert not all(np.array_equal(a, b) for a, b in zip(fine, coarse, strict=True))
+
+
+def test_full_inputs_are_not_for_learned_rounding():
+    with pytest.raises(LowbitError, match="full_inputs goes with iterations: 0"):
+        recipe(full_inputs=True, iterations=5)
+
+
 def test_deterministic_by_seed():
     def result(seed: int) -> dict[str, np.ndarray]:
         chosen = recipe(iterations=20)
