@@ -104,13 +104,14 @@ def make_accuracy_table() -> str:
             continue
         seconds = row.get("processor_seconds")
         seeds = ", ".join(f"{seed}: {top1:.2f}" for seed, top1 in row.get("seeds", {}).items())
+        fp32 = row.get("fp32")
         cells = [
             f"`{name}`",
             _schedule(row),
             seeds or str(row["seed"]),
-            f"{row['fp32']:.2f} %",
+            "not measured" if fp32 is None else f"{fp32:.2f} %",
             f"{row['top1']:.2f} %",
-            f"{row['top1'] - row['fp32']:+.2f}".replace("-", "−"),
+            "" if fp32 is None else f"{row['top1'] - fp32:+.2f}".replace("-", "−"),
             "" if seconds is None else f"{seconds} s",
             f"{row['commit']}, {row['date']}",
         ]
