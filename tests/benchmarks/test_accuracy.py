@@ -14,7 +14,7 @@ from lowbit.recipe import make_recipe
 
 TABLE = yaml.safe_load(ROWS.read_text("utf-8"))["rows"]
 TRAINED = {name: row for name, row in TABLE.items() if row.get("kind", "ptq") != "ptq"}
-NEEDED = {"fp32", "seed", "commit", "date"}
+NEEDED = {"seed", "commit", "date"}
 
 
 @pytest.mark.parametrize("name", sorted(TABLE))
@@ -25,6 +25,8 @@ def test_every_row_has_a_kind_and_a_recipe(name):
         make_recipe(recipe_of(row))
     if "top1" in row:
         assert row.keys() >= NEEDED
+        # A run from scratch may be measured before fp32's.
+        assert "fp32" in row or (row["kind"] == "train" and "recipe" in row)
         if "seeds" in row:
             assert row["top1"] == pytest.approx(sum(row["seeds"].values()) / len(row["seeds"]), abs=0.006)
 
