@@ -75,8 +75,9 @@ def _cells(
     top1, size = row.get("top1"), row.get("onnx_bytes")
     fp32 = baselines.get(row.get("baseline"))
     if measured := accuracy.get(row.get("accuracy")):
-        top1, fp32 = measured.get("top1"), measured["fp32"]
-    difference = None if top1 is None or row["recipe"] == "fp32" else top1 - fp32
+        top1, fp32 = measured.get("top1"), measured.get("fp32")
+    unknown = top1 is None or fp32 is None or row["recipe"] == "fp32"
+    difference = None if unknown else top1 - fp32
     return [
         row["network"],
         language.fp32 if row["recipe"] == "fp32" else f"`{row['recipe']}`",

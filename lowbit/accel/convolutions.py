@@ -1,4 +1,4 @@
-"""Convolutions on a CPU by oneDNN instead of Paddle's own kernels, in training as in evaluation."""
+"""Convolutions on a CPU by oneDNN and others instead of Paddle's own kernels, in training and evaluation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from lowbit.numerics.fused import new_tensor
 def fast_convolutions(*, wanted: bool = True) -> Iterator[None]:
     """Inside the `with`, if `wanted`, 2-D convolutions of fp32 tensors in NCHW on the CPU run in oneDNN.
 
-    Those of 1x1 run in the matrix library. This applies to all callers: Paddle's layers, quantized ones, the
-    user's own. The results are the same except for the order of sums, and as reproducible. 1x1 convolutions
-    of one pixel and what oneDNN has not (other types, layouts, devices, programs being exported) go the usual
-    way, as does everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()` says
-    why.
+    1x1 convolutions with stride 1 run in the matrix library where images are large enough, and dW of
+    depthwise ones of 5x5 and larger in lowbit's kernel. This applies to all callers: Paddle's layers,
+    quantized ones, the user's own. The results are the same except for the order of sums, and as
+    reproducible; Inf and NaN may show in more weights of their channel. 1x1 convolutions of one pixel and
+    what oneDNN does not support (other types, layouts, devices, programs being exported) go the usual way,
+    as does everything where the library is missing; `lowbit.accel.onednn_objects.why_missing()` says why.
+    Gradients of gradients are an error.
 
     with fast_convolutions():
         loss = criterion(model(images), labels)
@@ -76,12 +78,14 @@ def convolution_library(*, wanted: bool) -> str:
     >>> convolution_library(wanted=False)
     'Paddle'
     """
-    usable = wanted and onednn_objects.why_missing() is None
-    return f"oneDNN {onednn_objects.version()}" if usable else "Paddle"
+    if not wanted or onednn_objects.why_missing() is not None:
+        return "Paddle"
+    library = f"oneDNN {onednn_objects.version()}"
+    return f"{library}, MKL for 1x1" if pointwise.is_there() else library
 
 
 def _conv2d(*arguments: Any, dilation: int, groups: int, **named: Any) -> Tensor | None:
-    """Paddle's operator in oneDNN, or None; its arguments `dilation` and `groups` stand at these places."""
+    """Paddle's operator, or None to leave it to Paddle; `dilation` and `groups` are at these places."""
     geometry = None if named else conv2d_geometry(arguments, dilation=dilation, groups=groups)
     if geometry is None or not _is_worth_it(geometry):
         return None
@@ -153,7 +157,7 @@ def conv2d_is_replaced(geometry: Geometry) -> bool:
     return _OVERRIDES.is_called_directly(operator) and _is_worth_it(geometry)
 
 
-_BY_WINDOWS = 5  # from this size of a depthwise kernel on, oneDNN copies every window for dW
+_SLOW_DEPTHWISE_KERNEL = 5  # from this size on, oneDNN copies every window for dW
 
 
 class _DepthwiseProducts:
@@ -167,12 +171,12 @@ class _DepthwiseProducts:
         fp32_depthwise.grad_weight(self._geometry, x, dy, dweight)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=onednn.KEPT)
 def _fastest(geometry: Geometry) -> Any:
     """The three products of fp32: `forward`, `grad_input` and `grad_weight` of addresses."""
     if pointwise.fits(geometry):
         return pointwise.prepared(geometry)
-    if fp32_depthwise.fits(geometry) and max(geometry.kernel) >= _BY_WINDOWS:
+    if fp32_depthwise.fits(geometry) and max(geometry.kernel) >= _SLOW_DEPTHWISE_KERNEL:
         return _DepthwiseProducts(geometry)
     return onednn.prepared(geometry)
 
@@ -215,8 +219,7 @@ class FloatProducts:
 
     def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """dX and dW."""
-        if self._bf16:
-            check_first_order()
+        check_first_order("products in bf16" if self._bf16 else "convolutions inside lowbit.accelerate()")
         x, weight = self._unchanged()
         dx = dweight = None
         if self._learning[0]:
@@ -252,9 +255,9 @@ class ConvolutionNode(PyLayer):
         return ctx.products.backward(dy.contiguous())
 
 
-def check_first_order() -> None:
+def check_first_order(what: str) -> None:
     """An error inside a backward pass whose own gradient is wanted."""
     if paddle.is_grad_enabled():
         raise LowbitError(
-            "second-order gradients are not supported for products in bf16: train in fp32 (amp_level O0)"
+            f"second-order gradients are not supported for {what}: compute them in fp32 and outside of it"
         )

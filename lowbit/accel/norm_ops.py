@@ -367,6 +367,8 @@ def attached_scale(y: Tensor) -> IntegerScale | None:
         return None
     scale, has_high_bits = attached
     each = y.shape[:2]
+    if scale.shape[2:] != [1, 1]:
+        return None  # of another layout, such as a Linear layer's
     if any(own not in (1, size) for own, size in zip(scale.shape[:2], each, strict=True)):
         return None  # Y was reshaped in place
     return IntegerScale(scale_of_rows(scale, each), has_high_bits)

@@ -32,7 +32,7 @@ _SRC_MD, _DIFF_SRC_MD, _WEIGHTS_MD, _DIFF_WEIGHTS_MD, _DST_MD, _DIFF_DST_MD = 12
 _WEIGHTS, _BIAS, _DIFF_SRC, _DIFF_DST, _DIFF_WEIGHTS = 33, 41, 129, 145, 161
 _HELD = 16 << 20  # bytes of scratch memory per operand
 _PART = 4 << 20  # bytes of a part of a larger one
-_KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
+KEPT = 256  # prepared convolutions; a model has tens, and another batch size makes as many again
 
 
 class PreparedConvolution:
@@ -136,7 +136,7 @@ class ConvolutionInParts:
             total += of_part
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def prepared(geometry: Geometry, *, bf16: bool = False) -> PreparedConvolution | ConvolutionInParts:
     """The convolution for a geometry; preparing takes milliseconds, so the last ones are kept."""
     batch = geometry.input[0]
@@ -221,7 +221,7 @@ def _matrix_product(a: _Matrices, b: _Matrices, c: _Matrices, *, has_bias: bool 
     return _Product(made, operands, (dnnl.DST, _DST_MD, c.plain))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT)
 def prepared_matrices(factors: Factors, *, has_bias: bool = False) -> MatrixProduct:
     """The matrix product of these shapes; the last ones are kept."""
     return MatrixProduct(factors, has_bias=has_bias)

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from lowbit.accel import onednn
+from lowbit.accel import onednn, onednn_objects
 from lowbit.accel.process_settings import AVX2_PATH, SETTING
 from lowbit.kernels.gemm import Geometry
 from lowbit.machine.cpu import cpu_info
@@ -21,25 +21,21 @@ from lowbit.machine.cpu import cpu_info
 _ROWS, _PLAIN, _TRANSPOSED = 101, 111, 112  # of cblas.h
 _FLOAT = 4  # bytes
 _FEW_PIXELS = 128  # of an image: MKL is no faster than oneDNN below
-_KEPT = 1024  # geometries
+
+
+def is_there() -> bool:
+    """Whether the library is there and fast, and oneDNN for small images; on AMD it needs the AMD fix."""
+    return _sgemm() is not None and onednn_objects.why_missing() is None
 
 
 def fits(geometry: Geometry) -> bool:
-    """Whether it is one matrix product per image, and the library is there and fast.
-
-    On AMD it is slow without the AMD fix.
-    """
+    """Whether it is one matrix product per image, and the library `is_there`."""
     is_pointwise = geometry.kernel == geometry.stride == (1, 1) and not any(geometry.padding)
     # Without images nothing would be written.
-    return (
-        is_pointwise
-        and geometry.groups == 1
-        and min(geometry.input + geometry.output) > 0
-        and _sgemm() is not None
-    )
+    return is_pointwise and geometry.groups == 1 and min(geometry.input + geometry.output) > 0 and is_there()
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=onednn.KEPT)
 def prepared(geometry: Geometry) -> PointwiseProducts:
     """The products of a geometry that `fits`; the last ones are kept."""
     return PointwiseProducts(geometry)
@@ -56,18 +52,14 @@ class PointwiseProducts:
         self._sizes = images, inputs, geometry.outputs, height * width
         self._sgemm = _sgemm()
         # dW is MKL's all the same.
-        self._other = onednn.prepared(geometry) if 1 < height * width < _FEW_PIXELS else None
+        self._onednn = onednn.prepared(geometry) if 1 < height * width < _FEW_PIXELS else None
 
     def forward(self, x: int, weight: int, y: int) -> None:
         """Y, from X and W."""
-        if self._other is not None:
-            self._other.forward(x, weight, y)
+        if self._onednn is not None:
+            self._onednn.forward(x, weight, y)
             return
         images, inputs, outputs, pixels = self._sizes
-        if pixels == 1:  # one product for all images
-            sizes = images, outputs, inputs
-            self._sgemm(_ROWS, _PLAIN, _TRANSPOSED, *sizes, 1.0, x, inputs, weight, inputs, 0.0, y, outputs)
-            return
         x_step, y_step = inputs * pixels * _FLOAT, outputs * pixels * _FLOAT
         for n in range(images):
             self._sgemm(
@@ -77,11 +69,11 @@ class PointwiseProducts:
 
     def grad_input(self, dy: int, weight: int, dx: int) -> None:
         """dX, from dY and W."""
-        if self._other is not None:
-            self._other.grad_input(dy, weight, dx)
+        if self._onednn is not None:
+            self._onednn.grad_input(dy, weight, dx)
             return
         images, inputs, outputs, pixels = self._sizes
-        if pixels == 1:
+        if pixels == 1:  # one product for all images
             sizes = images, inputs, outputs
             self._sgemm(_ROWS, _PLAIN, _PLAIN, *sizes, 1.0, dy, outputs, weight, inputs, 0.0, dx, inputs)
             return

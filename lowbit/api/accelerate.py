@@ -93,11 +93,11 @@ class Acceleration(Result):
 def accelerate(threads: int | None = None) -> Acceleration:
     """Speed up training on the CPU in your own loop, in fp32 or quantized.
 
-    fp32 convolutions run in oneDNN. Batch norm, ReLU, max-pool and the updates of Momentum, Adam and AdamW
-    run in lowbit's kernels; the updates give the same bits as Paddle's. Freed memory is kept for the next
-    step. On AMD processors, Paddle's matrix library is switched to its fast path, if the process has not yet
-    computed a matrix product. Results are the same except for the order of sums. On a GPU, or without the
-    compiled libraries, nothing changes.
+    fp32 convolutions run in oneDNN, 1x1 ones in MKL. Batch norm, ReLU, max-pool and the updates of Momentum,
+    Adam and AdamW run in lowbit's kernels; the updates give the same bits as Paddle's. Freed memory is kept
+    for the next step. On AMD processors, Paddle's matrix library is switched to its fast path, if the process
+    has not yet computed a matrix product. Results are the same except for the order of sums. On a GPU, or
+    without the compiled libraries, nothing changes.
 
     `threads` sets the number of threads of Paddle and of lowbit's kernels (default: OMP_NUM_THREADS, which
     Paddle sets to 1). The settings are logged once (logger `lowbit`). Operators are replaced in the calling

@@ -1,8 +1,9 @@
 """Error compensation (GPTQ): weights, scales and biases make up for errors of inputs and earlier weights.
 
-A layer gets quantized inputs x and shall give what W·f is in the fp32 network. Without rounding the best
-weight is W·C·H⁻¹, where H is the covariance of x and C that of f with x; means are left to the bias. Few
-images say little about many inputs: how far the weight may go is tried on images that it was not made from.
+A layer gets quantized inputs x (with `full_inputs`, inputs that only earlier weights have changed) and shall
+give what W·f is in the fp32 network. Without rounding the best weight is W·C·H⁻¹, where H is the covariance
+of x and C that of f with x; means are left to the bias. Few images say little about many inputs: how far the
+weight may go is tried on images that it was not made from.
 
 The squared error of a rounded weight then depends on H alone: weights are rounded column by column, those
 with the largest inputs first, and the columns that are left move so that the error becomes smallest. This is

@@ -150,7 +150,7 @@ def weight_scale(quantizer: Quantizer) -> Tensor:
     return scale
 
 
-class _LetsThrough:
+class _Identity:
     """What stands in a quantizer's place inside `unquantized`."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -162,25 +162,29 @@ class _LetsThrough:
 
 @contextmanager
 def unquantized(model: nn.Layer, *, weights: bool = True) -> Iterator[None]:
-    """Within it no quantizer of the model does anything, calibrated or not; or only those of `weights`."""
+    """Within it no quantizer of the model does anything, calibrated or not.
+
+    With `weights=False`, weights stay quantized.
+    """
     with ExitStack() as undo:
         for owner, name, quantizer in list(quantizers_of(model)):
             if weights or quantizer.role != "weight":
-                undo.enter_context(hidden(owner, name, _LetsThrough()))
+                undo.enter_context(hidden(owner, name, _Identity()))
         yield
 
 
 @contextmanager
 def hidden(owner: nn.Layer, name: str, value: object) -> Iterator[None]:
     """Within it a sublayer or method of the owner is hidden by `value`; afterwards it is as it was before."""
-    before = vars(owner).get(name)
+    missing = object()
+    before = vars(owner).get(name, missing)
     # An attribute of the object comes before the sublayer or method of that name, which stays where it is.
     object.__setattr__(owner, name, value)
     try:
         yield
     finally:
         object.__delattr__(owner, name)
-        if before is not None:
+        if before is not missing:
             object.__setattr__(owner, name, before)
 
 

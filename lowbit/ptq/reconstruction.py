@@ -45,7 +45,10 @@ class ReconstructionProgress(Protocol):
 
 @dataclass(frozen=True)
 class BlockResult:
-    """A block's squared error relative to its outputs: rounded to nearest, and in the end."""
+    """A block's squared error relative to its outputs: rounded to nearest, and in the end.
+
+    With `full_inputs`, of weights alone.
+    """
 
     name: str
     nearest: float
@@ -92,10 +95,11 @@ def reconstruct(
     """Learn the rounding of a calibrated network's weights, in place, and the steps of its inputs.
 
     Blocks are trained in the order in which they run: inputs come from the quantized network before the
-    block, targets from the fp32 network. What is learned must be better on images that were left out, else
-    the block stays as it was compensated. In `folder` every block that is done is saved: a call with the same
-    network, images, settings and seed goes on behind it and ends with the same bits. Images and activations
-    take up to `memory` bytes, further ones are on disk.
+    block (with `full_inputs`, from one whose weights alone are quantized), targets from the fp32 network.
+    What is learned must be better on images that were left out, else the block stays as it was compensated.
+    In `folder` every block that is done is saved: a call with the same network, images, settings and seed
+    goes on behind it and ends with the same bits. Images and activations take up to `memory` bytes, further
+    ones are on disk.
 
     calibrate(model, batches)
     reconstruct(model, batches, recipe.reconstruction)

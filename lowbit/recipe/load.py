@@ -72,7 +72,7 @@ def recipe_file_values(name: str) -> dict[str, Any]:
 
 
 def _ptq_values(weight_bits: str, input_bits: str) -> dict[str, Any]:
-    """A recipe without training, with these bits in all layers but the first and the last."""
+    """A recipe without training, with these bits but for the layers that the bundled one keeps in 8."""
     values = recipe_file_values("ptq_w4a8" if input_bits == "8" else "ptq_w4a4")
     forward = values["rules"][0]["forward"]
     forward["weight"]["grid"], forward["input"]["grid"] = f"int{weight_bits}", f"int{input_bits}"

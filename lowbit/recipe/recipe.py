@@ -160,7 +160,7 @@ class Reconstruction(FrozenSection):
     regularization: Annotated[Number, Field(ge=0)] = 0.01  # how hard weights are pushed to up or down
     drop: Annotated[Number, Field(ge=0, le=1)] = 0.5  # share of inputs that stay unquantized in a step
     compensate: Annotated[bool, Field(strict=True)] = True  # start from compensated weights (GPTQ)
-    full_inputs: Annotated[bool, Field(strict=True)] = False  # of compensation; distillation quantizes them
+    full_inputs: Annotated[bool, Field(strict=True)] = False  # inputs are not quantized in compensation
     crop: Count = 32  # pixels; larger inputs of a block are cropped at random, 0: never
     equalize: Annotated[bool, Field(strict=True)] = False  # channels between two layers, before calibration
     distill: Count = 0  # steps in which all blocks then learn together, against the fp32 network's answers
@@ -171,9 +171,11 @@ class Reconstruction(FrozenSection):
     distill_block_weight: Annotated[Number, Field(ge=0)] = 30.0
 
     @model_validator(mode="after")
-    def _learned_rounding_has_quantized_inputs(self) -> Reconstruction:
+    def _full_inputs_are_for_compensation_alone(self) -> Reconstruction:
         if self.full_inputs and self.iterations:
             raise ValueError("full_inputs goes with iterations: 0; learned rounding needs quantized inputs")
+        if self.full_inputs and not self.compensate:
+            raise ValueError("full_inputs is about compensation: leave it out, or set compensate: true")
         return self
 
 

@@ -134,9 +134,11 @@ def test_a_gradient_that_nobody_wants_is_not_computed(monkeypatch: pytest.Monkey
     assert not asked and layer.weight.grad is not None
 
 
-def test_the_same_bits_every_time() -> None:
-    geometry = {"x": (2, 16, 9, 9), "weight": (16, 3, 3), "stride": 1, "padding": 1, "dilation": 1}
-    geometry |= {"groups": 1, "seed": 5}
+@pytest.mark.parametrize(("weight", "groups"), [((16, 3, 3), 1), ((16, 1, 1), 1), ((16, 5, 5), 16)])
+@pytest.mark.parametrize("side", [9, 16])
+def test_the_same_bits_every_time(weight: tuple, groups: int, side: int) -> None:
+    geometry = {"x": (2, 16, side, side), "weight": weight, "stride": 1, "padding": 0, "dilation": 1}
+    geometry |= {"groups": groups, "seed": 5}
     first, second = (_run(geometry, True, False) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
@@ -162,6 +164,38 @@ def test_a_program_exported_inside_uses_paddles_operator(tmp_path) -> None:
     x = paddle.randn([2, 3, 8, 8])
     served = paddle.jit.load(str(tmp_path / "m"))(x)
     np.testing.assert_allclose(served.numpy(), model(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("weight", "groups"), [((4, 3, 3), 1), ((4, 1, 1), 1), ((4, 5, 5), 4)])
+def test_gradients_of_gradients_are_an_error(weight: tuple, groups: int) -> None:
+    x, kernel = paddle.randn([2, 4, 12, 12]), paddle.randn([weight[0], 4 // groups, *weight[1:]])
+    x.stop_gradient = kernel.stop_gradient = False
+    with fast_convolutions():
+        y = (F.conv2d(x, kernel, groups=groups) ** 2).sum()
+        with pytest.raises((OSError, LowbitError), match="second-order gradients"):
+            paddle.grad(y, [x], create_graph=True)
+
+
+def test_without_the_matrix_library_oneDNN_does_1x1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "_sgemm", lambda: None)
+    convolutions._fastest.cache_clear()
+    geometry = {"x": (3, 5, 12, 12), "weight": (7, 1, 1), **_SAME}
+    for ours, theirs in zip(_run(geometry, True, False), _run(geometry, False, False), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert "MKL" not in convolutions.convolution_library(wanted=True)
+    convolutions._fastest.cache_clear()
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_shows_in_the_weight_gradient(bad: float) -> None:
+    x = np.random.default_rng(0).standard_normal([2, 4, 9, 9]).astype(np.float32)
+    x[1, 2, 4, 4] = bad
+    weight = paddle.randn([4, 1, 5, 5])
+    weight.stop_gradient = False
+    with fast_convolutions():
+        F.conv2d(paddle.to_tensor(x), weight, padding=2, groups=4).sum().backward()
+    finite = np.isfinite(weight.grad.numpy())
+    assert not finite[2].all() and finite[[0, 1, 3]].all()
 
 
 def test_without_the_library_paddle_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

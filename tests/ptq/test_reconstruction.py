@@ -87,6 +87,8 @@ def test_with_full_inputs_weights_do_not_depend_on_the_steps_of_inputs():
 def test_full_inputs_are_not_for_learned_rounding():
     with pytest.raises(LowbitError, match="full_inputs goes with iterations: 0"):
         recipe(full_inputs=True, iterations=5)
+    with pytest.raises(LowbitError, match="full_inputs is about compensation"):
+        recipe(full_inputs=True, iterations=0, compensate=False)
 
 
 def test_deterministic_by_seed():
