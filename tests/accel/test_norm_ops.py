@@ -440,3 +440,18 @@ def test_hard_swish_is_replaced_where_a_gradient_is_wanted(monkeypatch):
             F.hardswish(paddle.to_tensor([1.0], stop_gradient=not wanted))
     F.hardswish(paddle.to_tensor([1.0], stop_gradient=False))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [([1, 3, 1, 1], [2, 3, 1, 1]), ([2, 3, 1, 1], [2, 3, 1, 1]), ([1, 1, 1, 4], None), ([2, 5, 1, 1], None)],
+)
+def test_the_scale_of_every_channel_of_every_image_or_none_of_another_layout(scale, expected):
+    y = paddle.zeros([2, 3, 4, 4])
+    attached = paddle.arange(1, 1 + int(np.prod(scale)), dtype="float32").reshape(scale)
+    setattr(y, module.SCALE_ATTRIBUTE, (attached, False))
+    found = module.attached_scale(y)
+    if expected is None:
+        assert found is None
+    else:
+        assert np.array_equal(found.scale.numpy(), np.broadcast_to(attached.numpy(), expected))
