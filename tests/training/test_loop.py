@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from lowbit.accel import onednn
+from lowbit.accel import convolutions, onednn
 from lowbit.accel.fused_norm import BatchNormNode
 from lowbit.accel.norm_ops import norm_library
 from lowbit.errors import LowbitError
@@ -295,6 +295,7 @@ def test_convolutions_run_in_oneDNN_unless_the_config_says_no(tmp_path, capsys, 
     monkeypatch.setattr(
         onednn, "prepared", lambda *given, **named: used.append(given) or prepared(*given, **named)
     )
+    convolutions._fastest.cache_clear()
     train(tiny_config(tmp_path / "paddle", epochs=1, fast_convolutions=False))
     assert "convolutions in Paddle" in capsys.readouterr().out and not used
     train(tiny_config(tmp_path / "onednn", epochs=1))
