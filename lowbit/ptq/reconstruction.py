@@ -135,9 +135,9 @@ def _reconstruct(
     )
     done = saved.count if saved else 0
     advance = progress.advance if progress is not None else lambda: None
+    title, each = ("Reconstructing", settings.iterations) if settings.iterations else ("Compensating", 1)
     if progress is not None:
-        total = len(found.blocks) * settings.iterations + settings.distill
-        progress.begin("Reconstructing", total, done * settings.iterations)
+        progress.begin(title, len(found.blocks) * each, done * each)
     results, distilled = [], None
     with eval_mode(model), eval_mode(reference), unquantized(reference):
         originals = dict(reference.named_sublayers(include_self=True))
@@ -154,11 +154,13 @@ def _reconstruct(
                     )
                     if saved:
                         saved.save(number, block, layers, asdict(results[-1]))
+                    if not settings.iterations:
+                        advance()
                 later = found.blocks[number + 1] if number + 1 < len(found.blocks) else None
                 passing.leave(block, data, followed=later is not None and later.follows)
         if settings.distill:
             distilled = _distill(
-                model, reference, found.blocks, norms, images, settings, seed, saved, advance
+                model, reference, found.blocks, norms, images, settings, seed, saved, progress
             )
     return Reconstructed(tuple(results), found.left_alone, distilled)
 
@@ -201,7 +203,7 @@ def _distill(
     settings: Reconstruction,
     seed: int,
     saved: SavedProgress | None,
-    advance: Callable[[], None],
+    progress: ReconstructionProgress | None,
 ) -> tuple[float, float]:
     """Distill; keep it if it helps on images left out. Their error of answers before and after."""
     rows = [row for batch in images for row in zip(*batch, strict=True)]
@@ -209,9 +211,13 @@ def _distill(
     shown, unseen = rows[:count], rows[count:] or rows
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     error = answer_error(model, reference, unseen)
-    options: dict[str, Any] = {"advance": advance}
+    options: dict[str, Any] = {}
     if saved:
         options |= {"start": saved.load_snapshot(settings), "keep": partial(saved.save_snapshot, settings)}
+    if progress is not None:
+        start = options.get("start")
+        progress.begin("Distilling", settings.distill, start.step if start else 0)
+        options["advance"] = progress.advance
     distill(model, reference, blocks, norms, shown, settings, seed, **options)
     learned = answer_error(model, reference, unseen)
     if learned > error:

@@ -108,13 +108,13 @@ def test_blocks_that_are_done_are_not_trained_again(tmp_path):
 
     class Progress:
         def begin(self, title: str, total: int, done: int = 0) -> None:
-            begun.append((total, done))
+            begun.append((title, total, done))
 
         def advance(self) -> None: ...
 
     reconstruct(nets[0], [images(512)], chosen.reconstruction, folder=tmp_path, progress=Progress())
     reconstruct(nets[1], [images(512)], chosen.reconstruction)
-    assert begun == [(4 * 5 + 30, 4 * 5)]
+    assert begun == [("Reconstructing", 4 * 5, 4 * 5), ("Distilling", 30, 0)]
     assert _same(_state(nets[0]), _state(nets[1]))
 
 
@@ -124,13 +124,15 @@ def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch, drop):
     chosen = recipe(**{**SETTINGS, "distill": 10, "distill_drop": drop})
     whole = calibrated(network(), chosen)
     reconstruct(whole, [images(64)], chosen.reconstruction)
-    steps = []
+    begun, steps = [], []
 
     class Killed:
-        def begin(self, title: str, total: int, done: int = 0) -> None: ...
+        def begin(self, title: str, total: int, done: int = 0) -> None:
+            begun.append((title, total, done))
 
         def advance(self) -> None:
-            steps.append(1)
+            if begun[-1][0] == "Distilling":
+                steps.append(1)
             if len(steps) == 6:
                 raise KeyboardInterrupt
 
@@ -140,6 +142,12 @@ def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch, drop):
     again = calibrated(network(), chosen)
     reconstruct(again, [images(64)], chosen.reconstruction, folder=tmp_path, progress=Killed())
     assert len(steps) == 6 + 10 - 4
+    assert begun == [
+        ("Compensating", 4, 0),
+        ("Distilling", 10, 0),
+        ("Compensating", 4, 4),
+        ("Distilling", 10, 4),
+    ]
     assert _same(_state(whole), _state(again))
     # Another length of training is another run.
     other = recipe(**{**SETTINGS, "distill": 11, "distill_drop": drop})
