@@ -113,7 +113,7 @@ class _MatrixProduct(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
-        check_first_order("products in bf16")
+        check_first_order("products in bf16: train in fp32 (amp_level O0)")
         a, b = fused.saved_unchanged(ctx)
         dc, product = dc.contiguous(), onednn.prepared_matrices(ctx.factors, has_bias=ctx.given[2])
         da = db = dbias = None

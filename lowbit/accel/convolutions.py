@@ -219,7 +219,10 @@ class FloatProducts:
 
     def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """dX and dW."""
-        check_first_order("products in bf16" if self._bf16 else "convolutions inside lowbit.accelerate()")
+        if self._bf16:
+            check_first_order("products in bf16: train in fp32 (amp_level O0)")
+        else:
+            check_first_order("fast fp32 convolutions: do without accelerate() or Global.fast_convolutions")
         x, weight = self._unchanged()
         dx = dweight = None
         if self._learning[0]:
@@ -255,9 +258,7 @@ class ConvolutionNode(PyLayer):
         return ctx.products.backward(dy.contiguous())
 
 
-def check_first_order(what: str) -> None:
-    """An error inside a backward pass whose own gradient is wanted."""
+def check_first_order(for_what: str) -> None:
+    """An error inside a backward pass whose own gradient is wanted; `for_what` also says what to do."""
     if paddle.is_grad_enabled():
-        raise LowbitError(
-            f"second-order gradients are not supported for {what}: compute them in fp32 and outside of it"
-        )
+        raise LowbitError(f"second-order gradients are not supported for {for_what}")
