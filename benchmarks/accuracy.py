@@ -171,6 +171,7 @@ def train_row(row: dict[str, Any], seed: int, folder: Path, out: Path, weights: 
         values["Distillation"] = {"teacher": "fp32"}
         if teacher := row.get("teacher"):
             values["Distillation"] = {"teacher": str(folder / WEIGHTS[teacher]), "teacher_model": teacher}
+        values["Distillation"] |= row.get("distillation", {})
     return train(validate(values, {}, str(out)), quiet=True)
 
 

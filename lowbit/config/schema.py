@@ -234,6 +234,8 @@ class DistillationSection(Section):
     teacher_kwargs: dict[str, JsonValue] = {}
     temperature: Annotated[Number, Field(gt=0)] = 4.0
     weight: Annotated[Number, Field(gt=0, le=1)] = 1.0  # the teacher's share of the loss
+    # Of the errors of blocks' outputs, of a teacher with the same layers; falls to 0 by a cosine.
+    feature_weight: Annotated[Number, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _one_teacher(self) -> DistillationSection:

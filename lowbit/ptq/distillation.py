@@ -8,7 +8,7 @@ batch norms and biases are trained against the outputs of the fp32 network and o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,9 @@ def distill(
         parts = LearnedParts([model], norms, settings, settings.distill_drop, rng, moving=True)
         stack.enter_context(parts.installed())
         stack.enter_context(paddle.enable_grad())
-        wanted, found = (stack.enter_context(_outputs(network, blocks)) for network in (reference, model))
+        # The last block gives the answers, or nearly.
+        names = [block.modules[-1] for block in blocks[:-1]]
+        wanted, found = (stack.enter_context(layer_outputs(net, names)) for net in (reference, model))
         optimizers = parts.optimizers(rates)
         window = find_window(reference, images[0])
         if start is not None:
@@ -73,7 +75,7 @@ def distill(
             with paddle.no_grad():
                 taught = reference(*batch)
             loss = _difference(model(*batch), taught)
-            errors = sum(_relative_error(found[n], wanted[n]) for n in wanted)
+            errors = sum(relative_error(found[n], wanted[n]) for n in wanted)
             loss = loss + settings.distill_block_weight / max(1, len(wanted)) * errors
             loss.backward()
             slowed = (1 + math.cos(math.pi * step / settings.distill)) / 2
@@ -143,11 +145,11 @@ def _difference(outputs: Any, wanted: Any, temperature: float = _TEMPERATURE) ->
             got, right = F.log_softmax(y / temperature), F.log_softmax(target / temperature)
             parts.append((right.exp() * (right - got)).sum(axis=1).mean() * temperature**2)
         else:
-            parts.append(_relative_error(y, target))
+            parts.append(relative_error(y, target))
     return paddle.add_n(parts)
 
 
-def _relative_error(y: Tensor, target: Tensor) -> Tensor:
+def relative_error(y: Tensor, target: Tensor) -> Tensor:
     """The squared error relative to the squares of the target, which has no gradient."""
     return _RelativeError.apply(y, target.detach())
 
@@ -172,8 +174,8 @@ class _RelativeError(PyLayer):
 
 
 @contextmanager
-def _outputs(network: nn.Layer, blocks: Sequence[Block]) -> Iterator[dict[str, Tensor]]:
-    """What each block gave when the network ran last."""
+def layer_outputs(network: nn.Layer, names: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """What each of these layers gave when the network ran last, within the `with`."""
     layers = dict(network.named_sublayers(include_self=True))
     seen: dict[str, Tensor] = {}
 
@@ -183,10 +185,7 @@ def _outputs(network: nn.Layer, blocks: Sequence[Block]) -> Iterator[dict[str, T
 
         return keep
 
-    hooks = [
-        layers[block.modules[-1]].register_forward_post_hook(note(block.name))
-        for block in blocks[:-1]  # the last one gives the answers, or nearly
-    ]
+    hooks = [layers[name].register_forward_post_hook(note(name)) for name in names]
     try:
         yield seen
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,9 @@ from lowbit.data import Batch
 from lowbit.errors import LowbitError
 from lowbit.models import build_model, load_weights
 from lowbit.nn.quant_layers import has_quantized_layers
+from lowbit.ptq.blocks import find_blocks
+from lowbit.ptq.distillation import layer_outputs, relative_error
+from lowbit.ptq.learned_rounding import unquantized
 from lowbit.training.checkpoint import SUFFIX
 from lowbit.training.trained_model import open_checkpoint
 
@@ -193,6 +197,62 @@ def open_teacher(config: Config, fp32: Layer | None, classes: list[str]) -> Teac
     for parameter in model.parameters():
         parameter.stop_gradient = True
     return Teacher(model, _digest(model), section.teacher)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Layers of a quantized student, by name, whose outputs shall be those of the same layers of its teacher.
+
+    A layer's error then reaches its weights directly, not only through all layers behind it, so that networks
+    of 2 and 3 bits learn in fewer epochs.
+    """
+
+    student: Layer
+    teacher: Layer
+    names: tuple[str, ...]
+
+    @contextmanager
+    def compared(self) -> Iterator[Callable[[], paddle.Tensor]]:
+        """Run both networks within it; the function then gives the mean relative squared error."""
+        with (
+            layer_outputs(self.teacher, self.names) as wanted,
+            layer_outputs(self.student, self.names) as found,
+        ):
+            yield lambda: self._error(found, wanted)
+
+    def _error(self, found: dict[str, paddle.Tensor], wanted: dict[str, paddle.Tensor]) -> paddle.Tensor:
+        errors = []
+        for name in self.names:
+            y, target = found[name], wanted[name]
+            if y.shape != target.shape:
+                raise LowbitError(
+                    f"{name} gives {list(y.shape)} in the student and {list(target.shape)} in the teacher: "
+                    "Distillation.feature_weight needs a teacher of the same network (or leave it out)"
+                )
+            errors.append(relative_error(y.astype("float32"), target.astype("float32")))
+        return paddle.add_n(errors) / len(errors)
+
+
+def shared_features(student: Layer, teacher: Teacher, example: paddle.Tensor) -> Features:
+    """Compare the outputs of the blocks of a quantized student with those of its teacher.
+
+    Blocks are those of `lowbit.ptq.blocks.find_blocks`; the last one gives the answers, which are compared
+    anyway.
+    """
+    with unquantized(student):
+        names = tuple(block.modules[-1] for block in find_blocks(student, example).blocks[:-1])
+    if not names:
+        raise LowbitError(
+            "Distillation.feature_weight compares the outputs of quantized blocks, and the network has none "
+            "before its last layer: give a recipe, or leave feature_weight out"
+        )
+    known = {name for name, _ in teacher.model.named_sublayers(include_self=True)}
+    if missing := [name for name in names if name not in known]:
+        raise LowbitError(
+            f"Distillation.feature_weight needs a teacher of the same network, and {teacher.source} has no "
+            f"layer {missing[0]}: use teacher fp32, or leave feature_weight out"
+        )
+    return Features(student, teacher.model, names)
 
 
 def _check_classes(known: list[str], wanted: list[str], path: Path) -> None:

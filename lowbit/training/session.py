@@ -43,7 +43,7 @@ from lowbit.training.checkpoint import Checkpoint, Progress
 from lowbit.training.display import PlainDisplay
 from lowbit.training.evaluate import evaluate
 from lowbit.training.inputs import build_loader, check_class_count, class_names, open_section
-from lowbit.training.losses import PARTS, Teacher, open_teacher
+from lowbit.training.losses import PARTS, Features, Teacher, open_teacher, shared_features
 from lowbit.training.metrics import Meter
 from lowbit.training.mixed_precision import MixedPrecision
 from lowbit.training.optimizers import (
@@ -78,6 +78,7 @@ class Session:
     recipe: Recipe | None = None  # of quantization-aware training
     fp32: paddle.nn.Layer | None = None  # the pretrained model that is quantized, as it was
     teacher: Teacher | None = None
+    features: Features | None = None  # with a teacher, where the config asks for it
     oscillation: OscillationControl | None = None
     average: WeightAverage | None = None  # of the weights, where the config asks for it
     clock: RunClock | None = None  # of the whole run, once it trains
@@ -93,7 +94,7 @@ class Session:
     @property
     def loss_parts(self) -> tuple[str, ...]:
         """What the training loss is made of, where that is more than cross entropy."""
-        return PARTS if self.teacher else ()
+        return (*PARTS, *(["features"] if self.features else [])) if self.teacher else ()
 
     def order(self) -> dict[str, int]:
         """What the position within an epoch means; equal orders make equal batches."""
@@ -303,6 +304,9 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         narrow = config.amp_level != "O0"
         notes += set_executor(model, config.Global.executor, device=device.name, qat_in_floats=narrow)
         notes.append(str(preparation_of(model)))
+    features = None
+    if teacher is not None and config.Distillation and config.Distillation.feature_weight:
+        features = shared_features(model, teacher, example_images(config.Global.image_shape))
     if device.name == "cpu" and (reason := why_missing()):
         notes.append(f"training on Paddle's operators, which is slower: {reason}")
     if neighbours != "Paddle":
@@ -332,6 +336,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         recipe=recipe,
         fp32=fp32,
         teacher=teacher,
+        features=features,
         oscillation=OscillationControl(model, recipe.oscillation) if recipe and recipe.oscillation else None,
         average=WeightAverage(model, config.ema_decay) if config.ema_decay is not None else None,
         notes=notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,8 +55,7 @@ class TrainingStep:
         finite = not session.ranks.any(not finite)
         if finite:
             if session.oscillation:
-                total = session.config.Global.epochs * len(session.train_loader)
-                session.oscillation.damp(min(session.progress.step / total, 1.0))
+                session.oscillation.damp(self._share_done())
             if norm := session.config.Optimizer.largest_norm:
                 paddle.nn.utils.clip_grad_norm_(self._parameters, norm)
             session.optimizer.set_lr(learning_rate)
@@ -74,19 +74,35 @@ class TrainingStep:
         """Adds the gradients of a batch; returns its loss, the network's answers, and the loss's parts."""
         session, precision = self._session, self._session.precision
         images = paddle.to_tensor(batch.images)
-        taught = session.teacher.logits(images) if session.teacher else None
-        with precision.autocast():
-            heads = self._outputs(images)
-        heads = [logits.astype("float32") for logits in heads]
-        loss = batch_loss(session.config.train_loss, heads, batch)
-        parts: dict[str, float] = {}
-        if taught is not None:
-            loss, parts = distilled(session.config.Distillation, loss, heads[0], taught)
+        features = session.features
+        with features.compared() if features else nullcontext() as error:
+            taught = session.teacher.logits(images) if session.teacher else None
+            with precision.autocast():
+                heads = self._outputs(images)
+            heads = [logits.astype("float32") for logits in heads]
+            loss = batch_loss(session.config.train_loss, heads, batch)
+            parts: dict[str, float] = {}
+            if taught is not None:
+                loss, parts = distilled(session.config.Distillation, loss, heads[0], taught)
+            if error is not None:
+                wrong = error()
+                parts["features"] = float(wrong)
+                loss = loss + self._feature_weight() * wrong
         # The weight is 1 unless ranks have unequal shares of a batch, or it is a piece of one; Paddle
         # averages over ranks.
         weighted = loss if batch.weight == 1 else loss * batch.weight
         precision.scale(weighted).backward()
         return float(loss), heads[0].numpy(), parts
+
+    def _share_done(self) -> float:
+        """How much of the run is done, from 0 to 1."""
+        session = self._session
+        return min(session.progress.step / (session.config.Global.epochs * len(session.train_loader)), 1.0)
+
+    def _feature_weight(self) -> float:
+        """What a quantized network cannot match it shall not try to in the end: only the answers count."""
+        slowed = (1 + math.cos(math.pi * self._share_done())) / 2
+        return self._session.config.Distillation.feature_weight * slowed
 
     def _outputs(self, images: paddle.Tensor) -> list[paddle.Tensor]:
         """The network's logits, then those of auxiliary classifiers; an error in the words of the user."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -8,6 +9,7 @@ import pytest
 
 from lowbit.config import validate
 from lowbit.errors import LowbitError
+from lowbit.models import build_model
 from lowbit.training import loop
 from lowbit.training.checkpoint import read_checkpoint
 from lowbit.training.display import PlainDisplay
@@ -177,6 +179,72 @@ def test_a_teacher_of_other_classes_is_refused(fp32, tmp_path):
         renewed = values(tmp_path, fp32, reset_classifier=True)
         renewed["Arch"]["class_num"] = 12
         loop.open_session(validate(renewed, {}, "renewed"))
+
+
+def first_step(session, folder):
+    session.calibrate(PlainDisplay(silent=True), folder / "reconstruction")
+    session.network.train()
+    return loop.TrainingStep(session)(next(session.train_loader.epoch(0)), 0.1)
+
+
+@pytest.mark.parametrize("amp", [None, {"level": "O2", "dtype": "bf16"}])
+def test_outputs_of_blocks_count_in_the_loss(fp32, tmp_path, amp):
+    with_features = {"feature_weight": 8.0}
+    session = loop.open_session(config(tmp_path, fp32, amp=amp, distillation=with_features))
+    assert session.features.names == ("norm",)  # convolution and batch norm are a block
+    seen = first_step(session, tmp_path)
+    plain = first_step(loop.open_session(config(tmp_path, fp32, amp=amp)), tmp_path)
+    assert seen.parts["kl"] == plain.parts["kl"] and seen.parts["features"] > 0
+    # At the first step the weight is whole; nothing keeps looking at the network afterwards.
+    assert not any(layer._forward_post_hooks for layer in session.model.sublayers())
+    assert seen.loss == pytest.approx(plain.loss + 8.0 * seen.parts["features"], rel=1e-5)
+
+
+def test_blocks_become_like_the_teachers_and_their_weight_falls(fp32, tmp_path):
+    run = train(config(tmp_path / "run", fp32, epochs=3, distillation={"feature_weight": 30.0}))
+    first, middle, last = records(run, "train")
+    assert last["features"] < 0.8 * first["features"]
+    shares = [(one["loss"] - one["kl"]) / one["features"] for one in (first, middle, last)]
+    assert 30 > shares[0] > shares[1] > shares[2] > 0
+
+
+FEATURES = {"feature_weight": 30.0}
+
+
+@pytest.fixture(scope="module")
+def calm_features(fp32, tmp_path_factory):
+    return train(config(tmp_path_factory.mktemp("features") / "run", fp32, distillation=FEATURES))
+
+
+def test_features_resume_bit_for_bit(fp32, calm_features, tmp_path, one_step):
+    for _ in range(11):
+        with pytest.raises(KeyboardInterrupt):
+            train(config(tmp_path, fp32, checkpoints="auto", distillation=FEATURES))
+    train(config(tmp_path, fp32, checkpoints="auto", distillation=FEATURES))
+    hashes = {weights_hash(run / "checkpoints/latest.lowbit") for run in (calm_features, tmp_path)}
+    assert len(hashes) == 1
+
+
+def test_features_need_the_same_network(fp32, tmp_path):
+    features = {"feature_weight": 1.0}
+    with pytest.raises(LowbitError, match="give a recipe, or leave feature_weight out"):
+        loop.open_session(config(tmp_path, fp32, teacher=str(fp32), recipe=None, distillation=features))
+    weights = tmp_path / "resnet20.pdparams"
+    paddle.save(build_model("resnet20", 10).state_dict(), str(weights))
+    other = features | {"teacher_model": "resnet20"}
+    with pytest.raises(LowbitError, match=r"resnet20.pdparams has no layer norm: use teacher fp32"):
+        loop.open_session(config(tmp_path, fp32, teacher=str(weights), distillation=other))
+    session = loop.open_session(config(tmp_path, fp32, distillation=features))
+    name = session.features.names[0]
+    wrong = replace(session.features, teacher=paddle.nn.Sequential((name, paddle.nn.Flatten())))
+    with (
+        pytest.raises(LowbitError, match=r"gives \[2, .* needs a teacher of the same network"),
+        wrong.compared() as error,
+    ):
+        images = paddle.ones([2, 3, 32, 32])
+        session.calibrate(PlainDisplay(silent=True), tmp_path / "reconstruction")
+        session.model(images), wrong.teacher(images)
+        error()
 
 
 def test_two_processes(fp32, tmp_path):
