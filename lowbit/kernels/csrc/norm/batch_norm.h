@@ -93,7 +93,7 @@ struct Channels {
     int64_t first, count;
 };
 
-constexpr int64_t kMaxChannels = 32;
+constexpr int64_t kMaxChannels = 64;
 
 // each(k, image, first element) for channel k of the given ones in every image.
 template <class Each>
