@@ -95,8 +95,16 @@ class QTProducts:
 
     computes_again, needs_ranges = False, True
 
-    def __init__(self, linear_op: LinearOp, operands: Operands, learning: tuple[bool, bool]) -> None:
+    def __init__(
+        self,
+        linear_op: LinearOp,
+        operands: Operands,
+        learning: tuple[bool, bool],
+        ranges: Tensor | None = None,
+    ) -> None:
+        """`ranges` are max |X| of every channel of every image, where they are known."""
         self._linear_op, self._operands, self._learning = linear_op, operands, learning
+        self._ranges = ranges
         self._x: SavedQTensor | None = None
         self._w: SavedQTensor | None = None
         self._w_is_ready = False
@@ -109,12 +117,12 @@ class QTProducts:
 
     def _forward_operands(self, x: Tensor, weight: Tensor) -> tuple[QTensor, QTensor]:
         """X and W quantized; what backward needs of them is saved."""
-        operands = self._operands
-        x_operand = operands.make("forward.input", x)
+        operands, known = self._operands, self._known_of(x)
+        x_operand = operands.make("forward.input", x, known)
         w_operand = operands.make("forward.weight", weight)
         if self._learning[1]:
             shared = operands.is_shared("grad_weight.input")
-            self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
+            self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x, known))
         if self._learning[0]:
             self._w_is_ready = operands.is_shared("grad_input.weight")
             # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
@@ -145,13 +153,17 @@ class QTProducts:
             return None
         if of_weight and not operands.is_shared("grad_weight.input"):
             return None
-        a, b = operands.unrounded("forward.input", x), operands.unrounded("forward.weight", weight)
+        a = operands.unrounded("forward.input", x, self._known_of(x))
+        b = operands.unrounded("forward.weight", weight)
         found = None if a is None or b is None else forward_of_unrounded(self._linear_op, a, b)
         if found is None:
             return None
         self._x = found.x if of_weight else None
         self._w = SavedQTensor(QTensor(data=weight)) if of_x else None
         return found.multiples, found.whole
+
+    def _known_of(self, x: Tensor) -> ChannelRanges | None:
+        return None if self._ranges is None else ChannelRanges(x, self._ranges)
 
     def again(self) -> Tensor:
         raise NotImplementedError("integers are saved")

@@ -119,6 +119,7 @@ class SavedQTensor:
 
     def __init__(self, operand: QTensor) -> None:
         packed = _packed(operand)
+        self._shape: Sequence[int] | None
         if packed is None:
             self._shape, self._operand = None, operand
         else:
@@ -139,7 +140,7 @@ class SavedQTensor:
         """What its integers or values take."""
         return self._operand.data.size * self._operand.data.element_size()
 
-    def as_saved(self) -> tuple[QTensor, list[int] | None]:
+    def as_saved(self) -> tuple[QTensor, Sequence[int] | None]:
         """The operand as it is saved; and its shape, if its integers are packed."""
         fused.check_unchanged(self._operand.data, self._version)
         return self._operand, self._shape

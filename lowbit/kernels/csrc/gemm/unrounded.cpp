@@ -29,9 +29,9 @@ lowbit_operand made(const lowbit_unrounded& of, Scratch& integers_scratch, Scrat
         float* scales = const_cast<float*>(operand.scale);
         if (!integers) integers = integers_scratch.get<uint8_t>(elements);
         if (!scales) scales = scales_scratch.get<float>(groups);
-        const int64_t nan_count = checked(
-            lowbit_to_dynamic_integers(of.values, integers, scales, &by.axes, &by.levels, of.largest,
-                                       by.iterations, by.draws, by.count_draws, by.first));
+        const int64_t nan_count =
+            checked(lowbit_to_dynamic_integers(of.values, integers, scales, &by.axes, &by.levels, of.largest,
+                                               by.iterations, by.draws, by.count_draws, by.first));
         // Two draws are added up, so that the scale is half of it.
         for (int64_t i = 0; by.count_draws == 2 && i < groups; ++i) scales[i] *= 0.5f;
         if (nan_count) std::fill(scales, scales + groups, std::numeric_limits<float>::quiet_NaN());
@@ -69,8 +69,7 @@ int32_t lowbit_unrounded_forward(const lowbit_geometry* geometry, const lowbit_u
         }
         if (to->packed) {
             const int64_t count = geometry->batch * geometry->channels * geometry->height * geometry->width;
-            lowbit::checked(
-                lowbit_pack_nibbles(static_cast<const uint8_t*>(a->integers), to->packed, count));
+            lowbit::checked(lowbit_pack_nibbles(static_cast<const uint8_t*>(a->integers), to->packed, count));
         }
         return lowbit_forward_multiples(geometry, a, b, &to->multiples);
     });

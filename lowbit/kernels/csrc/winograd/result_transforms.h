@@ -207,10 +207,9 @@ LOWBIT_INLINE void inverse_to_planes(const int32_t* sums, int64_t stride, int64_
                 }
             };
             for_each_run([&](int64_t, int64_t at) LOWBIT_INLINE_LAMBDA { prefetch(at, length); });
-            inverse_to_rows(sums + t * kPanel + c, stride, count,
-                            others ? others + t * kPixels * kPanel + c : nullptr,
-                            [&](const Int32x8(&pixels)[kTile], int64_t at)
-                                LOWBIT_INLINE_LAMBDA { put(c, pixels, at); });
+            inverse_to_rows(
+                sums + t * kPanel + c, stride, count, others ? others + t * kPixels * kPanel + c : nullptr,
+                [&](const Int32x8(&pixels)[kTile], int64_t at) LOWBIT_INLINE_LAMBDA { put(c, pixels, at); });
             for_each_run([&](int64_t from, int64_t at) LOWBIT_INLINE_LAMBDA { store(from, at, length); });
         }
     }
