@@ -41,6 +41,7 @@ _SCALES = {
 }
 _BYTES = (paddle.int8, paddle.uint8)
 _CONVOLUTION_AXES = 4
+_SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
 def in_integers(linear_op: LinearOp, product: str, a: QTensor, b: QTensor) -> Tensor | None:
@@ -79,6 +80,11 @@ def _is_bytes(operand: QTensor) -> bool:
     # Paddle's == takes microseconds, and `in` tries == with the first before `is` with the second.
     is_byte = dtype is paddle.int8 or dtype is paddle.uint8 or dtype in _BYTES
     return is_byte and data.place.is_cpu_place()
+
+
+def is_small(lowest: int, highest: int) -> bool:
+    """Whether 16 bits are enough for sums of products of such integers, unless these are very many."""
+    return lowest >= -_SMALL and highest <= _SMALL
 
 
 def forward_in_multiples(
@@ -252,14 +258,6 @@ def forward_of_unrounded(linear_op: LinearOp, x: DynamicBytes, w: DynamicBytes) 
         return None
     kept = SavedQTensor.of_packed(saved, shape) if is_packed else SavedQTensor(saved)
     return UnroundedForward(multiples, whole, kept)
-
-
-_SMALL = 15  # sums of larger operands' products do not stay within 16 bits
-
-
-def is_small(lowest: int, highest: int) -> bool:
-    """Whether 16 bits are enough for sums of products of such integers, unless these are very many."""
-    return lowest >= -_SMALL and highest <= _SMALL
 
 
 def gradient_of_unrounded(
