@@ -92,7 +92,8 @@ def is_plain(x: Tensor) -> bool:
 class NormPass:
     """One pass of a batch norm and what its backward pass needs of it: bits, multiples, places of maxima.
 
-    Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x.
+    Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x. With
+    `wants_ranges` and no pool, `ranges` are max |Y| of every channel of every image after forward.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class NormPass:
         whole: IntegerScale | None = None,
     ) -> None:
         self.statistics, self.activation, self.pool, self.whole = statistics, activation, pool, whole
+        self.wants_ranges = False
+        self.ranges: Tensor | None = None
         self.bits: Tensor | None = None  # what a ReLU after a sum lets through
         self.multiples: SavedMultiples | None = None  # instead of x
         self._places: Tensor | None = None
@@ -124,6 +127,8 @@ class NormPass:
         # Without a sum before it, what the activation lets through shows in x.
         if self.activation and other is not None:
             self.bits = new_tensor(_bits_shape(shape), "uint8")
+        if self.wants_ranges and self.pool is None:
+            self.ranges = new_tensor([*shape[:2], 1, 1])
         multiples, values = (x, None) if isinstance(x, SavedMultiples) else (None, x)
         if values is not None and self.whole is not None:
             multiples = SavedMultiples(shape, self.whole)
@@ -136,6 +141,7 @@ class NormPass:
             statistics.running_variance.data_ptr(),
             bits=_address(self.bits),
             multiples=None if multiples is None else multiples.addresses,
+            largest=_address(self.ranges),
             places=_address(self._places),
         )
         self.multiples = multiples if fits else None

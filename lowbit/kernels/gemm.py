@@ -99,7 +99,7 @@ class Operand(ctypes.Structure):
     def __init__(
         self,
         *,
-        integers: int,
+        integers: int | None,
         lowest: int,
         highest: int,
         scale: int | None = None,
@@ -156,7 +156,7 @@ def forward_multiples(geometry: Geometry, x: Operand, w: Operand, multiples: Mul
 
 def by_reference(multiples: Multiples | None) -> Any:
     """As an argument of a C function."""
-    return None if multiples is None else ctypes.byref(_Multiples(*multiples))
+    return None if multiples is None else ctypes.byref(CMultiples(*multiples))
 
 
 def grad_input(
@@ -201,12 +201,14 @@ class _Geometry(ctypes.Structure):
     ]
 
 
-class _Multiples(ctypes.Structure):
+class CMultiples(ctypes.Structure):
+    """lowbit_multiples of csrc/common/common.h."""
+
     _fields_ = [("low", ctypes.c_void_p), ("high", ctypes.c_void_p)]
 
 
 SHAPE, _OPERAND = ctypes.POINTER(_Geometry), ctypes.POINTER(Operand)
-MULTIPLES: Any = ctypes.POINTER(_Multiples)
+MULTIPLES: Any = ctypes.POINTER(CMultiples)
 _PRODUCTS = ("forward", "grad_input", "grad_weight")
 _SIGNATURES: Signatures = {
     "lowbit_forward": (ctypes.c_int, [SHAPE, _OPERAND, _OPERAND, ADDRESS, ADDRESS, ADDRESS]),

@@ -219,9 +219,9 @@ class NormKernels:
 
 
 def _norm(norm: Norm) -> Any:
-    pool = None if norm.pool is None else ctypes.pointer(_Pool(*norm.pool))
-    values = norm._asdict() | {"layout": CLayout(*norm.layout), "pool": pool}
-    return ctypes.byref(_Norm(*values.values()))
+    x, weight, bias, layout, *others, pool = norm
+    its_pool = None if pool is None else ctypes.pointer(_Pool(*pool))
+    return ctypes.byref(_Norm(x, weight, bias, CLayout(*layout), *others, its_pool))
 
 
 @cache

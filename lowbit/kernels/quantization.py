@@ -97,11 +97,15 @@ class _Grid(ctypes.Structure):
     _fields_ = [("lowest", ctypes.c_float), ("highest", ctypes.c_float), ("is_signed", ctypes.c_int32)]
 
 
-class _Axes(ctypes.Structure):
+class CAxes(ctypes.Structure):
+    """lowbit_axes of csrc/common/grouped_axes.h."""
+
     _fields_ = [("sizes", ctypes.c_int64 * _MOST_AXES), ("owns", ctypes.c_int32 * _MOST_AXES)]
 
 
-class _Levels(ctypes.Structure):
+class CLevels(ctypes.Structure):
+    """lowbit_levels of csrc/quantize/quantize.h."""
+
     _fields_ = [(name, ctypes.c_int32) for name in ("lowest", "highest", "is_log")]
 
 
@@ -109,22 +113,24 @@ class _MovingAverage(ctypes.Structure):
     _fields_ = [("rate", ctypes.c_float)] + [(name, ADDRESS) for name in MovingAverage._fields[1:]]
 
 
-class _Draw(ctypes.Structure):
+class CDraw(ctypes.Structure):
+    """lowbit_draw of csrc/quantize/rounding.h."""
+
     _fields_ = [(name, ctypes.c_uint64) for name in ("seed", "step", "layer")]
 
 
-_AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(_Axes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
+_AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(CAxes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: Signatures = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
     "lowbit_quantize_grad": (_STATUS, [ADDRESS] * 6 + [CLayout, _Grid]),
     "lowbit_lsq_grad": (_STATUS, [ADDRESS] * 5 + [CLayout, _Grid]),
     "lowbit_drop_quantize": (
         _STATUS,
-        [ADDRESS] * 3 + [CLayout, _Grid, ctypes.POINTER(_Draw), ctypes.c_uint32],
+        [ADDRESS] * 3 + [CLayout, _Grid, ctypes.POINTER(CDraw), ctypes.c_uint32],
     ),
     "lowbit_drop_lsq_grad": (
         _STATUS,
-        [ADDRESS] * 5 + [CLayout, _Grid, ctypes.POINTER(_Draw), ctypes.c_uint32],
+        [ADDRESS] * 5 + [CLayout, _Grid, ctypes.POINTER(CDraw), ctypes.c_uint32],
     ),
     "lowbit_shift_channels": (_STATUS, [ADDRESS] * 3 + [CLayout]),
     "lowbit_channel_sums": (_STATUS, [ADDRESS] * 2 + [CLayout]),
@@ -133,7 +139,7 @@ _SIGNATURES: Signatures = {
     "lowbit_scales": (_STATUS, [ADDRESS] * 2 + [_INT64] + [_INT32] * 2),
     "lowbit_to_integers": (
         _INT64,
-        [ADDRESS] * 3 + [_AXES, ctypes.POINTER(_Levels), ctypes.POINTER(_Draw), _INT32, ctypes.c_uint64],
+        [ADDRESS] * 3 + [_AXES, ctypes.POINTER(CLevels), ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_from_integers": (_STATUS, [ADDRESS] * 3 + [_AXES, _INT32]),
     "lowbit_observe": (
@@ -145,7 +151,7 @@ _SIGNATURES: Signatures = {
     "lowbit_to_dynamic_integers": (
         _INT64,
         [ADDRESS] * 3
-        + [_AXES, ctypes.POINTER(_Levels), ADDRESS, _INT32, ctypes.POINTER(_Draw), _INT32, ctypes.c_uint64],
+        + [_AXES, ctypes.POINTER(CLevels), ADDRESS, _INT32, ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
@@ -204,7 +210,7 @@ class QuantizeKernels:
     ) -> None:
         """Fake quantization of the values whose random number of 24 bits is not below the threshold."""
         self._library.lowbit_drop_quantize(
-            x, y, scale, CLayout(*layout), _Grid(*levels), _Draw(*draw), threshold
+            x, y, scale, CLayout(*layout), _Grid(*levels), CDraw(*draw), threshold
         )
 
     def drop_lsq_grad(
@@ -221,7 +227,7 @@ class QuantizeKernels:
     ) -> None:
         """Its gradients, of LSQ; that of the step is not yet multiplied by its gradient scale."""
         self._library.lowbit_drop_lsq_grad(
-            x, dy, dx, step, dstep, CLayout(*layout), _Grid(*levels), _Draw(*draw), threshold
+            x, dy, dx, step, dstep, CLayout(*layout), _Grid(*levels), CDraw(*draw), threshold
         )
 
     def shift_channels(self, x: int, y: int, by: int, layout: Layout) -> None:
@@ -347,21 +353,26 @@ def _drawn(grid: Integers, draws: Sequence[Draw]) -> Any:
     if not draws:
         return None
     count = len(draws)
+    check_draws(grid, count)
+    kind: Any = CDraw * count
+    return kind(*draws)
+
+
+def check_draws(grid: Integers, count: int) -> None:
+    """An error where a byte does not hold the sum of so many draws."""
     lowest, highest = grid.lowest * count, grid.highest * count
     if count > 2 or lowest < -128 or highest > (127 if grid.lowest < 0 else 255):
         raise ValueError(f"{count} draws of {grid} do not fit into a byte")
-    kind: Any = _Draw * count
-    return kind(*draws)
 
 
 @lru_cache(maxsize=_CACHED)
 def _c_axes(axes: Axes) -> Any:
-    return ctypes.byref(_Axes(axes.sizes, axes.owns))
+    return ctypes.byref(CAxes(axes.sizes, axes.owns))
 
 
 @cache
 def _levels(grid: Integers) -> Any:
-    return ctypes.byref(_Levels(*grid))
+    return ctypes.byref(CLevels(*grid))
 
 
 @cache

@@ -21,7 +21,13 @@ from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 from lowbit.accel.norm_ops import channel_product, fused_batch_norm, padded_shortcut
 from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
-from lowbit.nn.fused_steps import conv_norm_act, norm_act, run_sequential, with_residual
+from lowbit.nn.fused_steps import (
+    conv_norm_act,
+    conv_norm_act_ranges,
+    norm_act,
+    run_sequential,
+    with_residual,
+)
 
 FusedForward = Callable[[Any, Tensor], Tensor]
 
@@ -74,17 +80,17 @@ def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
 
 @_known(resnet.BasicBlock, "2 batch norms + ReLU, with the residual sum", "a1ef458c00df")
 def _basic_block(self: Any, x: Tensor) -> Tensor:
-    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
+    out, ranges = conv_norm_act_ranges(self.conv1, self.bn1, x, self.relu)
     identity = x if self.downsample is None else run_sequential(self.downsample, x)
-    return conv_norm_act(self.conv2, self.bn2, out, self.relu, identity)
+    return conv_norm_act(self.conv2, self.bn2, out, self.relu, identity, ranges=ranges)
 
 
 @_known(resnet.BottleneckBlock, "3 batch norms + ReLU, with the residual sum", "e7386993a49b")
 def _bottleneck(self: Any, x: Tensor) -> Tensor:
-    out = conv_norm_act(self.conv1, self.bn1, x, self.relu)
-    out = conv_norm_act(self.conv2, self.bn2, out, self.relu)
+    out, ranges = conv_norm_act_ranges(self.conv1, self.bn1, x, self.relu)
+    out, ranges = conv_norm_act_ranges(self.conv2, self.bn2, out, self.relu, ranges=ranges)
     identity = x if self.downsample is None else run_sequential(self.downsample, x)
-    return conv_norm_act(self.conv3, self.bn3, out, self.relu, identity)
+    return conv_norm_act(self.conv3, self.bn3, out, self.relu, identity, ranges=ranges)
 
 
 @_known(resnet.ResNet, "batch norm + ReLU + max-pool of the stem", "1c55d6e7237b")
@@ -97,8 +103,8 @@ def _resnet(self: Any, x: Tensor) -> Tensor:
 
 @_known(resnet_cifar.BasicBlock, "2 batch norms + ReLU, with the residual sum", "20fe122ef58c")
 def _cifar_block(self: Any, x: Tensor) -> Tensor:
-    y = conv_norm_act(self.conv1, self.bn1, x, F.relu)
-    return conv_norm_act(self.conv2, self.bn2, y, F.relu, _cifar_shortcut(self, x))
+    y, ranges = conv_norm_act_ranges(self.conv1, self.bn1, x, F.relu)
+    return conv_norm_act(self.conv2, self.bn2, y, F.relu, _cifar_shortcut(self, x), ranges=ranges)
 
 
 def _cifar_shortcut(self: Any, x: Tensor) -> Tensor:

@@ -84,18 +84,39 @@ def conv_norm_act(
     activation: nn.Layer | Callable[[Tensor], Tensor] | None = None,
     residual: Tensor | None = None,
     pool: nn.Layer | None = None,
+    *,
+    ranges: Tensor | None = None,
 ) -> Tensor:
     """`pool(activation(norm(conv(x)) + residual))` as one autograd node where that is possible.
+
+    `ranges` are those of x that `conv_norm_act_ranges` gave with it.
 
     >>> conv_norm_act(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2), paddle.ones([1, 1, 5, 5]), F.relu).shape
     paddle.Size([1, 2, 3, 3])
     """
-    y = _as_one_node(conv, norm, x, activation, residual, pool)
-    if y is not None:
-        return y
+    found = _as_one_node(conv, norm, x, activation, residual, pool, ranges)
+    if found is not None:
+        return found[0]
     if pool is not None:
         return pool(conv_norm_act(conv, norm, x, activation, residual))
     return norm_act(norm, conv(x), activation, residual)
+
+
+def conv_norm_act_ranges(
+    conv: nn.Layer,
+    norm: nn.Layer,
+    x: Tensor,
+    activation: nn.Layer | Callable[[Tensor], Tensor] | None = None,
+    *,
+    ranges: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`conv_norm_act`, and max |y| of every channel of every image if the kernel tells, else None.
+
+    For a y that goes to the next step of the same block and to nobody else: who could change it in place
+    would make the ranges wrong.
+    """
+    found = _as_one_node(conv, norm, x, activation, None, None, ranges, wants_ranges=True)
+    return (conv_norm_act(conv, norm, x, activation), None) if found is None else found
 
 
 def _as_one_node(
@@ -105,8 +126,11 @@ def _as_one_node(
     activation: nn.Layer | Callable[[Tensor], Tensor] | None,
     residual: Tensor | None,
     pool: nn.Layer | None,
-) -> Tensor | None:
-    """None where the layers must run one by one."""
+    ranges: Tensor | None = None,
+    *,
+    wants_ranges: bool = False,
+) -> tuple[Tensor, Tensor | None] | None:
+    """y and, if wanted, its ranges; None where the layers must run one by one."""
     kind = activation_kind(activation)
     if kind is None or not is_plain_norm(norm) or not isinstance(x, Tensor) or not is_plain(x):
         return None
@@ -129,17 +153,19 @@ def _as_one_node(
     norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind)
     if norm_of_batch is None:
         return None
-    norm_of_batch.pool = windows
+    norm_of_batch.pool, norm_of_batch.wants_ranges = windows, wants_ranges
     weight = conv.weight
     if in_low_precision:
-        x = as_float32(conv.input_quantizer.trained(x))
+        given, x = x, as_float32(conv.input_quantizer.trained(x))
+        ranges = ranges if x is given else None
         weight = conv.weight_quantizer.trained(weight)
     learning = (not x.stop_gradient, not weight.stop_gradient)
     if in_low_precision:
-        products: Products = QTProducts(conv.linear_op(x), Operands(conv), learning)
+        products: Products = QTProducts(conv.linear_op(x), Operands(conv), learning, ranges)
     else:
         products = FloatProducts(geometry, learning, computes_again=True)
-    return ConvNormNode.apply(x, weight, norm.weight, norm.bias, residual, products, norm_of_batch)
+    y = ConvNormNode.apply(x, weight, norm.weight, norm.bias, residual, products, norm_of_batch)
+    return y, norm_of_batch.ranges
 
 
 def with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from paddle import Tensor
 
 from lowbit.accel.fused_norm import IntegerScale, SavedMultiples
 from lowbit.kernels import gemm as cpp
-from lowbit.kernels import kernels
+from lowbit.kernels import kernels, unrounded
 from lowbit.kernels.gemm import INTEGER_SCALES, Geometry
+from lowbit.kernels.unrounded import Unrounded
 from lowbit.nn.linear_ops import (
     ChannelsLast,
     Convolution,
@@ -27,9 +28,11 @@ from lowbit.nn.linear_ops import (
     channels_first,
     channels_last,
 )
-from lowbit.nn.qtensor import QTensor
+from lowbit.nn.qtensor import QTensor, SavedQTensor, fits_nibbles
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import new_tensor
+from lowbit.numerics.fused_groups import DynamicBytes, groups_along, integers_of
+from lowbit.numerics.grid import Grid
 
 # Along which axes of NCHW scales may differ, per product, for its first and its second operand.
 _SCALES = {
@@ -37,6 +40,8 @@ _SCALES = {
     for product, operands in INTEGER_SCALES["Conv2D"].items()
 }
 _BYTES = (paddle.int8, paddle.uint8)
+_CONVOLUTION_AXES = 4
+_SMALL = 15  # sums of larger operands' products do not stay within 16 bits
 
 
 def in_integers(linear_op: LinearOp, product: str, a: QTensor, b: QTensor) -> Tensor | None:
@@ -75,6 +80,11 @@ def _is_bytes(operand: QTensor) -> bool:
     # Paddle's == takes microseconds, and `in` tries == with the first before `is` with the second.
     is_byte = dtype is paddle.int8 or dtype is paddle.uint8 or dtype in _BYTES
     return is_byte and data.place.is_cpu_place()
+
+
+def is_small(lowest: int, highest: int) -> bool:
+    """Whether 16 bits are enough for sums of products of such integers, unless these are very many."""
+    return lowest >= -_SMALL and highest <= _SMALL
 
 
 def forward_in_multiples(
@@ -207,6 +217,129 @@ def _handed_over(operand: QTensor, scales: _Scales) -> cpp.Operand:
 def _owners(scale_shape: Sequence[int]) -> frozenset[int]:
     """The axes along which scales differ."""
     return frozenset(axis for axis, size in enumerate(scale_shape) if size != 1)
+
+
+# Products whose operands a kernel makes on the way.
+
+
+class UnroundedForward(NamedTuple):
+    """What `forward_of_unrounded` gives: Y as multiples of a scale, and X saved."""
+
+    multiples: SavedMultiples
+    whole: IntegerScale
+    x: SavedQTensor
+
+
+def forward_of_unrounded(linear_op: LinearOp, x: DynamicBytes, w: DynamicBytes) -> UnroundedForward | None:
+    """`forward_in_multiples`, with both operands made in the same call, and X packed where it can be.
+
+    None where no kernel does that, or where the bits of the multiples do not hold them all.
+    """
+    if not isinstance(linear_op, Convolution):
+        return None
+    geometry, of_x, of_w = linear_op.geometry, _settings_of("forward", 0, x), _settings_of("forward", 1, w)
+    if of_x is None or of_w is None or not cpp.gives_multiples(geometry, of_x.operand, of_w.operand):
+        return None
+    lowest, highest, shape = of_x.operand.lowest, of_x.operand.highest, x.x.shape
+    if is_packed := fits_nibbles(lowest, highest):
+        data = new_tensor([(math.prod(shape) + 1) // 2], "uint8")
+    else:
+        data = new_tensor(shape, "int8" if lowest < 0 else "uint8")
+    scale = new_tensor(groups_along(tuple(shape), x.axes)[0])
+    saved = QTensor(data=data, scale=scale, lowest=lowest, highest=highest)
+    has_high_bits = not all(is_small(one.operand.lowest, one.operand.highest) for one in (of_x, of_w))
+    whole = IntegerScale(new_tensor([*geometry.output[:2], 1, 1]), has_high_bits)
+    multiples = SavedMultiples(geometry.output, whole)
+    a, b = _of_values(of_x, x), _of_values(of_w, w)
+    a.operand.scale, address = scale.data_ptr(), data.data_ptr()
+    a.operand.integers = None if is_packed else address
+    results = {"scales": whole.scale.data_ptr(), "multiples": multiples.addresses}
+    if not unrounded.forward(geometry, a, b, packed=address if is_packed else None, **results):
+        return None
+    kept = SavedQTensor.of_packed(saved, shape) if is_packed else SavedQTensor(saved)
+    return UnroundedForward(multiples, whole, kept)
+
+
+def gradient_of_unrounded(
+    linear_op: LinearOp, product: ProductName, dy: DynamicBytes, other: DynamicBytes | SavedQTensor
+) -> Tensor | None:
+    """`grad_input` or `grad_weight` of `multiply_operands`, with both operands made in the same call.
+
+    None where no kernel does that.
+    """
+    if not isinstance(linear_op, Convolution):
+        return None
+    settings = _settings_of(product, 0, dy)
+    if isinstance(other, DynamicBytes):
+        of_other = _settings_of(product, 1, other)
+        b = None if of_other is None else _of_values(of_other, other)
+    else:
+        b = _of_saved(product, other)
+    if settings is None or b is None:
+        return None
+    a = _of_values(settings, dy)
+    result = new_tensor(_shape_of_result(linear_op.geometry, product))
+    # unrounded.grad_input or unrounded.grad_weight
+    getattr(unrounded, product)(linear_op.geometry, a, b, result.data_ptr())
+    return result
+
+
+def _of_values(settings: Unrounded, of: DynamicBytes) -> Unrounded:
+    largest = None if of.largest is None else of.largest.data_ptr()
+    return settings.of_values(of.x.data_ptr(), of.draws, of.first, largest)
+
+
+def _settings_of(product: str, place: int, of: DynamicBytes) -> Unrounded | None:
+    return _settings(product, place, tuple(of.x.shape), of.axes, of.grid, of.turns, len(of.draws))
+
+
+@lru_cache(maxsize=4096)
+def _settings(
+    product: str,
+    place: int,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    grid: Grid,
+    turns: int,
+    draws: int,
+) -> Unrounded | None:
+    """All but the values; None where their scales do not come out of the sums."""
+    if len(shape) != _CONVOLUTION_AXES:
+        return None
+    scale_shape, seen = groups_along(shape, axes)
+    scales = _scales(shape, tuple(scale_shape))
+    if not scales.owners <= _SCALES[product][place] or scales.shape != list(scale_shape):
+        return None
+    count = max(1, draws)
+    bounds = {"lowest": grid.lowest * count, "highest": grid.highest * count}
+    operand = cpp.Operand(integers=None, **bounds, **scales.steps)
+    return Unrounded.quantized(operand, seen, integers_of(grid), turns=turns, draws=draws)
+
+
+def _of_saved(product: str, of: SavedQTensor) -> Unrounded | None:
+    """The second operand of a product; its memory is kept alive by what is given."""
+    saved, packed_shape = of.as_saved()
+    if not saved.is_integer or not (saved.data.is_contiguous() and saved.scale.is_contiguous()):
+        return None
+    if packed_shape is None and not _is_bytes(saved):
+        return None
+    shape = tuple(saved.data.shape if packed_shape is None else packed_shape)
+    if len(shape) != _CONVOLUTION_AXES:
+        return None
+    scales = _scales(shape, tuple(saved.scale.shape))
+    if not scales.owners <= _SCALES[product][1] or saved.scale.shape != scales.shape:
+        return None
+    address = saved.data.data_ptr()
+    operand = cpp.Operand(
+        integers=address,
+        lowest=saved.lowest,
+        highest=saved.highest,
+        scale=saved.scale.data_ptr(),
+        **scales.steps,
+    )
+    if packed_shape is None:
+        return Unrounded(operand=operand)
+    return Unrounded(operand=operand, packed=address, packed_count=math.prod(shape))
 
 
 # A product of two operands by either executor.

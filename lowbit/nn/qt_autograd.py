@@ -19,13 +19,21 @@ from paddle.autograd import PyLayer
 from lowbit.accel.fused_norm import IntegerScale, SavedMultiples
 from lowbit.accel.norm_ops import SCALE_ATTRIBUTE, scale_of_rows
 from lowbit.errors import LowbitError
-from lowbit.nn.int_matmul import Executor, forward_in_multiples, multiply_operands
+from lowbit.nn.int_matmul import (
+    Executor,
+    ProductName,
+    forward_in_multiples,
+    forward_of_unrounded,
+    gradient_of_unrounded,
+    is_small,
+    multiply_operands,
+)
 from lowbit.nn.linear_ops import ChannelsLast, Convolution, LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor
 from lowbit.nn.scale_state import first_integer
 from lowbit.nn.training_quantizer import TrainingQuantizer
-from lowbit.numerics import Stochastic
-from lowbit.numerics.fused_groups import ChannelRanges
+from lowbit.numerics import Rounding, Stochastic
+from lowbit.numerics.fused_groups import ChannelRanges, DynamicBytes
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.spec import TensorSpec
 
@@ -87,8 +95,16 @@ class QTProducts:
 
     computes_again, needs_ranges = False, True
 
-    def __init__(self, linear_op: LinearOp, operands: Operands, learning: tuple[bool, bool]) -> None:
+    def __init__(
+        self,
+        linear_op: LinearOp,
+        operands: Operands,
+        learning: tuple[bool, bool],
+        ranges: Tensor | None = None,
+    ) -> None:
+        """`ranges` are max |X| of every channel of every image, where they are known."""
         self._linear_op, self._operands, self._learning = linear_op, operands, learning
+        self._ranges = ranges
         self._x: SavedQTensor | None = None
         self._w: SavedQTensor | None = None
         self._w_is_ready = False
@@ -101,12 +117,12 @@ class QTProducts:
 
     def _forward_operands(self, x: Tensor, weight: Tensor) -> tuple[QTensor, QTensor]:
         """X and W quantized; what backward needs of them is saved."""
-        operands = self._operands
-        x_operand = operands.make("forward.input", x)
+        operands, known = self._operands, self._known_of(x)
+        x_operand = operands.make("forward.input", x, known)
         w_operand = operands.make("forward.weight", weight)
         if self._learning[1]:
             shared = operands.is_shared("grad_weight.input")
-            self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x))
+            self._x = SavedQTensor(x_operand if shared else operands.make("grad_weight.input", x, known))
         if self._learning[0]:
             self._w_is_ready = operands.is_shared("grad_input.weight")
             # Else quantized when its turn comes: the weight itself is there until the optimizer's step.
@@ -116,6 +132,9 @@ class QTProducts:
     def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor | SavedMultiples, IntegerScale | None]:
         """Y, as multiples where a kernel writes these; and its scale for every channel of every image."""
         linear_op, executor = self._linear_op, self._operands.executor
+        found = self._forward_in_one_call(x, weight)
+        if found is not None:
+            return found
         x_operand, w_operand = self._forward_operands(x, weight)
         shape = x_operand.data.shape[0], w_operand.data.shape[0]
         scale = integer_scale(linear_op, x_operand, w_operand, images=shape[0])
@@ -127,27 +146,59 @@ class QTProducts:
         y = multiply_operands(linear_op, "forward", x_operand, w_operand, executor)
         return y.contiguous(), whole
 
+    def _forward_in_one_call(self, x: Tensor, weight: Tensor) -> tuple[SavedMultiples, IntegerScale] | None:
+        """What `forward` gives; None where operands are made one by one."""
+        operands, (of_x, of_weight) = self._operands, self._learning
+        if operands.executor == "simulate" or (of_x and operands.is_shared("grad_input.weight")):
+            return None
+        if of_weight and not operands.is_shared("grad_weight.input"):
+            return None
+        a = operands.unrounded("forward.input", x, self._known_of(x))
+        b = operands.unrounded("forward.weight", weight)
+        found = None if a is None or b is None else forward_of_unrounded(self._linear_op, a, b)
+        if found is None:
+            return None
+        self._x = found.x if of_weight else None
+        self._w = SavedQTensor(QTensor(data=weight)) if of_x else None
+        return found.multiples, found.whole
+
+    def _known_of(self, x: Tensor) -> ChannelRanges | None:
+        return None if self._ranges is None else ChannelRanges(x, self._ranges)
+
     def again(self) -> Tensor:
         raise NotImplementedError("integers are saved")
 
     def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
         """dX and dW; `ranges` are max |dY| of every channel of every image, where they are known."""
-        dx = dweight = None
-        operands = self._operands
         # Where both products need it, dY is read once for the scales of both.
         known = ChannelRanges(dy, ranges) if all(self._learning) or ranges is not None else None
-        if self._learning[1]:
-            dy_operand = operands.make("grad_weight.grad_output", dy, known)
-            x = self._x.operand()
-            dweight = multiply_operands(self._linear_op, "grad_weight", dy_operand, x, operands.executor)
-            del dy_operand, x  # before the memory for dX is taken
-        if self._learning[0]:
-            w = self._w.operand()
-            if not self._w_is_ready:
-                w = operands.make("grad_input.weight", w.data)
-            dy_operand = operands.make("grad_input.grad_output", dy, known)
-            dx = multiply_operands(self._linear_op, "grad_input", dy_operand, w, operands.executor)
-        return dx, dweight
+        dweight = self._gradient("grad_weight", dy, known, self._x) if self._learning[1] else None
+        if not self._learning[0]:
+            return None, dweight
+        weight = None if self._w_is_ready else self._w.operand().data
+        return self._gradient("grad_input", dy, known, self._w, weight), dweight
+
+    def _gradient(
+        self,
+        product: ProductName,
+        dy: Tensor,
+        known: ChannelRanges | None,
+        saved: SavedQTensor,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The product of dY and what is saved; `weight`, if given, is to be quantized in its place."""
+        operands, linear_op = self._operands, self._linear_op
+        of_dy, of_weight = f"{product}.grad_output", f"{product}.weight"
+        if operands.executor != "simulate":  # in one call, where everything can be made on the way
+            unrounded = operands.unrounded(of_dy, dy, known)
+            other = saved if weight is None else operands.unrounded(of_weight, weight)
+            if unrounded is not None and other is not None:
+                found = gradient_of_unrounded(linear_op, product, unrounded, other)
+                if found is not None:
+                    return found
+        second = saved.operand() if weight is None else operands.make(of_weight, weight)
+        first = operands.make(of_dy, dy, known)
+        return multiply_operands(linear_op, product, first, second, operands.executor)
 
 
 class Operands:
@@ -170,22 +221,34 @@ class Operands:
         `known` are the ranges of this same `x`, where several operands are made of it.
         """
         quantizer = self._quantizer(operand)
-        if quantizer is None or (operand in GRADIENTS and self._backward.gradients_in_full):
+        if quantizer is None:
             return QTensor(data=x.detach())
-        roundings, spec = [None], quantizer.spec
-        if spec.rounding == "stochastic":
-            size = math.prod(x.shape)
-            roundings = [self._draws.rounding(operand, sample, size=size) for sample in range(spec.samples)]
-        made = quantizer.operand(x, roundings, known)
+        made = quantizer.operand(x, self._roundings(operand, quantizer.spec, x), known)
         if self._backward.look is not None:
             self._backward.look(operand, x, made)
         return made
+
+    def unrounded(self, operand: str, x: Tensor, known: ChannelRanges | None = None) -> DynamicBytes | None:
+        """`x` for a kernel that quantizes it on the way to a product; None where `make` has to."""
+        quantizer = self._quantizer(operand)
+        if quantizer is None or self._backward.look is not None:
+            return None
+        return quantizer.unrounded(x, self._roundings(operand, quantizer.spec, x), known)
+
+    def _roundings(self, operand: str, spec: TensorSpec, x: Tensor) -> list[Rounding | None]:
+        if spec.rounding != "stochastic":
+            return [None]
+        size = math.prod(x.shape)
+        return [self._draws.rounding(operand, sample, size=size) for sample in range(spec.samples)]
 
     def is_shared(self, operand: str) -> bool:
         """Whether a backward product takes the operand as forward has quantized it."""
         return operand in self._backward.shared
 
     def _quantizer(self, operand: str) -> TrainingQuantizer | None:
+        """None for an operand in full precision."""
+        if operand in GRADIENTS and self._backward.gradients_in_full:
+            return None
         if operand == "forward.input":
             return self._layer.input_quantizer
         if operand == "forward.weight":
@@ -296,9 +359,6 @@ def seed_rounding(model: nn.Layer, seed: int) -> None:
 # kernel divides every value by it, and saves multiples only if all of them reproduce the value.
 
 
-_SMALL = 15  # sums of larger operands' products do not stay within 16 bits
-
-
 def integer_scale(
     linear_op: LinearOp, x: QTensor, weight: QTensor, images: int | None = None
 ) -> tuple[Tensor, bool] | None:
@@ -312,8 +372,6 @@ def integer_scale(
         scale = linear_op.forward_scale(x.scale, weight.scale, images)
     else:
         scale = linear_op.forward_scale(x.scale, weight.scale)
-    return None if scale is None else (scale, not (_is_small(x) and _is_small(weight)))
-
-
-def _is_small(operand: QTensor) -> bool:
-    return operand.lowest >= -_SMALL and operand.highest <= _SMALL
+    if scale is None:
+        return None
+    return scale, not (is_small(x.lowest, x.highest) and is_small(weight.lowest, weight.highest))

@@ -119,6 +119,7 @@ class SavedQTensor:
 
     def __init__(self, operand: QTensor) -> None:
         packed = _packed(operand)
+        self._shape: Sequence[int] | None
         if packed is None:
             self._shape, self._operand = None, operand
         else:
@@ -126,27 +127,43 @@ class SavedQTensor:
             self._operand = operand.laid_out(packed, operand.scale)
         self._version = fused.version(self._operand.data)
 
+    @classmethod
+    def of_packed(cls, packed: QTensor, shape: Sequence[int]) -> SavedQTensor:
+        """Of an operand of this shape whose integers are packed already."""
+        made = cls.__new__(cls)
+        made._shape, made._signed, made._operand = list(shape), packed.lowest < 0, packed
+        made._version = fused.version(packed.data)
+        return made
+
     @property
     def bytes(self) -> int:
         """What its integers or values take."""
         return self._operand.data.size * self._operand.data.element_size()
 
+    def as_saved(self) -> tuple[QTensor, Sequence[int] | None]:
+        """The operand as it is saved; and its shape, if its integers are packed."""
+        fused.check_unchanged(self._operand.data, self._version)
+        return self._operand, self._shape
+
     def operand(self) -> QTensor:
         """The operand, its integers a byte each again."""
-        data = self._operand.data
-        fused.check_unchanged(data, self._version)
-        if self._shape is None:
-            return self._operand
-        whole = new_tensor(self._shape, "int8" if self._signed else "uint8")
-        count = math.prod(self._shape)
-        quantize_kernels().unpack_nibbles(data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
-        return self._operand.laid_out(whole, self._operand.scale)
+        saved, shape = self.as_saved()
+        if shape is None:
+            return saved
+        whole = new_tensor(shape, "int8" if self._signed else "uint8")
+        count = math.prod(shape)
+        quantize_kernels().unpack_nibbles(saved.data.data_ptr(), whole.data_ptr(), count, signed=self._signed)
+        return saved.laid_out(whole, saved.scale)
+
+
+def fits_nibbles(lowest: int, highest: int) -> bool:
+    """Whether half a byte holds integers of these bounds."""
+    return (lowest >= -8 and highest <= 7) or (lowest >= 0 and highest <= 15)
 
 
 def _packed(operand: QTensor) -> Tensor | None:
     """Two integers to a byte, where they have 4 bits and there is a kernel for it."""
-    bottom, top = (-8, 7) if operand.lowest < 0 else (0, 15)
-    if not operand.is_integer or operand.lowest < bottom or operand.highest > top:
+    if not operand.is_integer or not fits_nibbles(operand.lowest, operand.highest):
         return None
     kernels = quantize_kernels()
     if kernels is None or not operand.data.place.is_cpu_place():

@@ -11,7 +11,7 @@ from lowbit.nn.quantizer import Quantizer
 from lowbit.nn.scale_state import initial_alpha, initial_step, largest_across_ranks
 from lowbit.numerics import Grid, Rounding, lsq_fake_quantize, pact_clip, scale_from_range
 from lowbit.numerics.exact import as_float32
-from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
+from lowbit.numerics.fused_groups import ChannelRanges, DynamicBytes, dynamic_bytes
 from lowbit.numerics.scale import at_least_smallest
 
 
@@ -49,6 +49,10 @@ class TrainingQuantizer(Quantizer):
         Of several roundings it is the mean: their integers are added up, and the scale is divided. Nothing of
         it has a gradient. `known` are the ranges of this same `x`.
         """
+        unrounded = self.unrounded(x, roundings, known)
+        if unrounded is not None:
+            data, scale, nan_count = unrounded.compute()
+            return operand_of_sums(data, scale, unrounded.grid, len(roundings), has_nan=nan_count > 0)
         x = as_float32(x.detach())
         if not self.spec.grid.is_integer:
             return QTensor(data=self._round(x))
@@ -57,26 +61,23 @@ class TrainingQuantizer(Quantizer):
             return QTensor(data=x)
         grid, rotation = self._grid_of(x), self.spec.rotation
         if not rotation:
-            found = self._in_one_call(x, grid, roundings, known)
-            return found or round_operand(x, self._scale_for(x, grid, known), grid, roundings)
+            return round_operand(x, self._scale_for(x, grid, known), grid, roundings)
         channels = self._layout_of(len(x.shape)).index("C")
         x = rotation(x, channels)
         made = round_operand(x, self._scale_for(x, grid), grid, roundings)
         return QTensor(data=rotation(made.values(), channels))  # what is turned back is on no grid
 
-    def _in_one_call(
-        self, x: Tensor, grid: Grid, roundings: Sequence[Rounding | None], known: ChannelRanges | None
-    ) -> QTensor | None:
-        """What `_scale_for` and `round_operand` give; None where they have to."""
-        turns = self.spec.observer.turns
-        if turns is None or not self._is_dynamic:
+    def unrounded(
+        self, x: Tensor, roundings: Sequence[Rounding | None], known: ChannelRanges | None = None
+    ) -> DynamicBytes | None:
+        """`x` as kernels make `operand` of it, in one call; None where they do not."""
+        spec = self.spec
+        turns = spec.observer.turns
+        if turns is None or not self._is_dynamic or not spec.grid.is_integer or spec.rotation:
             return None
-        axes = self._axes(x, self.spec.granularity)
-        found = to_dynamic_bytes(x, grid, axes, roundings, turns=turns, known=known)
-        if found is None:
-            return None
-        data, scale, nan_count = found
-        return operand_of_sums(data, scale, grid, len(roundings), has_nan=nan_count > 0)
+        x = as_float32(x.detach())
+        axes = self._axes(x, spec.granularity)
+        return dynamic_bytes(x, self._grid_of(x), axes, roundings, turns=turns, known=known)
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""

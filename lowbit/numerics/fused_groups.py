@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import paddle
 from paddle import Tensor
@@ -69,10 +70,10 @@ def mse_ranges(
     kernels = _kernels(x)
     if kernels is None or grid.midrise:  # the kernels round to every integer, or to powers of two
         return None
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    shape, seen = groups_along(tuple(x.shape), tuple(axes))
     found = new_tensor(shape) if start is None else start
     at = (x.data_ptr(), found.data_ptr())
-    kernels.mse_ranges(*at, seen, _integers(grid), turns=turns, known=start is not None)
+    kernels.mse_ranges(*at, seen, integers_of(grid), turns=turns, known=start is not None)
     return found
 
 
@@ -83,7 +84,7 @@ def scales(ranges_: Tensor, grid: Grid) -> Tensor | None:
         return None
     shape = ranges_.shape
     found = new_tensor(shape)
-    kernels.scales(ranges_.data_ptr(), found.data_ptr(), math.prod(shape), _integers(grid))
+    kernels.scales(ranges_.data_ptr(), found.data_ptr(), math.prod(shape), integers_of(grid))
     return found
 
 
@@ -101,7 +102,7 @@ def to_bytes(
     draws, first = drawn
     q = new_tensor(shape, "int8" if grid.signed else "uint8")
     at = (x.data_ptr(), q.data_ptr(), scale.data_ptr())
-    broken = kernels.to_integers(*at, axes_of(shape, scale_shape), _integers(grid), draws, first=first)
+    broken = kernels.to_integers(*at, axes_of(shape, scale_shape), integers_of(grid), draws, first=first)
     return q, broken
 
 
@@ -121,6 +122,47 @@ def _sums_fit(grid: Grid, count: int) -> bool:
     return not grid.midrise and grid.lowest * count >= -128 and grid.highest * count <= highest
 
 
+class DynamicBytes(NamedTuple):
+    """Values that are yet to be quantized, with scales from the ranges of groups along `axes`."""
+
+    x: Tensor
+    grid: Grid
+    axes: tuple[int, ...]
+    draws: list[Draw]
+    first: int  # the number of the first element, for the draws
+    turns: int  # those of `mse_ranges`; 0: the largest magnitudes are the ranges
+    largest: Tensor | None  # of every channel of every image, where they are known
+
+    def compute(self) -> tuple[Tensor, Tensor, int]:
+        """What `to_bytes` gives with these scales: the integers; the scales; how many values were NaN."""
+        shape = tuple(self.x.shape)
+        scale_shape, seen = groups_along(shape, self.axes)
+        scale, q = new_tensor(scale_shape), new_tensor(shape, "int8" if self.grid.signed else "uint8")
+        broken = quantize_kernels().to_dynamic_integers(
+            *(self.x.data_ptr(), q.data_ptr(), scale.data_ptr(), seen, integers_of(self.grid), self.draws),
+            first=self.first,
+            largest=None if self.largest is None else self.largest.data_ptr(),
+            turns=self.turns,
+        )
+        return q, scale, broken
+
+
+def dynamic_bytes(
+    x: Tensor,
+    grid: Grid,
+    axes: tuple[int, ...],
+    roundings: Sequence[Rounding | None] = (None,),
+    *,
+    turns: int = 0,
+    known: ChannelRanges | None = None,
+) -> DynamicBytes | None:
+    """`x` as kernels quantize it in one call; `known` are the ranges of this same `x`."""
+    drawn = _draws(grid, roundings)
+    if drawn is None or _kernels(x) is None:
+        return None
+    return DynamicBytes(x, grid, axes, *drawn, turns, None if known is None else known.largest(axes))
+
+
 def to_dynamic_bytes(
     x: Tensor,
     grid: Grid,
@@ -130,26 +172,9 @@ def to_dynamic_bytes(
     turns: int = 0,
     known: ChannelRanges | None = None,
 ) -> tuple[Tensor, Tensor, int] | None:
-    """Scales from the ranges of groups along `axes`, and what `to_bytes` gives with these, in one call.
-
-    With `turns` those of `mse_ranges`; `known` are the ranges of this same `x`. Returns the integers, the
-    scales and how many values were NaN.
-    """
-    kernels, drawn = _kernels(x), _draws(grid, roundings)
-    if kernels is None or drawn is None:
-        return None
-    draws, first = drawn
-    shape = tuple(x.shape)
-    scale_shape, seen = _groups(shape, tuple(axes))
-    scale, q = new_tensor(scale_shape), new_tensor(shape, "int8" if grid.signed else "uint8")
-    largest = None if known is None else known.largest(axes)
-    broken = kernels.to_dynamic_integers(
-        *(x.data_ptr(), q.data_ptr(), scale.data_ptr(), seen, _integers(grid), draws),
-        first=first,
-        largest=None if largest is None else largest.data_ptr(),
-        turns=turns,
-    )
-    return q, scale, broken
+    """The integers of `dynamic_bytes`, their scales, and how many values were NaN."""
+    found = dynamic_bytes(x, grid, tuple(axes), roundings, turns=turns, known=known)
+    return None if found is None else found.compute()
 
 
 def from_bytes(q: Tensor, scale: Tensor) -> Tensor | None:
@@ -180,19 +205,20 @@ def hadamard(x: Tensor, axis: int, block: int) -> Tensor | None:
 
 
 def _read(kernels: QuantizeKernels, x: Tensor, axes: Sequence[int], signed: bool = True) -> Tensor:
-    shape, seen = _groups(tuple(x.shape), tuple(axes))
+    shape, seen = groups_along(tuple(x.shape), tuple(axes))
     found = new_tensor(shape)
     kernels.ranges(x.data_ptr(), found.data_ptr(), seen, signed=signed)
     return found
 
 
 @lru_cache(maxsize=256)
-def _integers(grid: Grid) -> Integers:
+def integers_of(grid: Grid) -> Integers:
+    """The grid as the kernels take it."""
     return Integers(grid.lowest, grid.highest, grid.logarithmic)
 
 
 @lru_cache(maxsize=4096)
-def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], Axes]:
+def groups_along(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], Axes]:
     """The scales' shape where groups lie along `axes`, and how they lie along the tensor."""
     scale_shape = shape_of_scales(shape, axes)
     return scale_shape, axes_of(shape, scale_shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from paddle.vision import models as vision
 
 from lowbit.accel.amp_autocast import rounding
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.accel.fused_norm import ConvNormNode, SavedMultiples
+from lowbit.accel.fused_norm import ConvNormNode
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
@@ -24,8 +25,8 @@ from lowbit.models import build_model
 from lowbit.nn import fused_steps, qt_autograd
 from lowbit.nn.convert import prepare
 from lowbit.nn.fused_blocks import fuse, unfuse
-from lowbit.nn.fused_steps import norm_act
-from lowbit.nn.int_matmul import forward_in_multiples
+from lowbit.nn.fused_steps import conv_norm_act, conv_norm_act_ranges, norm_act
+from lowbit.nn.int_matmul import forward_in_multiples, forward_of_unrounded
 from lowbit.numerics.grid import BF16
 from lowbit.recipe import load_recipe
 from tests.support.gemm_cases import using
@@ -214,6 +215,26 @@ def test_fusing_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 19 and all(call["activation"] == Activation.RELU for call in calls)
 
 
+@pytest.mark.skipif(kernels() is None, reason="no kernels")
+@pytest.mark.parametrize("activation", [None, F.relu, F.hardswish])
+def test_ranges_of_a_step(activation: Callable | None) -> None:
+    net = nn.Sequential(*(nn.Conv2D(16, 16, 3, padding=1, bias_attr=False) for _ in range(3)))
+    x = paddle.randn([2, 16, 8, 8])
+    prepare(net, load_recipe("qt_w4a4g4_fast"), x)
+    net.train()
+    conv, norm = net[1], nn.BatchNorm2D(16)  # the first and the last are in fp32
+    assert conv_norm_act_ranges(conv, norm, x, activation)[1] is None  # outside of fast_norm_ops
+    with fast_norm_ops():
+        y, ranges = conv_norm_act_ranges(conv, norm, x, activation)
+        np.testing.assert_array_equal(ranges.numpy(), y.abs().max([2, 3], keepdim=True).numpy())
+        step = conv.backward_quantizers.draws.step
+        found = []
+        for known in (ranges, None):
+            step.set_value(paddle.full([1], 5, "int64"))
+            found.append(conv_norm_act(conv, norm, y, activation, ranges=known).numpy())
+    np.testing.assert_array_equal(*found)
+
+
 def test_unfuse_gives_classes_back() -> None:
     net = build_model("resnet20", 10)
     before = [type(layer) for layer in net.sublayers(include_self=True)]
@@ -339,20 +360,29 @@ def test_norm_act_outside_of_a_block() -> None:
 @pytest.mark.parametrize("recipe", ["qt_w8a8g8", "qt_w4a4g4_fast"])
 def test_a_product_as_multiples_gives_the_bits_of_one_in_fp32(recipe, monkeypatch):
     images = paddle.to_tensor(np.random.default_rng(0).standard_normal([2, 3, 32, 32]).astype(np.float32))
-    taken = []
+    originals = {"forward_of_unrounded": forward_of_unrounded, "forward_in_multiples": forward_in_multiples}
 
-    def stepped(compute: Callable[..., SavedMultiples | None]) -> dict[str, np.ndarray]:
-        monkeypatch.setattr(qt_autograd, "forward_in_multiples", compute)
+    def stepped(*allowed: str) -> tuple[dict[str, np.ndarray], int]:
+        """A step, and how many products these functions gave; the others give none."""
+        taken = []
+
+        def noted(function: Callable[..., Any], *operands: Any) -> Any:
+            found = function(*operands)
+            taken.extend([found] * (found is not None))
+            return found
+
+        for name, function in originals.items():
+            own = partial(noted, function) if name in allowed else lambda *_: None
+            monkeypatch.setattr(qt_autograd, name, own)
         paddle.seed(0)
         net = build_model("resnet20", 10)
         fuse(net)
-        return _step(prepare(net, load_recipe(recipe), images), images)
-
-    def noted(*operands: Any) -> SavedMultiples | None:
-        taken.append(forward_in_multiples(*operands))
-        return taken[-1]
+        return _step(prepare(net, load_recipe(recipe), images), images), len(taken)
 
     with using("avx2"):
-        found, expected = stepped(noted), stepped(lambda *operands: None)
-    assert sum(multiples is not None for multiples in taken) == 16  # those without a stride
-    _assert_same(found, expected)
+        in_one_call, in_multiples, expected = (
+            stepped(*names) for names in ([*originals][:1], [*originals][1:], [])
+        )
+    assert [count for _, count in (in_one_call, in_multiples, expected)] == [16, 16, 0]  # without a stride
+    _assert_same(in_one_call[0], expected[0])
+    _assert_same(in_multiples[0], expected[0])

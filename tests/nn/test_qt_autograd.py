@@ -12,12 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
+from lowbit.accel.fused_norm import SavedMultiples
 from lowbit.errors import LowbitError
-from lowbit.nn.qt_autograd import RoundingRNG, in_full_gradients, seed_rounding
+from lowbit.kernels import kernels
+from lowbit.nn import qt_autograd
+from lowbit.nn.qt_autograd import Operands, QTProducts, RoundingRNG, in_full_gradients, seed_rounding
 from lowbit.nn.quant_layers import quantize_layer
 from lowbit.recipe import TensorSpec
 from lowbit.recipe.plan import Forward, GradInput, GradWeight, Plan
 from tests.support import qt_autograd_twin as twin
+from tests.support.gemm_cases import VARIANTS, using
 
 GRANULARITIES = ["per-tensor", *("N", "C", "H", "W", "NC", "NH", "NHW", "CHW", "NCHW", "HW")]
 
@@ -310,3 +314,117 @@ def test_ranks_draw_for_their_parts_of_a_batch_and_alike_for_weights(rank, monke
     assert draws.rounding(GRADIENT, 0, size=100).first == 100 * rank
     assert draws.rounding(WEIGHT, 0, size=100).first == 0
     assert draws.rounding("forward.weight", 0, size=100).first == 0
+
+
+# Operands that are made in the same call as their product, against those that are made one by one.
+
+
+def _all_products(layer, x, dy, learning, *, one_by_one):
+    """Y, its scale, X as saved, dX and dW; and the functions that made operands on the way."""
+    layer.backward_quantizers.draws.step.set_value(paddle.zeros([1], "int64"))
+    used = []
+
+    def noting(function):
+        def noted(*arguments):
+            found = function(*arguments)
+            used.extend([function.__name__] * (found is not None))
+            return found
+
+        return noted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("forward_of_unrounded", "gradient_of_unrounded"):
+            patch.setattr(qt_autograd, name, noting(getattr(qt_autograd, name)))
+        if one_by_one:
+            patch.setattr(Operands, "unrounded", lambda *_: None)
+        products = QTProducts(layer.linear_op(x), Operands(layer), learning)
+        y, whole = products.forward(x, layer.weight)
+        saved = products._x.operand() if learning[1] else None
+        dx, dweight = products.backward(dy)
+    y = y.values() if isinstance(y, SavedMultiples) else y
+    found = [y, None if whole is None else whole.scale, dx, dweight]
+    found += [] if saved is None else [saved.data, saved.scale]
+    return [None if one is None else one.numpy() for one in found], used
+
+
+def _stochastic_plan(bits, grid, letters, *, observer="minmax", samples=1):
+    forward = {"grid": f"int{bits}", "observer": observer}
+    gradient = {"grid": grid, "rounding": "stochastic", "samples": samples}
+    return Plan(
+        forward=Forward(
+            input=TensorSpec(**forward, sign="auto", granularity=letters[0]),
+            weight=TensorSpec(**forward, granularity=letters[1]),
+        ),
+        grad_input=GradInput(
+            grad_output=TensorSpec(**gradient, granularity=letters[2]),
+            weight=TensorSpec(**forward, granularity=letters[3]),
+        ),
+        grad_weight=GradWeight(
+            grad_output=TensorSpec(**gradient, granularity=letters[4]),
+            input=TensorSpec(**forward, sign="auto", granularity=letters[5]),
+        ),
+    )
+
+
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels")
+_FAST = ("per-tensor", "N", "N", "C", "C", "per-tensor")
+
+
+@needs_kernels
+@settings(max_examples=80)
+@given(
+    letters=st.one_of(st.just(_FAST), st.tuples(*[st.sampled_from(GRANULARITIES)] * 6)),
+    bits=st.sampled_from([4, 8]),
+    grid=st.sampled_from(["log4", "int4", "int8"]),
+    samples=st.sampled_from([1, 2]),
+    observer=st.sampled_from(["minmax", "mse", "percentile"]),
+    learning=st.sampled_from([(True, True), (True, False), (False, True)]),
+    special=st.sampled_from([None, None, "negative", "nan", "zeros"]),
+    shape=st.sampled_from([(16, 8, 1), (3, 7, 1), (16, 8, 2)]),  # channels, side, stride
+    variant=st.sampled_from(VARIANTS),
+)
+def test_operands_made_on_the_way(letters, bits, grid, samples, observer, learning, special, shape, variant):
+    channels, side, stride = shape
+    plan = _stochastic_plan(bits, grid, letters, observer=observer, samples=samples)
+    paddle.seed(1)
+    layer = nn.Conv2D(channels, channels, 3, stride=stride, padding=1, bias_attr=False)
+    quantize_layer(layer, plan)
+    x = paddle.randn([2, channels, side, side])
+    x = x if special == "negative" else paddle.nn.functional.relu(x)
+    dy = paddle.randn([2, channels, -(-side // stride), -(-side // stride)])
+    if special in ("nan", "zeros"):
+        dy[1, 2, 1] = float("nan") if special == "nan" else 0.0
+        x[0, 1, 2] = float("nan") if special == "nan" else 0.0
+    with using(variant):
+        made, _ = _all_products(layer, x, dy, learning, one_by_one=False)
+        expected, used = _all_products(layer, x, dy, learning, one_by_one=True)
+    assert not used
+    for one, other in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@needs_kernels
+@pytest.mark.parametrize(("bits", "grid"), [(4, "log4"), (8, "int8")])
+@pytest.mark.parametrize("variant", ["avx2", "baseline"])
+def test_fast_recipes_make_operands_on_the_way(bits, grid, variant):
+    if variant not in VARIANTS:
+        pytest.skip(f"no {variant} here")
+    layer = quantize_layer(
+        nn.Conv2D(16, 16, 3, padding=1, bias_attr=False), _stochastic_plan(bits, grid, _FAST)
+    )
+    x, dy = paddle.randn([2, 16, 8, 8]), paddle.randn([2, 16, 8, 8])
+    with using(variant):
+        _, used = _all_products(layer, x, dy, (True, True), one_by_one=False)
+    assert used == ["forward_of_unrounded", "gradient_of_unrounded", "gradient_of_unrounded"]
+
+
+@needs_kernels
+def test_who_looks_at_operands_sees_all_of_them():
+    layer = quantize_layer(
+        nn.Conv2D(16, 16, 3, padding=1, bias_attr=False), _stochastic_plan(4, "log4", _FAST)
+    )
+    seen = []
+    layer.backward_quantizers.look = lambda operand, _x, _made: seen.append(operand)
+    x, dy = paddle.randn([2, 16, 8, 8]), paddle.randn([2, 16, 8, 8])
+    _, used = _all_products(layer, x, dy, (True, True), one_by_one=False)
+    assert not used and {"forward.input", "grad_weight.grad_output", "grad_input.grad_output"} <= {*seen}

@@ -93,7 +93,7 @@ struct Channels {
     int64_t first, count;
 };
 
-constexpr int64_t kMaxChannels = 32;
+constexpr int64_t kMaxChannels = 64;
 
 // each(k, image, first element) for channel k of the given ones in every image.
 template <class Each>
@@ -220,28 +220,42 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
         const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
         const float* __restrict from = row_of_x(of, given, c, image, at, x_row);
         float* __restrict to = of.pool ? scratch : y + at;
+        int32_t most = 0;  // the bits of the largest magnitude
+        const auto write = [&](auto value_of) LOWBIT_INLINE_LAMBDA {
+            int32_t found = 0;
+            for (int64_t i = 0; i < layout.inner; ++i) {
+                const float value = value_of(i);
+                to[i] = value;
+                found = max_int(found, magnitude_bits(bits_of(value), true));
+            }
+            most = found;
+        };
+        const auto normal = [=](int64_t i) LOWBIT_INLINE_LAMBDA { return (from[i] - centre) * gain + shift; };
         if (of.other) {
             const float* __restrict other = of.other + at;
-            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift + other[i];
-            if (of.activation) relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
-        } else if (of.activation == LOWBIT_RELU) {
-            for (int64_t i = 0; i < layout.inner; ++i) {
-                const float value = (from[i] - centre) * gain + shift;
-                to[i] = value > 0 ? value : 0.0f;
+            write([=](int64_t i) LOWBIT_INLINE_LAMBDA { return normal(i) + other[i]; });
+            if (of.activation) {
+                relu_forward(to, to, bits + bits_at(at, layout.inner), layout.inner);
+                if (largest) most = bits_of(max_magnitude(to, layout.inner));
             }
+        } else if (of.activation == LOWBIT_RELU) {
+            write([=](int64_t i) LOWBIT_INLINE_LAMBDA {
+                const float value = normal(i);
+                return value > 0 ? value : 0.0f;
+            });
         } else if (of.activation == LOWBIT_RELU6) {
-            for (int64_t i = 0; i < layout.inner; ++i) to[i] = relu6((from[i] - centre) * gain + shift);
+            write([=](int64_t i) LOWBIT_INLINE_LAMBDA { return relu6(normal(i)); });
         } else if (of.activation == LOWBIT_HARDSWISH) {
-            for (int64_t i = 0; i < layout.inner; ++i) to[i] = hardswish((from[i] - centre) * gain + shift);
+            write([=](int64_t i) LOWBIT_INLINE_LAMBDA { return hardswish(normal(i)); });
         } else {
-            for (int64_t i = 0; i < layout.inner; ++i) to[i] = (from[i] - centre) * gain + shift;
+            write(normal);
         }
         const int64_t row = image * layout.channels + c;
         if (of.pool) {
             const int64_t pooled = row * of.pool->out_height * of.pool->out_width;
             max_pool_forward(to, y + pooled, places + pooled, *of.pool, scratch + layout.inner, columns);
         } else if (largest) {
-            largest[row] = max_magnitude(to, layout.inner);
+            largest[row] = float_of(most);
         }
         if (!fits || given) return;
         fits = multiples->high ? to_multiples<true>(from, of.scale[row], *multiples, at, layout.inner)

@@ -80,12 +80,16 @@ class GradWeight {
             transform_panel(of_x_, transforms_.source_pairs, first, last, panel, x_points_ + panel * row_,
                             point(x_panels_));
         });
-        // A tap is at most the largest pixel times the sum of a gradient's magnitudes. Where that is too
-        // large, fewer tiles are summed at a time: as many as the largest gradient would allow.
-        parallel_for(g_.outputs, [&](int64_t o) { magnitudes_[o] = magnitude(o, first, last); });
-        const int64_t largest = *std::max_element(magnitudes_, magnitudes_ + g_.outputs) * max_magnitude(x_);
         const int64_t pair = 2 * kPixels * max_magnitude(dy_) * max_magnitude(x_);
-        pairs_together_ = largest <= kLargestSum ? tiles : kLargestSum / pair;
+        const bool fits = ceil_div(tiles, 2) * pair <= kLargestSum || largest_tap(first, last) <= kLargestSum;
+        pairs_together_ = fits ? tiles : kLargestSum / pair;
+    }
+
+    // A tap is at most the largest pixel times the sum of a gradient's magnitudes. Where that is too large,
+    // fewer tiles are summed at a time: as many as the largest gradient would allow.
+    int64_t largest_tap(int64_t first, int64_t last) {
+        parallel_for(g_.outputs, [&](int64_t o) { magnitudes_[o] = magnitude(o, first, last); });
+        return *std::max_element(magnitudes_, magnitudes_ + g_.outputs) * max_magnitude(x_);
     }
 
     void transform_panel(const Bytes& of, decltype(Transforms::source_pairs) transform, int64_t first,

@@ -19,7 +19,11 @@ struct PlaneRows {
     int16_t* to;
     int64_t row;         // elements from one row to the next
     const uint8_t* end;  // of the whole tensor: reads must stay before it
+    int64_t ahead;       // bytes from a pixel to one that will be loaded soon; 0 if there is none
 };
+
+constexpr int64_t kLine = 64;             // bytes of a cache line
+constexpr int64_t kBytesAhead = 1 << 12;  // at least: what is loaded while a line comes from memory
 
 template <bool kSigned>
 void spread_baseline(const PlaneRows& of) {
@@ -52,6 +56,13 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE __m256i load_two(const PlaneRows& of, int64_t p
     return _mm256_inserti128_si256(_mm256_castsi128_si256(halves[0]), halves[1], 1);
 }
 
+// Sixteen planes are more streams than processors recognize, so that loads would wait for memory.
+LOWBIT_TARGET_AVX2 LOWBIT_INLINE void prefetch_line(const PlaneRows& of, int64_t p) {
+    for (int64_t c = 0; c < of.channels; c++) {
+        _mm_prefetch(reinterpret_cast<const char*>(of.first + c * of.plane + p + of.ahead), _MM_HINT_T1);
+    }
+}
+
 template <bool kSigned>
 LOWBIT_TARGET_AVX2 void spread_avx2(const PlaneRows& of) {
     constexpr int kHalf = kPanel / 2;
@@ -59,6 +70,7 @@ LOWBIT_TARGET_AVX2 void spread_avx2(const PlaneRows& of) {
     int64_t column = 0;
     for (int64_t p = 0; p < of.pixels; p += kPanel) {
         const int64_t count = std::min(kPanel, of.pixels - p);
+        if (of.ahead && p % kLine == 0) prefetch_line(of, p);
         __m256i rows[kHalf], other[kHalf];
         LOWBIT_UNROLLED
         for (int c = 0; c < kHalf; c++) rows[c] = load_two(of, p, c, count);
@@ -130,8 +142,11 @@ PanelPixels load_panel(const Bytes& of, const Tiling& tiling, int64_t image, int
     const uint8_t* end = of.first + of.images * of.channels * plane;
     const uint8_t* from = of.first + (image * of.channels + c) * plane + (above + top) * of.width;
     int16_t* to = pixels + top * row + left * kPanel;
+    const int64_t images = ceil_div(kBytesAhead, kPanel * plane);
+    const int64_t ahead = image + images < of.images ? images * of.channels * plane : 0;
     const auto load = [&](int64_t i, int64_t count) {
-        spread({from + i * of.width, plane, channels, count, of.width, to + i * row, row, end}, of.is_signed);
+        spread({from + i * of.width, plane, channels, count, of.width, to + i * row, row, end, ahead},
+               of.is_signed);
     };
     if (right - left == of.width) {
         load(0, (bottom - top) * of.width);

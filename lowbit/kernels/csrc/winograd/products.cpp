@@ -49,27 +49,32 @@ LOWBIT_TARGET_AVX2 LOWBIT_INLINE void one_step(const int16_t* words, const int16
     }
 }
 
+// `groups` times kRows rows, from row `first` on.
 template <int kRows, class Order>
-LOWBIT_TARGET_AVX2 void multiply_rows(const PointProduct& of, int64_t first) {
-    __m256i sums[kRows][2];
-    LOWBIT_UNROLLED
-    for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
-    const int16_t *from = of.rows_from + first * Order::row, *columns = of.columns_from;
-    int64_t left = of.steps;
-    for (; left >= kRun; left -= kRun, from += of.run, columns += 2 * kPanel * kRun) {
-        LOWBIT_UNROLLED
-        for (int step = 0; step < kRun; step++) {
-            one_step<kRows, Order>(from + step * Order::step, columns + step * 2 * kPanel, sums);
-        }
-    }
-    for (; left; left--, from += Order::step, columns += 2 * kPanel) {
-        one_step<kRows, Order>(from, columns, sums);
-    }
+LOWBIT_TARGET_AVX2 void multiply_rows(const PointProduct& of, int64_t first, int64_t groups) {
+    const int16_t* rows = of.rows_from + first * Order::row;
     int32_t* to = of.sums + first * kPanel;
-    LOWBIT_UNROLLED
-    for (int r = 0; r < kRows; r++) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * kPanel), sums[r][0]);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * kPanel + 8), sums[r][1]);
+    const int64_t steps = of.steps, run = of.run;
+    for (; groups; groups--, rows += kRows * Order::row, to += kRows * kPanel) {
+        __m256i sums[kRows][2];
+        LOWBIT_UNROLLED
+        for (int r = 0; r < kRows; r++) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+        const int16_t *from = rows, *columns = of.columns_from;
+        int64_t left = steps;
+        for (; left >= kRun; left -= kRun, from += run, columns += 2 * kPanel * kRun) {
+            LOWBIT_UNROLLED
+            for (int step = 0; step < kRun; step++) {
+                one_step<kRows, Order>(from + step * Order::step, columns + step * 2 * kPanel, sums);
+            }
+        }
+        for (; left; left--, from += Order::step, columns += 2 * kPanel) {
+            one_step<kRows, Order>(from, columns, sums);
+        }
+        LOWBIT_UNROLLED
+        for (int r = 0; r < kRows; r++) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * kPanel), sums[r][0]);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + r * kPanel + 8), sums[r][1]);
+        }
     }
 }
 
@@ -77,15 +82,12 @@ LOWBIT_TARGET_AVX2 void multiply_rows(const PointProduct& of, int64_t first) {
 template <class Order>
 LOWBIT_TARGET_AVX2 void multiply_avx2(const PointProduct& of) {
     constexpr int64_t kMost = 6;
-    static void (*const kernels[kMost])(const PointProduct&, int64_t) = {
+    static void (*const kernels[kMost])(const PointProduct&, int64_t, int64_t) = {
         multiply_rows<1, Order>, multiply_rows<2, Order>, multiply_rows<3, Order>,
         multiply_rows<4, Order>, multiply_rows<5, Order>, multiply_rows<6, Order>};
-    int64_t row = 0;
-    for (int64_t groups = ceil_div(of.rows, kMost); groups; groups--) {
-        const int64_t count = ceil_div(of.rows - row, groups);
-        kernels[count - 1](of, row);
-        row += count;
-    }
+    const int64_t groups = ceil_div(of.rows, kMost), fewer = of.rows / groups, more = of.rows % groups;
+    if (more) kernels[fewer](of, 0, more);  // groups with one row more
+    kernels[fewer - 1](of, more * (fewer + 1), groups - more);
 }
 
 const PointProducts kAvx2 = {multiply_avx2<ByRow>, multiply_avx2<ByStep>};

@@ -102,23 +102,22 @@ LOWBIT_INLINE void add_to_pixels(const int32_t* sums, int64_t stride, int64_t ti
 }
 
 // Four pixels of eight channels, to rows of four pixels of each channel, `channel` elements apart.
-template <class Vector, class Element>
-LOWBIT_INLINE void turn(const Vector (&pixels)[kTile], Element* rows, int64_t channel) {
-    Vector halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
+LOWBIT_INLINE void turn(const Floatx8 (&pixels)[kTile], float* rows, int64_t channel) {
+    Floatx8 halves[2][2];  // [pixels 0, 1 or 2, 3][channels 0, 1, 4, 5 or 2, 3, 6, 7]
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
-        const Vector &first = pixels[2 * i], &second = pixels[2 * i + 1];
+        const Floatx8 &first = pixels[2 * i], &second = pixels[2 * i + 1];
         halves[i][0] = LOWBIT_SHUFFLE(Int32x8, first, second, 0, 8, 1, 9, 4, 12, 5, 13);
         halves[i][1] = LOWBIT_SHUFFLE(Int32x8, first, second, 2, 10, 3, 11, 6, 14, 7, 15);
     }
     LOWBIT_UNROLLED
     for (int i = 0; i < 2; i++) {
-        const Vector both[2] = {
+        const Floatx8 both[2] = {
             LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 0, 1, 8, 9, 4, 5, 12, 13),
             LOWBIT_SHUFFLE(Int32x8, halves[0][i], halves[1][i], 2, 3, 10, 11, 6, 7, 14, 15)};
         LOWBIT_UNROLLED
         for (int k = 0; k < 2; k++) {  // channels 2 i + k and 2 i + k + 4
-            constexpr size_t kBytes = kTile * sizeof(Element);
+            constexpr size_t kBytes = kTile * sizeof(float);
             const char* bytes = reinterpret_cast<const char*>(&both[k]);
             memcpy(rows + (2 * i + k) * channel, bytes, kBytes);
             memcpy(rows + (2 * i + k + kTile) * channel, bytes + kBytes, kBytes);
@@ -126,58 +125,92 @@ LOWBIT_INLINE void turn(const Vector (&pixels)[kTile], Element* rows, int64_t ch
     }
 }
 
+// The same for the lowest 16 bits of the pixels.
+LOWBIT_INLINE void turn_low(const Int32x8 (&pixels)[kTile], uint16_t* rows, int64_t channel) {
+    Int32x8 pairs[2];  // pixels 0, 1 and 2, 3
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) pairs[i] = (pixels[2 * i] & 0xffff) | (pixels[2 * i + 1] << 16);
+    const Int32x8 both[2] = {LOWBIT_SHUFFLE(Int32x8, pairs[0], pairs[1], 0, 8, 1, 9, 4, 12, 5, 13),
+                             LOWBIT_SHUFFLE(Int32x8, pairs[0], pairs[1], 2, 10, 3, 11, 6, 14, 7, 15)};
+    LOWBIT_UNROLLED
+    for (int i = 0; i < 2; i++) {
+        LOWBIT_UNROLLED
+        for (int k = 0; k < kTile; k++) {  // channels 2 i, 2 i + 1, 2 i + 4 and 2 i + 5
+            constexpr size_t kBytes = kTile * sizeof(uint16_t);
+            const char* bytes = reinterpret_cast<const char*>(&both[i]) + k * kBytes;
+            memcpy(rows + (2 * i + k % 2 + k / 2 * kTile) * channel, bytes, kBytes);
+        }
+    }
+}
+
+// The same for the 8 bits above.
+LOWBIT_INLINE void turn_high(const Int32x8 (&pixels)[kTile], int8_t* rows, int64_t channel) {
+    constexpr int32_t kByte = 0xff;
+    const Int32x8 four = ((pixels[0] >> 16) & kByte) | ((pixels[1] >> 8) & (kByte << 8)) |
+                         (pixels[2] & (kByte << 16)) | ((pixels[3] >> 16) << 24);
+    LOWBIT_UNROLLED
+    for (int k = 0; k < kHalf; k++) {
+        const int32_t bytes = four[k];
+        memcpy(rows + k * channel, &bytes, sizeof bytes);
+    }
+}
+
 // Rows of pixels of a channel are written together: the planes of channels are often a power of two apart,
 // and so are more lines than the cache has ways for.
 constexpr int64_t kTilesTogether = 16, kRowPixels = kTilesTogether * kTile;
+constexpr int64_t kChannelPixels = kTile * kRowPixels;  // of a channel of eight, [kTile][kTile * tiles]
 
-// Up to kTilesTogether tiles of eight channels, to rows [channel][kTile][kTile * tiles].
-template <class Vector, class Element, class Convert>
+// put(four pixels of eight channels, where their rows begin) for up to kTilesTogether tiles.
+template <class Put>
 LOWBIT_INLINE void inverse_to_rows(const int32_t* sums, int64_t stride, int64_t tiles, const int32_t* others,
-                                   Convert convert, Element* rows) {
+                                   Put put) {
     for (int64_t t = 0; t < tiles; t++) {
         Int32x8 pixels[kTile][kTile];
         inverse_transform(sums + t * kPanel, stride, ResultPixels(), pixels);
         LOWBIT_UNROLLED
         for (int i = 0; i < kTile; i++) {
-            Vector converted[kTile];
             LOWBIT_UNROLLED
-            for (int j = 0; j < kTile; j++) {
-                if (others) {
-                    Int32x8 other;
-                    memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel, sizeof other);
-                    pixels[i][j] += other;
-                }
-                convert(pixels[i][j], converted[j]);
+            for (int j = 0; j < kTile && others; j++) {
+                Int32x8 other;
+                memcpy(&other, others + (t * kPixels + kTile * i + j) * kPanel, sizeof other);
+                pixels[i][j] += other;
             }
-            turn(converted, rows + kTile * (i * tiles + t), kTile * kRowPixels);
+            put(pixels[i], kTile * (i * tiles + t));
         }
     }
 }
 
-// store(row of elements, count, where it goes); convert(first of eight channels) is inverse_to_rows's.
-template <class Vector, class Element, class ConvertOf, class Store>
+// Asks for memory that is written soon: a store to a line that is not in the cache waits for it.
+template <class Element>
+LOWBIT_INLINE void prefetch(Element* first, int64_t count) {
+    constexpr int64_t kLine = 64 / sizeof(Element);
+    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(first + i, 1);
+}
+
+// put(first of eight channels, their pixels, where their rows begin) for all tiles; then
+// store(from, to, count) copies from these rows. prefetch(to, count) comes before that.
+template <class Put, class Prefetch, class Store>
 LOWBIT_INLINE void inverse_to_planes(const int32_t* sums, int64_t stride, int64_t tiles,
-                                     const int32_t* others, const ResultTiles& to, ConvertOf convert_of,
+                                     const int32_t* others, const ResultTiles& to, Put put, Prefetch prefetch,
                                      Store store) {
-    Element rows[kHalf * kTile * kRowPixels];
     for (int64_t c = 0; c < to.channels; c += kHalf) {
         for (int64_t t = 0; t < tiles; t += kTilesTogether) {
             const int64_t count = std::min(kTilesTogether, tiles - t), width = kTile * count;
-            inverse_to_rows<Vector>(sums + t * kPanel + c, stride, count,
-                                    others ? others + t * kPixels * kPanel + c : nullptr, convert_of(c),
-                                    rows);
             const int64_t columns = std::min(width, to.columns - kTile * t);
-            for (int64_t k = 0; k < std::min(kHalf, to.channels - c); k++) {
-                const Element* from = rows + k * kTile * kRowPixels;
-                const int64_t first = (c + k) * to.plane + kTile * t;
-                if (width == to.width) {
-                    store(from, to.rows * width, first);
-                } else {
-                    for (int64_t i = 0; i < to.rows; i++) {
-                        store(from + i * width, columns, first + i * to.width);
+            const bool whole = width == to.width;  // rows are next to each other
+            const int64_t rows = whole ? 1 : to.rows, length = whole ? to.rows * width : columns;
+            const auto for_each_run = [&](auto of) LOWBIT_INLINE_LAMBDA {
+                for (int64_t k = 0; k < std::min(kHalf, to.channels - c); k++) {
+                    for (int64_t i = 0; i < rows; i++) {
+                        of(k * kChannelPixels + i * width, (c + k) * to.plane + kTile * t + i * to.width);
                     }
                 }
-            }
+            };
+            for_each_run([&](int64_t, int64_t at) LOWBIT_INLINE_LAMBDA { prefetch(at, length); });
+            inverse_to_rows(
+                sums + t * kPanel + c, stride, count, others ? others + t * kPixels * kPanel + c : nullptr,
+                [&](const Int32x8(&pixels)[kTile], int64_t at) LOWBIT_INLINE_LAMBDA { put(c, pixels, at); });
+            for_each_run([&](int64_t from, int64_t at) LOWBIT_INLINE_LAMBDA { store(from, at, length); });
         }
     }
 }
@@ -186,40 +219,47 @@ template <bool kBias>
 LOWBIT_INLINE void inverse_to_values(const int32_t* sums, int64_t stride, int64_t tiles,
                                      const int32_t* others, const ResultTiles& tiles_to,
                                      const ResultValues& to) {
-    inverse_to_planes<Floatx8, float>(
+    float rows[kHalf * kChannelPixels];
+    inverse_to_planes(
         sums, stride, tiles, others, tiles_to,
-        [&](int64_t c) LOWBIT_INLINE_LAMBDA {
-            Floatx8 scale, bias = {};
+        [&](int64_t c, const Int32x8(&pixels)[kTile], int64_t at) LOWBIT_INLINE_LAMBDA {
+            Floatx8 scale, bias = {}, values[kTile];
             memcpy(&scale, to.scale + c, sizeof scale);
             if (kBias) memcpy(&bias, to.bias + c, sizeof bias);
-            return [scale, bias](const Int32x8& sum, Floatx8& value) LOWBIT_INLINE_LAMBDA {
-                value = __builtin_convertvector(sum, Floatx8) * scale;
-                if (kBias) value += bias;
-            };
+            LOWBIT_UNROLLED
+            for (int j = 0; j < kTile; j++) {
+                values[j] = __builtin_convertvector(pixels[j], Floatx8) * scale;
+                if (kBias) values[j] += bias;
+            }
+            turn(values, rows + at, kChannelPixels);
         },
-        [&](const float* from, int64_t count, int64_t at)
-            LOWBIT_INLINE_LAMBDA { std::copy_n(from, count, to.first + at); });
+        [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA { prefetch(to.first + at, count); },
+        [&](int64_t from, int64_t at, int64_t count)
+            LOWBIT_INLINE_LAMBDA { std::copy_n(rows + from, count, to.first + at); });
 }
 
 template <bool kHigh>
 LOWBIT_INLINE bool inverse_to_multiples(const int32_t* sums, int64_t stride, int64_t tiles,
                                         const int32_t* others, const ResultTiles& tiles_to,
                                         const lowbit_multiples& to) {
+    uint16_t low[kHalf * kChannelPixels];
+    int8_t high[kHigh ? kHalf * kChannelPixels : 1];
     Int32x8 used = {};  // the bits of all magnitudes, -1 counting as 0
-    inverse_to_planes<Int32x8, int32_t>(
+    inverse_to_planes(
         sums, stride, tiles, others, tiles_to,
-        [&](int64_t) LOWBIT_INLINE_LAMBDA {
-            return [&](const Int32x8& sum, Int32x8& same) LOWBIT_INLINE_LAMBDA {
-                used |= sum ^ (sum >> 31);
-                same = sum;
-            };
+        [&](int64_t, const Int32x8(&pixels)[kTile], int64_t at) LOWBIT_INLINE_LAMBDA {
+            LOWBIT_UNROLLED
+            for (int j = 0; j < kTile; j++) used |= pixels[j] ^ (pixels[j] >> 31);
+            turn_low(pixels, low + at, kChannelPixels);
+            if (kHigh) turn_high(pixels, high + at, kChannelPixels);
         },
-        [&](const int32_t* __restrict from, int64_t count, int64_t at) LOWBIT_INLINE_LAMBDA {
-            uint16_t* __restrict low = to.low + at;
-            for (int64_t i = 0; i < count; i++) low[i] = static_cast<uint16_t>(from[i]);
-            if (!kHigh) return;
-            int8_t* __restrict high = to.high + at;
-            for (int64_t i = 0; i < count; i++) high[i] = static_cast<int8_t>(from[i] >> 16);
+        [&](int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+            prefetch(to.low + at, count);
+            if (kHigh) prefetch(to.high + at, count);
+        },
+        [&](int64_t from, int64_t at, int64_t count) LOWBIT_INLINE_LAMBDA {
+            std::copy_n(low + from, count, to.low + at);
+            if (kHigh) std::copy_n(high + from, count, to.high + at);
         });
     int32_t bits = 0;
     for (int i = 0; i < kHalf; i++) bits |= used[i];
