@@ -16,8 +16,9 @@ from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.float_gradients import in_floats
 from lowbit.nn.int_matmul import in_integers
-from lowbit.nn.linear_ops import LinearOp, in_floats
+from lowbit.nn.linear_ops import LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor, round_operand, with_axes_of
 from lowbit.nn.quantizer import KnownScale, Quantizer
 from lowbit.numerics import Grid, fused, nearest
