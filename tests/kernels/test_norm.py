@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.gemm import Multiples
+from lowbit.kernels.library import openmp_runtime
 from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout, Levels, MovingAverage, observer, quantize_kernels
 
@@ -493,3 +494,27 @@ def test_a_quantizer_before_the_activation(shape, activation, levels, alpha, spe
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         else:
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here")
+def test_a_quantizer_in_several_threads(threads):
+    random, shape = np.random.default_rng(0), (4, 70, 1000)
+    x, dy = random.standard_normal((2, *shape)).astype(F32)
+    norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, activation=Activation.HARDSWISH)
+    found = []
+    for number in (1, 2, 3, 16):
+        threads(number)
+        average, statistics = _Average(2.5, Levels(-127, 127, True)), np.ones((4, 70), F32)
+        (y, dx), (q, clipped) = np.zeros((2, *shape), F32), np.zeros((2, *shape), np.int8)
+        rows, sums = [_at(row) for row in statistics], np.zeros((3, 70), F32)
+        marks = {"q": _at(q), "clipped": _at(clipped)}
+        norm_kernels().quantized_norm_forward(norm, average.observer, _at(y), *rows, **marks)
+        gradients = _at(dx), *(_at(row) for row in sums)
+        norm_kernels().quantized_norm_backward(
+            norm, average.observer, *rows[:2], _at(dy), *gradients, **marks
+        )
+        found.append([y, dx, q, clipped, sums, statistics, *average.state()])
+    assert found[0][3].any()
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)
