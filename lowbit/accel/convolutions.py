@@ -185,9 +185,10 @@ class FloatProducts:
     """A convolution of fp32 tensors; with `bf16` its three products have operands of bf16, in oneDNN.
 
     It holds X and W for backward; with `computes_again` a copy of W, of which Y is computed once more. These
-    are `Products` of `lowbit.accel.fused_norm`.
+    are `Products` of `lowbit.accel.conv_norm`.
     """
 
+    alpha: Tensor | None = None
     needs_ranges = False
 
     def __init__(

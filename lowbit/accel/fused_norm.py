@@ -2,8 +2,7 @@
 
 For the backward pass it keeps its input (where that is a product of small integers, in two or three bytes per
 element), two numbers per channel, and a bit per element for a ReLU after a sum. Where a gradient of a
-gradient is wanted, backward is made of Paddle's operators, which it can derive. `ConvNormNode` has the
-convolution before it in the same autograd node.
+gradient is wanted, backward is made of Paddle's operators, which it can derive.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -25,6 +24,7 @@ from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.fused import new_tensor
+from lowbit.numerics.observed import MovingScale
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +92,11 @@ def is_plain(x: Tensor) -> bool:
 class NormPass:
     """One pass of a batch norm and what its backward pass needs of it: bits, multiples, places of maxima.
 
-    Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x. With
-    `wants_ranges` and no pool, `ranges` are max |Y| of every channel of every image after forward.
+    Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x.
     """
+
+    quantizer: MovingScale | None = None  # of the batch norm's result (QuantizedNormPass)
+    largest: Tensor | None = None  # for max |y| of every channel of every image, which forward writes
 
     def __init__(
         self,
@@ -105,8 +107,6 @@ class NormPass:
         whole: IntegerScale | None = None,
     ) -> None:
         self.statistics, self.activation, self.pool, self.whole = statistics, activation, pool, whole
-        self.wants_ranges = False
-        self.ranges: Tensor | None = None
         self.bits: Tensor | None = None  # what a ReLU after a sum lets through
         self.multiples: SavedMultiples | None = None  # instead of x
         self._places: Tensor | None = None
@@ -127,8 +127,6 @@ class NormPass:
         # Without a sum before it, what the activation lets through shows in x.
         if self.activation and other is not None:
             self.bits = new_tensor(_bits_shape(shape), "uint8")
-        if self.wants_ranges and self.pool is None:
-            self.ranges = new_tensor([*shape[:2], 1, 1])
         multiples, values = (x, None) if isinstance(x, SavedMultiples) else (None, x)
         if values is not None and self.whole is not None:
             multiples = SavedMultiples(shape, self.whole)
@@ -141,7 +139,7 @@ class NormPass:
             statistics.running_variance.data_ptr(),
             bits=_address(self.bits),
             multiples=None if multiples is None else multiples.addresses,
-            largest=_address(self.ranges),
+            largest=_address(self.largest),
             places=_address(self._places),
         )
         self.multiples = multiples if fits else None
@@ -162,7 +160,7 @@ class NormPass:
 
         `overwrite`: dX takes the memory of x. `largest` gets max |dX| of every channel of every image.
         """
-        statistics, (of_x, *of_channels, of_other) = self.statistics, learning
+        statistics, (of_x, *of_channels, of_other) = self.statistics, learning[:4]
         shape = list(dy.shape)
         if self.pool is not None:
             shape = [*shape[:2], self.pool.height, self.pool.width]
@@ -286,79 +284,6 @@ class BatchNormNode(PyLayer):
         else:
             gradients = norm.backward(x, weight, bias, dy.contiguous(), ctx.learning)
         wanted = zip(gradients, ctx.learning, ctx.given, strict=True)
-        return tuple(gradient if learns else None for gradient, learns, given in wanted if given)
-
-
-class Products(Protocol):
-    """A convolution's products for one call; between forward and backward it holds their operands."""
-
-    computes_again: bool  # whether Y is cheap to compute and large to save
-    needs_ranges: bool  # whether backward has a use for the ranges of dY
-
-    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor | SavedMultiples, IntegerScale | None]:
-        """Y, or the multiples that it is; and what it may be whole multiples of."""
-
-    def again(self) -> Tensor:
-        """Y once more."""
-
-    def backward(self, dy: Tensor, ranges: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """dX and dW, those that are wanted; `ranges` are max |dY| of every channel of every image."""
-
-
-class ConvNormNode(PyLayer):
-    """A convolution and the batch norm of its output, with all that follows in the same pass, as one node.
-
-    The convolution's output is nobody else's: it is saved as integers or computed again, and its gradient
-    exists only between the two backward passes.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        norm_weight: Tensor | None,
-        norm_bias: Tensor | None,
-        other: Tensor | None,
-        products: Products,
-        norm: NormPass,
-    ) -> Tensor:
-        inputs = (x, weight, norm_weight, norm_bias, other)
-        ctx.given = [tensor is not None for tensor in inputs]
-        ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
-        ctx.products, ctx.norm = products, norm
-        product, norm.whole = products.forward(x, weight)
-        y = norm.forward(product, norm_weight, norm_bias, None if other is None else other.contiguous())
-        ctx.product = product if norm.multiples is None and not products.computes_again else None
-        ctx.kept = [norm_weight is not None, norm_bias is not None]
-        fused.save_for_backward(ctx, *(t for t in (norm_weight, norm_bias) if t is not None))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if paddle.is_grad_enabled():
-            raise LowbitError(
-                "second-order gradients are not supported for a fused convolution and batch norm: "
-                "use the network without lowbit.fuse, or without accelerate()"
-            )
-        saved, norm, products = iter(fused.saved_unchanged(ctx)), ctx.norm, ctx.products
-        norm_weight, norm_bias = (next(saved) if kept else None for kept in ctx.kept)
-        product, is_ours = ctx.product, False
-        if product is None and norm.multiples is None:
-            product, is_ours = products.again(), True
-        of_product = any(ctx.learning[:2])
-        largest = new_tensor([*dy.shape[:2], 1, 1]) if of_product and products.needs_ranges else None
-        gradients = norm.backward(
-            product,
-            norm_weight,
-            norm_bias,
-            dy.contiguous(),
-            [of_product, *ctx.learning[2:]],
-            overwrite=is_ours,
-            largest=largest,
-        )
-        of_operands = products.backward(gradients[0], largest) if of_product else (None, None)
-        wanted = zip((*of_operands, *gradients[1:]), ctx.learning, ctx.given, strict=True)
         return tuple(gradient if learns else None for gradient, learns, given in wanted if given)
 
 

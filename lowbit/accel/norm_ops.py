@@ -28,9 +28,11 @@ from lowbit.accel.fused_norm import (
     takes_shape,
 )
 from lowbit.accel.op_overrides import OpOverrides
+from lowbit.accel.quantized_norm import QuantizedNormPass
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation, Pool, norm_kernels
 from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor, save_for_backward, saved_unchanged
+from lowbit.numerics.observed import MovingScale
 
 
 class Relu(PyLayer):
@@ -291,8 +293,12 @@ def norm_pass(
     residual: Tensor | None = None,
     *,
     activation: Activation = Activation.NONE,
+    quantizer: MovingScale | None = None,
 ) -> NormPass | None:
-    """What computes the batch norm of fp32 of this shape, `+ residual`, an activation; None as above."""
+    """What computes the batch norm of fp32 of this shape, `+ residual`, an activation; None as above.
+
+    With a `quantizer`, that of the batch norm's result.
+    """
     if not (norm.training and paddle.is_grad_enabled()):
         return None
     if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
@@ -301,6 +307,8 @@ def norm_pass(
     if norm._use_global_stats or layout != "NCHW":
         return None
     if residual is not None and (not isinstance(residual, Tensor) or activation > Activation.RELU):
+        return None
+    if quantizer is not None and (residual is not None or not QuantizedNormPass.has(activation)):
         return None
     if activation is Activation.HARDSWISH and not _OVERRIDES.is_called_directly("hardswish"):
         return None
@@ -311,7 +319,10 @@ def norm_pass(
         return None
     channels = shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
-    return NormPass(Statistics(*running, mean, inverse, norm._epsilon, norm._momentum), activation)
+    statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum)
+    if quantizer is not None:
+        return QuantizedNormPass(statistics, activation, quantizer)
+    return NormPass(statistics, activation)
 
 
 def max_pool_of(layer: nn.MaxPool2D, shape: Sequence[int]) -> Pool | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lowbit.kernels.gemm import MULTIPLES, Multiples, by_reference
 from lowbit.kernels.library import ADDRESS, Signatures, declare, kernels
-from lowbit.kernels.quantization import CLayout, Layout
+from lowbit.kernels.quantization import OBSERVER, CLayout, CObserver, Layout
 
 
 class Activation(IntEnum):
@@ -92,6 +92,8 @@ _SHORTCUT = ctypes.POINTER(_Shortcut)
 _SIGNATURES: Signatures = {
     "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [MULTIPLES] + [ADDRESS] * 2),
     "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, MULTIPLES] + [ADDRESS] * 9),
+    "lowbit_quantized_norm_forward": (_STATUS, [_NORM, OBSERVER] + [ADDRESS] * 8),
+    "lowbit_quantized_norm_backward": (_STATUS, [_NORM, OBSERVER] + [ADDRESS] * 9),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_hardswish_forward": (_STATUS, [ADDRESS] * 2 + [_INT64]),
@@ -167,6 +169,48 @@ class NormKernels:
             _norm(norm), bits, by_reference(multiples), mean, inverse, dy, *gradients, largest, places
         )
 
+    def quantized_norm_forward(
+        self,
+        norm: Norm,
+        by: CObserver,
+        y: int,
+        mean: int,
+        inverse: int,
+        running_mean: int,
+        running_variance: int,
+        *,
+        q: int | None,
+        clipped: int,
+        largest: int | None = None,
+    ) -> None:
+        """`batch_norm_forward` with a quantizer before the activation, none or hard swish.
+
+        The integers `q` are wanted with an activation, the marks `clipped` in any case: a byte each.
+        """
+        statistics = mean, inverse, running_mean, running_variance
+        self._library.lowbit_quantized_norm_forward(_norm(norm), by, y, *statistics, q, clipped, largest)
+
+    def quantized_norm_backward(
+        self,
+        norm: Norm,
+        by: CObserver,
+        mean: int,
+        inverse: int,
+        dy: int,
+        dx: int,
+        dweight: int | None,
+        dbias: int | None,
+        dbound: int | None,
+        *,
+        q: int | None,
+        clipped: int,
+    ) -> None:
+        """dX, and the other gradients that are wanted."""
+        gradients = dx, dweight, dbias, dbound
+        self._library.lowbit_quantized_norm_backward(
+            _norm(norm), by, q, clipped, mean, inverse, dy, *gradients
+        )
+
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
         """Y, and a bit per element: (count + 7) // 8 bytes."""
         self._library.lowbit_relu_forward(x, y, bits, count)
@@ -219,9 +263,9 @@ class NormKernels:
 
 
 def _norm(norm: Norm) -> Any:
-    x, weight, bias, layout, *others, pool = norm
-    its_pool = None if pool is None else ctypes.pointer(_Pool(*pool))
-    return ctypes.byref(_Norm(x, weight, bias, CLayout(*layout), *others, its_pool))
+    x, weight, bias, layout, *rest, pool = norm
+    c_pool = None if pool is None else ctypes.pointer(_Pool(*pool))
+    return ctypes.byref(_Norm(x, weight, bias, CLayout(*layout), *rest, c_pool))
 
 
 @cache

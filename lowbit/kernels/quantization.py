@@ -113,12 +113,30 @@ class _MovingAverage(ctypes.Structure):
     _fields_ = [("rate", ctypes.c_float)] + [(name, ADDRESS) for name in MovingAverage._fields[1:]]
 
 
+class CObserver(ctypes.Structure):
+    """lowbit_observer of csrc/quantize/quantize.h; made by `observer`."""
+
+    _fields_ = [
+        ("alpha", ADDRESS),
+        ("grid", _Grid),
+        ("average", _MovingAverage),
+        ("bound", ctypes.c_float),
+        ("scale", ADDRESS),
+    ]
+
+
+def observer(alpha: int | None, levels: Levels, average: MovingAverage, scale: int) -> CObserver:
+    """A quantizer of training with one scale; addresses of PACT's parameter, and where the scale goes."""
+    return CObserver(alpha, _Grid(*levels), _MovingAverage(*average), 0.0, scale)
+
+
 class CDraw(ctypes.Structure):
     """lowbit_draw of csrc/quantize/rounding.h."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("seed", "step", "layer")]
 
 
+OBSERVER: Any = ctypes.POINTER(CObserver)
 _AXES, _INT32, _INT64, _STATUS = ctypes.POINTER(CAxes), ctypes.c_int32, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: Signatures = {
     "lowbit_quantize": (_STATUS, [ADDRESS] * 4 + [CLayout, _Grid, _INT32]),
@@ -142,10 +160,7 @@ _SIGNATURES: Signatures = {
         [ADDRESS] * 3 + [_AXES, ctypes.POINTER(CLevels), ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_from_integers": (_STATUS, [ADDRESS] * 3 + [_AXES, _INT32]),
-    "lowbit_observe": (
-        _STATUS,
-        [ADDRESS, _INT64, ADDRESS, _Grid, ctypes.POINTER(_MovingAverage)] + [ADDRESS] * 2,
-    ),
+    "lowbit_observe_and_mark": (_INT64, [ADDRESS] * 4 + [_INT64, OBSERVER, ADDRESS, _INT64]),
     "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
     "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
     "lowbit_to_dynamic_integers": (
@@ -273,20 +288,6 @@ class QuantizeKernels:
             x, q, scales, _c_axes(axes), _levels(grid), drawn, len(draws), first
         )
 
-    def observe(
-        self,
-        x: int,
-        count: int,
-        alpha: int | None,
-        levels: Levels,
-        average: MovingAverage,
-        bound: int | None,
-        scale: int,
-    ) -> None:
-        """Enters the range of x, clipped to alpha, into an average; writes the bound and the scale to use."""
-        own = _MovingAverage(*average)
-        self._library.lowbit_observe(x, count, alpha, _Grid(*levels), own, bound, scale)
-
     def quantize_and_mark(
         self,
         x: int,
@@ -300,6 +301,24 @@ class QuantizeKernels:
     ) -> int:
         """Values of `quantize` for one scale, or bytes, and marks for `marked_grad`; the count of NaNs."""
         return self._library.lowbit_quantize_and_mark(x, y, q, clipped, scale, bound, count, _Grid(*levels))
+
+    def observe_and_mark(
+        self,
+        x: int,
+        y: int | None,
+        q: int | None,
+        clipped: int,
+        count: int,
+        by: CObserver,
+        *,
+        largest: int | None = None,
+        rows: int = 0,
+    ) -> int:
+        """Enters the range of x into an average; then `quantize_and_mark` with the scale that this gives.
+
+        `largest`, where they are known, are the address of `rows` numbers that have the range of x.
+        """
+        return self._library.lowbit_observe_and_mark(x, y, q, clipped, count, by, largest, rows)
 
     def marked_grad(self, dy: int, clipped: int, dx: int | None, dbound: int | None, count: int) -> None:
         """What `quantize_grad` computes; dX may be dY."""

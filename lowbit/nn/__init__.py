@@ -8,7 +8,7 @@
 | `scale_state`, `scale_schedule`, `oscillation` | scales that live longer than a call; fixed late; damped |
 | `qt_autograd` | quantized forward, grad_input and grad_weight as one autograd node |
 | `qtensor`, `linear_ops`, `int_matmul` | integers with a scale; what a layer multiplies; by which kernel |
-| `int_forward` | forward in integers, in QAT and in evaluation |
+| `int_forward`, `float_gradients` | forward in integers, in QAT and in evaluation; QAT's gradients in fp32 |
 | `activation_matmul` | products of two activations, as in attention |
 | `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
 | `batch_norm`, `bn_folding` | batch norm; folded into a layer |

@@ -81,6 +81,9 @@ class SharedQuantizer(Quantizer):
         scale = with_axes_of(x, self.source.scale().detach())
         return KnownScale(scale, self.grid(), clips=False)
 
+    def moving_scale(self) -> None:
+        return None
+
     def dynamic_operand(self, x: Tensor) -> None:
         return None
 
@@ -258,5 +261,28 @@ def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
 def _on_grid(quantizer: Quantizer, x: Any) -> Any:
     y = quantizer(x)
     if isinstance(y, Tensor) and y is not x and quantizer.gives_integers:
-        setattr(y, _ON_GRID, (quantizer, y.inplace_version))
+        note_on_grid(y, quantizer)
     return y
+
+
+def note_on_grid(y: Tensor, quantizer: Quantizer) -> None:
+    """Let layers that share the quantizer take `y`, which it made, as it is."""
+    setattr(y, _ON_GRID, (quantizer, y.inplace_version))
+
+
+# For fused steps, which call no hooks.
+
+
+def only_edge(layer: nn.Layer) -> Quantizer | None:
+    """The quantizer of the layer's output, if that is all that a call does besides the layer's own code."""
+    hooks, quantizer = layer._forward_post_hooks, layer._sub_layers.get("output_quantizer")
+    if len(hooks) != 1 or layer._forward_pre_hooks or type(quantizer) is not Quantizer:
+        return None
+    if _quantize_output not in hooks.values() or "forward" in vars(quantizer):
+        return None
+    return None if quantizer._forward_pre_hooks or quantizer._forward_post_hooks else quantizer
+
+
+def quantize_edge(layer: nn.Layer, output: Tensor) -> Tensor:
+    """What the hook of a layer with `only_edge` makes of its output."""
+    return _quantize_output(layer, (), output)

@@ -13,14 +13,19 @@ from itertools import pairwise
 import paddle.nn.functional as F
 from paddle import Tensor, nn
 
+from lowbit.accel.conv_norm import ConvNormNode, Products
 from lowbit.accel.convolutions import FloatProducts, conv2d_is_replaced
-from lowbit.accel.fused_norm import ConvNormNode, Products, is_plain
+from lowbit.accel.fused_norm import NormPass, is_plain
 from lowbit.accel.norm_ops import fused_batch_norm, max_pool_of, norm_pass
 from lowbit.kernels.norm import Activation
+from lowbit.nn.edge_quantizers import note_on_grid, only_edge, quantize_edge
+from lowbit.nn.int_forward import may_run_in_integers, qat_products
 from lowbit.nn.linear_ops import geometry_of
 from lowbit.nn.qt_autograd import Operands, QTProducts
 from lowbit.nn.quant_layers import QuantizedConv2D
 from lowbit.numerics.exact import as_float32
+from lowbit.numerics.fused import new_tensor
+from lowbit.numerics.observed import note_largest
 
 _ACTIVATIONS = {
     nn.ReLU: Activation.RELU,
@@ -30,13 +35,15 @@ _ACTIVATIONS = {
 _FUNCTIONS = {F.relu: Activation.RELU, F.relu6: Activation.RELU6, F.hardswish: Activation.HARDSWISH}
 
 
-def activation_kind(activation: nn.Layer | Callable[[Tensor], Tensor] | None) -> Activation | None:
-    """What the kernels call it; None for one that they do not have, or with hooks."""
+def activation_kind(
+    activation: nn.Layer | Callable[[Tensor], Tensor] | None, *, may_have_edge: bool = False
+) -> Activation | None:
+    """What the kernels call it; None for one that they do not have, or with hooks other than an edge's."""
     if activation is None:
         return Activation.NONE
     if not isinstance(activation, nn.Layer):
         return _FUNCTIONS.get(activation)
-    if has_hooks(activation) or "forward" in vars(activation):
+    if (has_hooks(activation) and not may_have_edge) or "forward" in vars(activation):
         return None
     return _ACTIVATIONS.get(type(activation))
 
@@ -131,15 +138,14 @@ def _as_one_node(
     wants_ranges: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
     """y and, if wanted, its ranges; None where the layers must run one by one."""
+    if not (_is_plain_conv(conv) and isinstance(x, Tensor) and is_plain(x)):
+        return None
+    if type(conv) is QuantizedConv2D and conv.plan.is_straight_through:
+        y = None if pool is not None else _qat_node(conv, norm, x, activation, residual)
+        return None if y is None else (y, None)
+    in_low_precision = type(conv) is QuantizedConv2D
     kind = activation_kind(activation)
-    if kind is None or not is_plain_norm(norm) or not isinstance(x, Tensor) or not is_plain(x):
-        return None
-    in_low_precision = type(conv) is QuantizedConv2D and not conv.plan.is_straight_through
-    if not (in_low_precision or (type(conv) is nn.Conv2D and pool is not None)) or has_hooks(conv):
-        return None
-    if "forward" in vars(conv) or conv.bias is not None or not conv.training:
-        return None
-    if (conv._padding_mode, conv._data_format) != ("zeros", "NCHW"):
+    if kind is None or not is_plain_norm(norm) or not (in_low_precision or pool is not None):
         return None
     geometry = geometry_of(conv, x.shape)
     if geometry is None or not (in_low_precision or conv2d_is_replaced(geometry)):
@@ -153,7 +159,9 @@ def _as_one_node(
     norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind)
     if norm_of_batch is None:
         return None
-    norm_of_batch.pool, norm_of_batch.wants_ranges = windows, wants_ranges
+    norm_of_batch.pool = windows
+    if wants_ranges and windows is None:
+        norm_of_batch.largest = new_tensor([*geometry.output[:2], 1, 1])
     weight = conv.weight
     if in_low_precision:
         given, x = x, as_float32(conv.input_quantizer.trained(x))
@@ -164,15 +172,70 @@ def _as_one_node(
         products: Products = QTProducts(conv.linear_op(x), Operands(conv), learning, ranges)
     else:
         products = FloatProducts(geometry, learning, computes_again=True)
-    y = ConvNormNode.apply(x, weight, norm.weight, norm.bias, residual, products, norm_of_batch)
-    return y, norm_of_batch.ranges
+    return _node(x, weight, norm, residual, products, norm_of_batch), norm_of_batch.largest
+
+
+def _is_plain_conv(conv: nn.Layer) -> bool:
+    """Whether it is a convolution of training, as lowbit or Paddle wrote it, of which nothing is added."""
+    if type(conv) not in (QuantizedConv2D, nn.Conv2D) or has_hooks(conv) or "forward" in vars(conv):
+        return False
+    layout = (conv._padding_mode, conv._data_format)
+    return conv.bias is None and conv.training and layout == ("zeros", "NCHW")
+
+
+def _qat_node(
+    conv: QuantizedConv2D,
+    norm: nn.Layer,
+    x: Tensor,
+    activation: nn.Layer | Callable[[Tensor], Tensor] | None,
+    residual: Tensor | None,
+) -> Tensor | None:
+    """The same of QAT, whose outputs may be quantized after the batch norm and after the activation."""
+    if not is_norm(norm) or "forward" in vars(norm) or not may_run_in_integers(conv, x):
+        return None
+    edge, moving = only_edge(norm), None
+    if edge is not None:
+        moving = edge.moving_scale()
+    if has_hooks(norm) and moving is None:
+        return None
+    has_edge = isinstance(activation, nn.Layer) and only_edge(activation) is not None
+    kind = activation_kind(activation, may_have_edge=has_edge)
+    geometry = None if kind is None else geometry_of(conv, x.shape)
+    if geometry is None:
+        return None
+    norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind, quantizer=moving)
+    products = None if norm_of_batch is None else qat_products(conv, x, conv.weight)
+    if products is None:
+        return None
+    if kind is not Activation.NONE:  # else the next layer shares the quantizer, or reads a sum
+        norm_of_batch.largest = new_tensor(geometry.output[:2])
+    y = _node(x, conv.weight, norm, residual, products, norm_of_batch)
+    if norm_of_batch.largest is not None:
+        note_largest(y, norm_of_batch.largest, is_negative=kind is Activation.HARDSWISH)
+    elif edge is not None:
+        note_on_grid(y, edge)
+    return quantize_edge(activation, y) if has_edge else y
+
+
+def _node(
+    x: Tensor,
+    weight: Tensor,
+    norm: nn.Layer,
+    residual: Tensor | None,
+    products: Products,
+    norm_of_batch: NormPass,
+) -> Tensor:
+    quantizer = norm_of_batch.quantizer
+    alphas = products.alpha, None if quantizer is None else quantizer.alpha
+    inputs = (x, weight, norm.weight, norm.bias, residual, *alphas)
+    return ConvNormNode.apply(*inputs, products, norm_of_batch)
 
 
 def with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:
     """`layers(x) + residual`; the sum is fused with a convolution and a batch norm at the end."""
     members = _members(layers)
     if members is None or len(members) < 2 or not is_plain_norm(members[-1]):
-        return layers(x) + residual
+        return run_sequential(layers, x) + residual
     *first, last, norm = members
     return conv_norm_act(last, norm, run_layers(first, x), None, residual)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -16,14 +15,16 @@ from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.kernels.gemm import INTEGER_SCALES
 from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.float_gradients import in_floats
 from lowbit.nn.int_matmul import in_integers
-from lowbit.nn.linear_ops import LinearOp, in_floats
+from lowbit.nn.linear_ops import LinearOp
 from lowbit.nn.qtensor import QTensor, SavedQTensor, round_operand, with_axes_of
 from lowbit.nn.quantizer import KnownScale, Quantizer
-from lowbit.numerics import Grid, fused, nearest
-from lowbit.numerics.exact import add, as_float32, as_type_of, divide, multiply
-from lowbit.numerics.fake_quant import on_grid, straight_through
+from lowbit.numerics import fused, nearest
+from lowbit.numerics.exact import add, as_float32, as_type_of, divide, is_float32, multiply
+from lowbit.numerics.fake_quant import on_grid, straight_through, usable_bound
 from lowbit.numerics.fused import Clipped, on_grid_marked
+from lowbit.numerics.observed import fits
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
@@ -155,12 +156,13 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
         return False
     if not paddle.in_dynamic_mode() or kernels() is None:
         return False
-    if x.dtype != paddle.float32 or layer.weight.dtype != paddle.float32 or not x.place.is_cpu_place():
+    if not (is_float32(x) and is_float32(layer.weight) and x.place.is_cpu_place()):
         return False
-    quantizers = (layer.input_quantizer, layer.weight_quantizer)
-    # Who listens to a quantizer hears it only when it is called.
-    heard = any(quantizer._forward_pre_hooks or quantizer._forward_post_hooks for quantizer in quantizers)
-    return not heard and forward_is_of_integers(layer)
+    for quantizer in (layer.input_quantizer, layer.weight_quantizer):
+        # Who listens to a quantizer hears it only when it is called.
+        if quantizer._forward_pre_hooks or quantizer._forward_post_hooks:
+            return False
+    return forward_is_of_integers(layer)
 
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
@@ -187,92 +189,142 @@ def _operand(values: Tensor, scale: Tensor, quantizer: Quantizer) -> QTensor:
 
 
 def _in_one_node(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor | None:
-    """Quantized and multiplied in one node; None where the quantizers need nodes of their own.
+    """Quantized and multiplied in one node; None where the quantizers need nodes of their own."""
+    products = qat_products(layer, x, weight, *geometry)
+    return None if products is None else _QuantizedForward.apply(x, products.alpha, weight, products)
 
-    One scale for the input, kept or averaged, with or without PACT; dynamic scales for the weight.
+
+def qat_products(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> QATProducts | None:
+    """The products of this call of a layer, for which `may_run_in_integers` holds, with quantized operands.
+
+    One scale for the input, kept or averaged, with or without PACT; dynamic scales for the weight. None for
+    others, which need nodes of their own. Where it is not None, the batch has been entered: call it once.
     """
-    if getattr(layer, "_padding_mode", "zeros") != "zeros" or 0 in x.shape:
+    if getattr(layer, "_padding_mode", "zeros") != "zeros":
         return None
-    made = layer.weight_quantizer.dynamic_operand(weight)
+    made = _weight_operand(layer.weight_quantizer, weight)
     if made is None:
         return None
-    known = layer.input_quantizer.known_scale(x)
-    if known is None:
+    found = _input_operand(layer.input_quantizer, x)
+    if found is None:
         return None
-    alpha = None if known.bound is None else layer.input_quantizer.alpha.value
-    operand, clipped = _input_operand(x, known)
-    grid = layer.weight_quantizer.grid()
-    operands = operand, _dynamic_operand(weight, grid, *made)
-    learning = tuple(tensor is not None and not tensor.stop_gradient for tensor in (x, alpha, weight))
-    # The largest magnitude is the highest integer of a symmetric grid: nothing is clipped, unless it is NaN.
-    may_clip = grid.lowest != -grid.highest or not operands[1].is_integer
-    steps = _Quantizing(clipped, KnownScale(made[1], grid, clips=may_clip), learning)
-    return _QuantizedForward.apply(x, alpha, weight, layer.linear_op(x, *geometry), operands, steps)
+    (weight_operand, of_weight), (input_operand, clipped, alpha) = made, found
+    learns_alpha = alpha is not None and not alpha.stop_gradient
+    return QATProducts(
+        layer.linear_op(x, *geometry),
+        (input_operand, weight_operand),
+        clipped=clipped,
+        alpha=alpha,
+        of_weight=of_weight,
+        learning=(not x.stop_gradient, not weight.stop_gradient, learns_alpha),
+    )
 
 
-def _input_operand(x: Tensor, known: KnownScale) -> tuple[QTensor, Clipped | None]:
-    """The integers of x, or with a NaN the values; and where it was clipped, unless it is on the grid."""
-    scale, grid = known.scale, known.grid
-    data, clipped, broken = on_grid_marked(x, scale, grid, bound=known.bound, integers=True)
-    operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+def _input_operand(quantizer: Quantizer, x: Tensor) -> tuple[QTensor, Clipped | None, Tensor | None] | None:
+    """The integers of x, or with a NaN the values; where it was clipped, unless it is on the grid; alpha."""
+    moving = quantizer.moving_scale()
+    if moving is not None:
+        if not fits(x):
+            return None
+        observed = moving.quantize(x, integers=True)
+        data, scale, clipped = observed.data, observed.scale, observed.clipped
+        has_nan, grid, alpha, clips = observed.has_nan, moving.grid, moving.alpha, True
+    else:
+        known = quantizer.known_scale(x)
+        if known is None:
+            return None
+        scale, grid, alpha, clips = known.scale, known.grid, None, known.clips
+        data, clipped, broken = on_grid_marked(x, scale, grid, integers=True)
+        has_nan = bool(broken)
+    if has_nan:
+        bound = None if alpha is None else usable_bound(alpha.detach())
+        operand = QTensor(data=on_grid_marked(x, scale, grid, bound=bound)[0])
+    else:
+        operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    return operand, clipped if clips else None, alpha
+
+
+def _weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, KnownScale | None] | None:
+    """The integers of a weight with dynamic scales, or with a NaN the values; how, if any may be clipped."""
+    made = quantizer.dynamic_operand(weight)
+    if made is None:
+        return None
+    (data, scale, broken), grid = made, quantizer.grid()
     if broken:
-        operand = QTensor(data=on_grid_marked(x, scale, grid, bound=known.bound)[0])
-    return operand, clipped if known.clips else None
+        return QTensor(data=on_grid(weight.detach(), scale, grid)), KnownScale(scale, grid)
+    operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
+    # The largest magnitude is the highest integer of a symmetric grid.
+    return operand, None if grid.lowest == -grid.highest else KnownScale(scale, grid)
 
 
-def _dynamic_operand(weight: Tensor, grid: Grid, data: Tensor, scale: Tensor, broken: int) -> QTensor:
-    if not broken:
-        return QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
-    return QTensor(data=on_grid(weight.detach(), scale, grid))
+class QATProducts:
+    """Y of quantized X and W, with their gradients straight through; of PACT's alpha, too.
 
+    These are `Products` of `lowbit.accel.conv_norm`. Between forward and backward it holds the integers, and
+    nothing of X but where it was clipped.
+    """
 
-@dataclass(frozen=True, eq=False)
-class _Quantizing:
-    """What the gradients need besides the operands: nothing of x but where it was clipped."""
+    computes_again = needs_ranges = False
 
-    clipped: Clipped | None
-    of_weight: KnownScale
-    learning: tuple[bool, ...]  # x, PACT's bound, the weight
+    def __init__(
+        self,
+        linear_op: LinearOp,
+        operands: tuple[QTensor, QTensor],
+        *,
+        clipped: Clipped | None,
+        alpha: Tensor | None,
+        of_weight: KnownScale | None,
+        learning: tuple[bool, bool, bool],
+    ) -> None:
+        self.alpha: Tensor | None = alpha
+        self._linear_op, self._clipped = linear_op, clipped
+        self._operands: tuple[QTensor, ...] = operands  # until forward
+        self._of_weight, self._learning = of_weight, learning  # of X, W and alpha
+        self._saved: tuple[SavedQTensor, ...] = ()  # X and W
+        self._weight: tuple[Tensor, ...] = ()
+        self._version: int | None = None  # of the weight
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+        """Y, whose integers nobody needs."""
+        operands, linear_op = self._operands, self._linear_op
+        self._weight, self._version = (weight,), fused.version(weight)
+        self._saved, self._operands = tuple(map(SavedQTensor, operands)), ()
+        y = in_integers(linear_op, "forward", *operands)
+        return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y, None
+
+    def again(self) -> Tensor:
+        raise NotImplementedError("Y is saved")
+
+    def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        """dX, dW and the gradient of alpha, those that are wanted."""
+        _check_first_order()
+        (weight,), (x, w) = self._weight, self._saved
+        fused.check_unchanged(weight, self._version)
+        (of_x, of_weight, of_alpha), dx, dweight, dalpha = self._learning, None, None, None
+        linear_op = in_floats(self._linear_op, dy)
+        if of_x or of_alpha:
+            dx = linear_op.grad_input(dy, w.operand().values())
+            if self._clipped is not None:
+                dx, dalpha = self._clipped.gradients(dx, (of_x, of_alpha), overwrite=True)
+        if of_weight:
+            dweight = linear_op.grad_weight_of_operand(dy, x.operand())
+            if self._of_weight is not None:
+                dweight = _through_weight(dweight, weight, self._of_weight)
+        return dx, dweight, dalpha
 
 
 class _QuantizedForward(PyLayer):
-    """Y of quantized X and W, with their gradients straight through; of PACT's bound, too.
-
-    What `_IntegerForward` is behind the nodes of two quantizers, bit for bit.
-    """
+    """The products as one autograd node: what `_IntegerForward` is behind the nodes of two quantizers."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        alpha: Tensor | None,
-        weight: Tensor,
-        linear_op: LinearOp,
-        operands: tuple[QTensor, QTensor],
-        steps: _Quantizing,
-    ) -> Tensor:
-        ctx.linear_op, ctx.steps, ctx.has_bound = linear_op, steps, alpha is not None
-        ctx.x, ctx.weight = map(SavedQTensor, operands)
-        fused.save_for_backward(ctx, weight)
-        y = in_integers(linear_op, "forward", *operands)
-        return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y
+    def forward(ctx: Any, x: Tensor, alpha: Tensor | None, weight: Tensor, products: QATProducts) -> Tensor:
+        ctx.products, ctx.has_alpha = products, alpha is not None
+        return products.forward(x, weight)[0]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        _check_first_order()
-        (weight,) = fused.saved_unchanged(ctx)
-        clipped, (of_x, of_bound, of_weight) = ctx.steps.clipped, ctx.steps.learning
-        dy, dx, dbound, dweight = dy.contiguous(), None, None, None
-        linear_op = in_floats(ctx.linear_op, dy)
-        if of_x or of_bound:
-            dx = linear_op.grad_input(dy, ctx.weight.operand().values())
-            if clipped is not None:
-                dx, dbound = clipped.gradients(dx, (of_x, of_bound), overwrite=True)
-        if of_weight:
-            dweight = linear_op.grad_weight_of_operand(dy, ctx.x.operand())
-            if ctx.steps.of_weight.clips:
-                dweight = _through_weight(dweight, weight, ctx.steps.of_weight)
-        return (dx, dbound, dweight) if ctx.has_bound else (dx, dweight)
+        dx, dweight, dalpha = ctx.products.backward(dy.contiguous())
+        return (dx, dalpha, dweight) if ctx.has_alpha else (dx, dweight)
 
 
 def _through_weight(dweight: Tensor, weight: Tensor, known: KnownScale) -> Tensor:

@@ -18,15 +18,11 @@ import paddle
 from paddle import Tensor, nn
 from paddle.nn import functional as F
 
-from lowbit.accel import onednn, onednn_objects, pointwise
-from lowbit.kernels import fp32_depthwise
-from lowbit.kernels.fp32_winograd import winograd
+from lowbit.accel import onednn, onednn_objects
 from lowbit.kernels.gemm import Geometry
 from lowbit.nn.qtensor import QTensor
 from lowbit.numerics.exact import multiply
 from lowbit.numerics.fused import is_plain_memory, memory_of, new_tensor
-
-_BYTES = {paddle.int8: "int8", paddle.uint8: "uint8"}
 
 
 def geometry_of(layer: nn.Conv2D, shape: Sequence[int]) -> Geometry | None:
@@ -164,19 +160,19 @@ class Convolution(LinearOp):
     geometry: Geometry
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        if not _in_onednn(x):
+        if not in_onednn(x):
             return self._paddle(x, weight)
         return self._onednn("forward", x, weight, self.geometry.output)
 
     def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
-        if not _in_onednn(dy):
+        if not in_onednn(dy):
             return _by_autograd(lambda x: self._paddle(x, weight), self.geometry.input, dy)
         return self._onednn("grad_input", dy, weight, self.geometry.input)
 
     def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
-        if not _in_onednn(dy):
-            return _by_autograd(lambda weight: self._paddle(x, weight), self._weight_shape, dy)
-        return self._onednn("grad_weight", x, dy, self._weight_shape)
+        if not in_onednn(dy):
+            return _by_autograd(lambda weight: self._paddle(x, weight), self.weight_shape, dy)
+        return self._onednn("grad_weight", x, dy, self.weight_shape)
 
     def forward_scale(self, x: Tensor, weight: Tensor, images: int | None = None) -> Tensor | None:
         """With `images`, one of every image also where they share it."""
@@ -203,7 +199,8 @@ class Convolution(LinearOp):
         return rows.unsqueeze([2, 3])
 
     @property
-    def _weight_shape(self) -> tuple[int, ...]:
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of W."""
         geometry = self.geometry
         return (geometry.outputs, geometry.input[1] // geometry.groups, *geometry.kernel)
 
@@ -233,80 +230,6 @@ def _outer(x: Tensor, weight: Tensor, images: int) -> Tensor:
         return y
     # Expanded first: Paddle's own broadcasting of these two takes up to 20 times as long on a CPU.
     return multiply(paddle.expand(x, shape), paddle.expand(weight.reshape([1, -1, 1, 1]), shape))
-
-
-@dataclass(frozen=True)
-class _ByWinograd(Convolution):
-    """A convolution whose gradients are computed by Winograd's algorithm, which rounds."""
-
-    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
-        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(self.geometry.input)
-        winograd(self.geometry).grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
-        return dx
-
-    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
-        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
-        winograd(self.geometry).grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
-        return dweight
-
-
-@dataclass(frozen=True)
-class _Depthwise(Convolution):
-    """A depthwise convolution whose grad_weight is lowbit's: oneDNN copies every window of 5x5."""
-
-    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
-        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
-        fp32_depthwise.grad_weight(self.geometry, x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
-        return dweight
-
-    def grad_weight_of_operand(self, dy: Tensor, x: QTensor) -> Tensor:
-        if x.data.dtype not in _BYTES or x.scale is None or math.prod(x.scale.shape) != 1:
-            return super().grad_weight_of_operand(dy, x)
-        dy, data, dweight = dy.contiguous(), x.data.contiguous(), new_tensor(self._weight_shape)
-        fp32_depthwise.grad_weight(
-            *(self.geometry, data.data_ptr(), dy.data_ptr(), dweight.data_ptr()),
-            kind=_BYTES[data.dtype],
-            scale=_number(x.scale),
-        )
-        return dweight
-
-
-def _number(x: Tensor) -> float:
-    """The value of a tensor of one number on the CPU; `float` takes ten times as long."""
-    return float(memory_of(x).item()) if is_plain_memory(x) else float(x)
-
-
-@dataclass(frozen=True)
-class _Pointwise(Convolution):
-    """A 1x1 convolution whose gradients are matrix products of every image."""
-
-    def grad_input(self, dy: Tensor, weight: Tensor) -> Tensor:
-        dy, weight, dx = dy.contiguous(), weight.contiguous(), new_tensor(self.geometry.input)
-        pointwise.prepared(self.geometry).grad_input(dy.data_ptr(), weight.data_ptr(), dx.data_ptr())
-        return dx
-
-    def grad_weight(self, dy: Tensor, x: Tensor) -> Tensor:
-        dy, x, dweight = dy.contiguous(), x.contiguous(), new_tensor(self._weight_shape)
-        pointwise.prepared(self.geometry).grad_weight(x.data_ptr(), dy.data_ptr(), dweight.data_ptr())
-        return dweight
-
-
-def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
-    """The same products for a dY that is not on a grid: nobody needs its sums to be exact.
-
-    Where it is faster, gradients of 3x3 convolutions are computed by Winograd's algorithm; they differ by
-    about 1e-5 of the largest value. Those of 1x1 convolutions and grad_weight of depthwise ones have another
-    order of sums.
-    """
-    if isinstance(linear_op, ChannelsLast):
-        return ChannelsLast(in_floats(linear_op.inner, dy))
-    if not isinstance(linear_op, Convolution) or not _in_onednn(dy):
-        return linear_op
-    if winograd(linear_op.geometry) is not None:
-        return _ByWinograd(linear_op.geometry)
-    if pointwise.fits(linear_op.geometry):
-        return _Pointwise(linear_op.geometry)
-    return _Depthwise(linear_op.geometry) if fp32_depthwise.fits(linear_op.geometry) else linear_op
 
 
 @dataclass(frozen=True)
@@ -390,7 +313,8 @@ def _by_autograd(product: Callable[[Tensor], Tensor], shape: tuple[int, ...], dy
     return gradient.detach()
 
 
-def _in_onednn(x: Tensor) -> bool:
+def in_onednn(x: Tensor) -> bool:
+    """Whether its convolutions run in oneDNN: on the CPU, where the library is there."""
     return x.place.is_cpu_place() and onednn_objects.why_missing() is None
 
 

@@ -39,8 +39,8 @@ from lowbit.numerics import (
     zero_point_of,
 )
 from lowbit.numerics.fake_quant import usable_bound
-from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.fused_groups import ChannelRanges, to_dynamic_bytes
+from lowbit.numerics.observed import MovingScale, fits, observed_fake_quantize
 from lowbit.numerics.scale import at_least_smallest
 from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
@@ -51,11 +51,10 @@ _SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defin
 
 @dataclass(frozen=True, eq=False)  # no tuple: Paddle takes the tensors of one for a PyLayer's inputs
 class KnownScale:
-    """How a tensor is quantized with one scale: the scale, with as many axes, and PACT's bound."""
+    """How a tensor is quantized with one scale that is known before: the scale, with as many axes."""
 
     scale: Tensor
     grid: Grid
-    bound: Tensor | None = None
     clips: bool = True  # False for values that are on the grid already
 
 
@@ -273,13 +272,10 @@ class Quantizer(nn.Layer):
             self.check_ready()
         if self.offset is not None:
             return self._with_offset(x)
+        moving = self.moving_scale()
+        if moving is not None and fits(x):
+            return observed_fake_quantize(x, moving)
         grid = self.grid()
-        known = self._observed(x, grid)
-        if known is not None:
-            if self.alpha is None:
-                return fake_quantize(x, known.scale, grid), known.scale
-            y = pact_fake_quantize(x, self.alpha.value, known.scale, grid, bound=known.bound)
-            return y, known.scale
         kept_axes = self._axes(x, self._kept_granularity)
         alpha = None
         if self.alpha is not None:
@@ -296,32 +292,27 @@ class Quantizer(nn.Layer):
         return pact_fake_quantize(x, alpha, scale, grid), scale
 
     def known_scale(self, x: Tensor) -> KnownScale | None:
-        """The scale for `x` in training, whose range is observed; None where `values_and_scale` is needed.
-
-        Where it is not None, the batch has been entered: call it once.
-        """
+        """The scale for `x` in training, where it is fixed; None where batches are observed or it learns."""
         if not self.training or self._calibration_stats is not None or self.kept is None:
             return None
-        grid = self.grid()
-        if self.spec.scaling.name == "fixed" and self.alpha is None and not self.spec.granularity.letters:
-            if not is_plain_memory(x) or 0 in x.shape:
-                return None
-            range_ = self._known(self.kept).range.reshape([1] * x.ndim)
-            return KnownScale(scale_from_range(range_, grid), grid)
-        return self._observed(x, grid)
-
-    def _observed(self, x: Tensor, grid: Grid) -> KnownScale | None:
-        """The scale of a moving average of ranges with this batch, in one step; None where it takes more."""
-        parts = self._sub_layers  # a Layer's __getattr__ takes microseconds
-        kept, alpha = parts.get("kept"), parts.get("alpha")
-        if not self.training or kept is None or "step" in parts or self.has_fixed_scale:
+        if self.spec.scaling.name != "fixed" or self.alpha is not None or self.spec.granularity.letters:
             return None
-        if self.spec.observer.name != "minmax" or self.spec.granularity.letters:
+        if not fits(x):
+            return None
+        grid, range_ = self.grid(), self._known(self.kept).range.reshape([1] * x.ndim)
+        return KnownScale(scale_from_range(range_, grid), grid)
+
+    def moving_scale(self) -> MovingScale | None:
+        """What observes a batch and quantizes it in one call, in training; None where it takes more."""
+        parts, spec = self._sub_layers, self.spec  # a Layer's __getattr__ takes microseconds
+        kept, alpha = parts.get("kept"), parts.get("alpha")
+        if not self.training or kept is None or self._calibration_stats is not None or "step" in parts:
+            return None
+        if spec.observer.name != "minmax" or spec.granularity.letters or self.has_fixed_scale:
             return None
         if alpha is not None and not alpha.is_known:
             return None
-        found = kept.observe(x, None if alpha is None else alpha.value, grid)
-        return None if found is None else KnownScale(found[0], grid, found[1])
+        return kept.moving_scale(None if alpha is None else alpha._parameters["value"], self.grid())
 
     def dynamic_operand(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:
         """The integers of `x`, their scales, the number of NaNs; None where the scale is kept or learned."""

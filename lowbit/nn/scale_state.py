@@ -13,7 +13,6 @@ import paddle.distributed as dist
 from paddle import ParamAttr, Tensor, nn
 from paddle.regularizer import L2Decay
 
-from lowbit.kernels.quantization import MovingAverage as MovingAverageState
 from lowbit.kernels.quantization import quantize_kernels
 from lowbit.numerics import (
     Calibrated,
@@ -24,8 +23,9 @@ from lowbit.numerics import (
     pact_initial_alpha,
     parse_grid,
 )
-from lowbit.numerics.fused import is_plain_memory, levels, new_tensor
+from lowbit.numerics.fused import is_plain_memory
 from lowbit.numerics.histogram_observers import Sensitivity
+from lowbit.numerics.observed import MovingScale
 from lowbit.recipe.spec import TensorSpec
 
 
@@ -72,7 +72,9 @@ def first_integer(buffer: Tensor) -> int:
     """
     if not buffer.place.is_cpu_place():
         return int(buffer.item())
-    return _INTEGERS[buffer.dtype].from_address(buffer.data_ptr()).value
+    # Paddle's types take microseconds to hash and to compare.
+    kind = ctypes.c_int32 if buffer.dtype is paddle.int32 else _INTEGERS[buffer.dtype]
+    return kind.from_address(buffer.data_ptr()).value
 
 
 # Calibration statistics of one operand, and the initial values made from them.
@@ -244,33 +246,20 @@ class RunningRange(nn.Layer):
         """Add the ranges of a batch and return whether they are finite; others are counted and skipped."""
         return self._update(range_, self._saved())
 
-    def observe(self, x: Tensor, alpha: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None] | None:
-        """`update` by the largest magnitude of `x`, clipped to PACT's `alpha`, in one call of a kernel.
+    def moving_scale(self, alpha: Tensor | None, grid: Grid) -> MovingScale | None:
+        """What enters a batch by its largest magnitude, clipped to PACT's `alpha`, and quantizes it.
 
-        Returns the scale to use, with as many axes as `x`, and the bound; None for what `update` and plain
-        operators have to do. Of one process, since several agree on a range first.
+        None for what `update` and plain operators have to do. Of one process, since several agree on
+        a range first.
         """
-        state = self._buffers
-        given = (x, state["range"]) if alpha is None else (x, state["range"], alpha)
-        if self._scaling.name != "moving_average" or _several() or not paddle.in_dynamic_mode():
+        if self._scaling.name != "moving_average" or _several():
             return None
-        if any(math.prod(tensor.shape) != 1 for tensor in given[1:]) or not all(map(is_plain_memory, given)):
+        if not paddle.in_dynamic_mode() or quantize_kernels() is None:
             return None
-        kernels, shape = quantize_kernels(), x.shape
-        if kernels is None or 0 in shape:
-            return None
-        average = MovingAverageState(
-            self._scaling.parameter,
-            *(state[name].data_ptr() for name in MovingAverageState._fields[1:]),
-        )
-        scale, bound = new_tensor([1] * len(shape)), None if alpha is None else new_tensor([1])
-        kernels.observe(
-            *(x.data_ptr(), math.prod(shape), None if alpha is None else alpha.data_ptr()),
-            levels(grid),
-            average,
-            *(None if bound is None else bound.data_ptr(), scale.data_ptr()),
-        )
-        return scale, bound
+        for tensor in (self._buffers["range"], alpha):
+            if tensor is not None and (math.prod(tensor.shape) != 1 or not is_plain_memory(tensor)):
+                return None
+        return MovingScale(grid, self._scaling.parameter, self._buffers, alpha)
 
     def restart(self, range_: Tensor) -> bool:
         """As `update`, but everything from before is forgotten."""

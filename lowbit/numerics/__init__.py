@@ -7,6 +7,7 @@
 | `scale` | a scale from a range; when it is chosen (scaling); running ranges |
 | `rounding` | nearest, stochastic, the counter-based random generator, powers of two |
 | `fake_quant`, `lsq_plus` | quantize, dequantize, and the gradients: straight-through, LSQ, PACT; LSQ+ |
+| `observed` | quantizing by a moving average of ranges, observed in the same call |
 | `hadamard`, `stats` | rotation before quantizing; error, clipping and level histograms after it |
 | `fused`, `fused_groups`, `exact` | the C++ kernels' front; fp32 operators rounded once, their twins |
 | `lsq_plus` | LSQ+: a learned step and offset, grids with a zero point |

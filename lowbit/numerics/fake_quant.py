@@ -224,13 +224,10 @@ def pact_clip(x: Tensor, alpha: Tensor, *, signed: bool = True) -> Tensor:
     return clip_to_bound(x, alpha, signed=signed)
 
 
-def pact_fake_quantize(
-    x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid, *, bound: Tensor | None = None
-) -> Tensor:
+def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> Tensor:
     """fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid), with the same gradients.
 
-    One pass over the values, and one back, where a C++ kernel can do it; else it is that composition. `bound`
-    is usable_bound(alpha), if the caller has it.
+    One pass over the values, and one back, where a C++ kernel can do it; else it is that composition.
 
     >>> x, alpha = paddle.to_tensor([-5.0, 0.6, 3.0]), paddle.to_tensor([2.0], stop_gradient=False)
     >>> y = pact_fake_quantize(x, alpha, paddle.to_tensor([0.5]), parse_grid("int4"))
@@ -245,7 +242,7 @@ def pact_fake_quantize(
     if seen_as is None:
         return fake_quantize(pact_clip(x, alpha, signed=grid.signed), scale, grid)
     learning = (not x.stop_gradient, not alpha.stop_gradient)
-    bound = usable_bound(alpha.detach()) if bound is None else bound
+    bound = usable_bound(alpha.detach())
     if paddle.is_grad_enabled() and any(learning):
         return _PactFakeQuantize.apply(x, alpha, scale, grid, seen_as, learning, bound)
     return fused.on_grid(x, scale, grid, seen_as, bound=bound)

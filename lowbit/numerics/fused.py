@@ -105,6 +105,7 @@ def _channels(shape: tuple[int, ...], own: tuple[int, ...]) -> Layout | None:
     return Layout(math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:]))
 
 
+@lru_cache(maxsize=256)
 def levels(grid: Grid) -> Levels:
     """The grid as the kernels take it, which round to every integer between its bounds."""
     if not grid.has_every_integer:
@@ -219,7 +220,7 @@ def _address(x: Tensor | None) -> int | None:
 
 def version(x: Tensor) -> int | None:
     """How often `x` has been changed in place; None in a static program, where nothing is."""
-    return x.inplace_version if paddle.in_dynamic_mode() else None
+    return x.inplace_version if isinstance(x, Tensor) else None
 
 
 def check_unchanged(x: Tensor, before: int | None) -> None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.gemm import Multiples
+from lowbit.kernels.library import openmp_runtime
 from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
-from lowbit.kernels.quantization import Layout
+from lowbit.kernels.quantization import Layout, Levels, MovingAverage, observer, quantize_kernels
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 F32 = np.float32
@@ -414,3 +415,106 @@ def _slow_pool(x: np.ndarray, dy: np.ndarray, pool: Pool) -> tuple[np.ndarray, n
         y[window], places[window] = best[:2]
         dx[plane, best[2], best[3]] += dy[window]
     return y, places, dx
+
+
+class _Average:
+    """A moving average's state and a scale, as an argument of the kernels."""
+
+    def __init__(self, alpha: float | None, levels: Levels) -> None:
+        self._alpha = None if alpha is None else np.array([alpha], F32)
+        self._floats, self._counts = np.array([1.5, 3.0, 2.0], F32), np.array([1, 0], np.int64)
+        self.scale = np.zeros(1, F32)
+        state = [_at(self._floats[i:]) for i in range(3)] + [_at(self._counts[i:]) for i in range(2)]
+        at_alpha = None if self._alpha is None else _at(self._alpha)
+        self.observer = observer(at_alpha, levels, MovingAverage(0.9, *state), _at(self.scale))
+
+    def state(self) -> list[np.ndarray]:
+        return [self._floats.copy(), self._counts.copy(), self.scale.copy()]
+
+
+@settings(max_examples=100)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 7, 49, 300])),
+    activation=st.sampled_from([Activation.NONE, Activation.HARDSWISH]),
+    levels=st.sampled_from([Levels(-127, 127, True), Levels(-8, 7, True), Levels(0, 255, False)]),
+    alpha=st.sampled_from([None, 0.5, 4.0, -1.0, np.nan]),
+    special=st.sampled_from([None, 0.0, np.nan, np.inf, -np.inf]),
+    seed=st.integers(0, 1000),
+)
+def test_a_quantizer_before_the_activation(shape, activation, levels, alpha, special, seed):
+    """Against batch norm, quantizer and activation one after the other."""
+    random, channels, count = np.random.default_rng(seed), shape[1], int(np.prod(shape))
+    x = (3 * random.standard_normal(shape) + random.uniform(-2, 2)).astype(F32)
+    if special is not None:
+        x[:, 0] = special if special == 0 else x[:, 0]
+        x.flat[seed % count] = special
+    dy = random.standard_normal(shape).astype(F32)
+    weight, bias = random.uniform(-2, 2, (2, channels)).astype(F32)
+    plain = Norm(_at(x), _at(weight), _at(bias), Layout(*shape), 1e-5, 0.9)
+    own, others = norm_kernels(), quantize_kernels()
+
+    def in_one_pass() -> list[np.ndarray]:
+        norm, average = plain._replace(activation=activation), _Average(alpha, levels)
+        statistics = np.ones((4, channels), F32)
+        rows = [_at(row) for row in statistics]
+        y, q, clipped = _Result(shape), _Result(shape, np.int8), _Result(shape, np.int8)
+        largest, dx, sums = _Result(shape[:2]), _Result(shape), np.zeros((2, channels), F32)
+        marks, dbound = {"q": q.at if activation else None, "clipped": clipped.at}, np.zeros(1, F32)
+        own.quantized_norm_forward(norm, average.observer, y.at, *rows, **marks, largest=largest.at)
+        gradients = dx.at, _at(sums[0]), _at(sums[1]), _at(dbound) if alpha is not None else None
+        own.quantized_norm_backward(norm, average.observer, *rows[:2], _at(dy), *gradients, **marks)
+        found = [y.checked(), clipped.checked(), largest.checked(), dx.checked(), sums, statistics, dbound]
+        q.checked()
+        # The sign of a NaN depends on the instruction set.
+        return [np.where(one == one, one, one.dtype.type(np.nan)) for one in found[:1] + found[2:]] + [
+            found[1],
+            *average.state(),
+        ]
+
+    def one_after_the_other() -> list[np.ndarray]:
+        average, statistics = _Average(alpha, levels), np.ones((4, channels), F32)
+        rows = [_at(row) for row in statistics]
+        normalized, values, y = (np.zeros(shape, F32) for _ in range(3))
+        clipped, dx, dbound = np.zeros(shape, np.int8), np.zeros(shape, F32), np.zeros(1, F32)
+        sums, given_ = np.zeros((2, channels), F32), dy.copy()
+        own.batch_norm_forward(plain, _at(normalized), *rows)
+        others.observe_and_mark(_at(normalized), _at(values), None, _at(clipped), count, average.observer)
+        y = values.copy()
+        if activation:
+            own.hardswish_forward(_at(values), _at(y), count)
+            own.hardswish_backward(_at(values), _at(dy), _at(given_), count)
+        bound = _at(dbound) if alpha is not None else None
+        others.marked_grad(_at(given_), _at(clipped), _at(given_), bound, count)
+        own.batch_norm_backward(plain, *rows[:2], _at(given_), _at(dx), _at(sums[0]), _at(sums[1]))
+        return [y, np.abs(y).max(axis=2), dx, sums, statistics, dbound, clipped, *average.state()]
+
+    found, expected = _in_every_variant(in_one_pass), one_after_the_other()
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if number == 5:  # the bound's gradient: another order of sums, in fp64
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here")
+def test_a_quantizer_in_several_threads(threads):
+    random, shape = np.random.default_rng(0), (4, 70, 1000)
+    x, dy = random.standard_normal((2, *shape)).astype(F32)
+    norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, activation=Activation.HARDSWISH)
+    found = []
+    for number in (1, 2, 3, 16):
+        threads(number)
+        average, statistics = _Average(2.5, Levels(-127, 127, True)), np.ones((4, 70), F32)
+        (y, dx), (q, clipped) = np.zeros((2, *shape), F32), np.zeros((2, *shape), np.int8)
+        rows, sums = [_at(row) for row in statistics], np.zeros((3, 70), F32)
+        marks = {"q": _at(q), "clipped": _at(clipped)}
+        norm_kernels().quantized_norm_forward(norm, average.observer, _at(y), *rows, **marks)
+        gradients = _at(dx), *(_at(row) for row in sums)
+        norm_kernels().quantized_norm_backward(
+            norm, average.observer, *rows[:2], _at(dy), *gradients, **marks
+        )
+        found.append([y, dx, q, clipped, sums, statistics, *average.state()])
+    assert found[0][3].any()
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(one, other)

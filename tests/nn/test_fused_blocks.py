@@ -15,15 +15,16 @@ from paddle import nn
 from paddle.vision import models as vision
 
 from lowbit.accel.amp_autocast import rounding
+from lowbit.accel.conv_norm import ConvNormNode
 from lowbit.accel.convolutions import fast_convolutions
-from lowbit.accel.fused_norm import ConvNormNode
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.kernels.norm import Activation
 from lowbit.models import build_model
-from lowbit.nn import fused_steps, qt_autograd
+from lowbit.nn import calibrate, fused_steps, qt_autograd
 from lowbit.nn.convert import prepare
+from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.fused_blocks import fuse, unfuse
 from lowbit.nn.fused_steps import conv_norm_act, conv_norm_act_ranges, norm_act
 from lowbit.nn.int_matmul import forward_in_multiples, forward_of_unrounded
@@ -52,8 +53,8 @@ class OldBlocks(nn.Layer):
         self.norms = nn.LayerList([nn.BatchNorm(8, act=kind) for kind in kinds])
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = norm(conv(x))
+        for n, norm in enumerate(self.norms):  # Paddle makes no program of a strict zip
+            x = norm(self.convs[n](x))
         return x
 
 
@@ -96,7 +97,7 @@ def _assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("recipe", [None, "qt_w4a4g4", "qt_w8a8g8"])
+@pytest.mark.parametrize("recipe", [None, "qt_w4a4g4", "qt_w8a8g8", "qat_w8a8", "qat_w4a4"])
 def test_fused_and_unfused_give_the_same_bits(name: str, recipe: str | None) -> None:
     paddle.seed(0)
     plain = NETWORKS[name]()
@@ -106,8 +107,67 @@ def test_fused_and_unfused_give_the_same_bits(name: str, recipe: str | None) -> 
     images = paddle.randn([4, 3, 32, 32])
     if recipe:
         for net in (plain, fused):
-            prepare(net, load_recipe(recipe), images)
+            _prepare(net, recipe, images)
     _assert_same(_step(plain, images), _step(fused, images))
+
+
+def _prepare(net: nn.Layer, recipe: str, images: paddle.Tensor) -> None:
+    prepare(net, load_recipe(recipe), images)
+    if recipe.startswith("qat"):
+        calibrate(net, [images])
+
+
+def _sequence() -> nn.Layer:
+    """Batch norms with a quantizer behind, before a hard swish and before a sum."""
+    net = build_model("mobilenet_v3_small", 10)
+    return nn.Sequential(net.conv, *net.blocks[:5])
+
+
+@pytest.mark.parametrize("place", ["0.1", "0.2", "4.expand_conv.1", "4.bottleneck_conv.2", "5"])
+def test_a_hook_beside_a_quantizer_of_outputs_is_called(place: str) -> None:
+    """Of a batch norm, an activation, a block: called with what the unfused layer gives, quantized or not."""
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for is_fused in (False, True):
+        paddle.seed(0)
+        net, seen = _sequence(), []
+        if is_fused:
+            assert fuse(net).fused
+        _prepare(net, "qat_w8a8", images)
+        layer = dict(net.named_sublayers())[place]
+        layer.register_forward_post_hook(lambda _, __, output, seen=seen: seen.append(output.numpy()))
+        _step(net, images)
+        assert len(seen) == 1
+        found.append({"seen": seen[0]} | _step(net, images))
+    _assert_same(*found)
+
+
+def test_which_convolutions_of_qat_are_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, net, images = _nodes(monkeypatch), _sequence(), paddle.randn([2, 3, 32, 32])
+    fuse(net)
+    _prepare(net, "qat_w8a8", images)
+    _step(net, images)
+    norms = [norm for *_, norm in nodes]
+    assert len(norms) == 15
+    assert sum(norm.quantizer is not None for norm in norms) == 8
+    with without_edges(net):
+        _step(net, images)
+    assert all(norm.quantizer is None for *_, norm in nodes[15:])
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_qat_of_values_that_are_not_finite_is_as_unfused(value: str) -> None:
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for is_fused in (False, True):
+        paddle.seed(0)
+        net = _sequence()
+        if is_fused:
+            fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        broken = images.clone()
+        broken[0, 0, 3, 3] = float(value)
+        found.append(_step(net, broken) | {f"again {k}": v for k, v in _step(net, images).items()})
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
 
 
 def _nodes(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
@@ -192,9 +252,10 @@ def test_a_weight_changed_before_backward_changes_nothing() -> None:
     np.testing.assert_array_equal(*found)
 
 
-def test_a_graph_that_paddle_grad_retains_gives_the_same_twice() -> None:
+@pytest.mark.parametrize("recipe", ["qt_w8a8g8", "qat_w8a8"])
+def test_a_graph_that_paddle_grad_retains_gives_the_same_twice(recipe: str) -> None:
     net, images = vision.resnet18(num_classes=10), paddle.randn([2, 3, 32, 32])
-    prepare(net, load_recipe("qt_w8a8g8"), images)
+    _prepare(net, recipe, images)
     fuse(net)
     net.train()
     weights = [p for p in net.parameters() if not p.stop_gradient]

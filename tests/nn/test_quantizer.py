@@ -422,10 +422,10 @@ def four_of(*values) -> st.SearchStrategy:
 def test_observing_in_one_call_gives_the_bits_of_several(grid, clip, alphas, kinds):
     one = _quantizer(grid=grid, scaling="moving_average", clip=clip, pact=Pact(initial=2.0))
     several = copy.deepcopy(one)
-    called, observe = [], RunningRange.observe
+    called, moving_scale = [], RunningRange.moving_scale
 
     def noted(*arguments):
-        called.append(observe(*arguments))
+        called.append(moving_scale(*arguments))
         return called[-1]
 
     for seed, (alpha, kind) in enumerate(zip(alphas, kinds, strict=True)):
@@ -436,7 +436,7 @@ def test_observing_in_one_call_gives_the_bits_of_several(grid, clip, alphas, kin
                 quantizer.alpha.value.clear_grad()
                 quantizer.alpha.value.set_value(np.full([1], alpha, np.float32))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(RunningRange, "observe", function)
+                patch.setattr(RunningRange, "moving_scale", function)
                 y, scale = quantizer.values_and_scale(x)
             y.backward(_batch(99))
             arrays = [y.numpy(), scale.numpy().reshape(-1), x.grad.numpy()]

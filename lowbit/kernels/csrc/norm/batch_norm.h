@@ -187,6 +187,39 @@ LOWBIT_INLINE void hardswish_backward(const float* x, const float* dy, float* dx
     for (int64_t i = 0; i < count; ++i) dx[i] = dy[i] * hardswish_slope(x[i]);
 }
 
+// One number per channel each.
+struct Statistics {
+    float *mean, *inverse, *running_mean, *running_variance;
+};
+
+// The statistics of channels whose x and x * x were summed.
+LOWBIT_INLINE void finish_statistics(const lowbit_batch_norm& of, Channels channels, const PairSums* sums,
+                                     Statistics to) {
+    const double count = double(of.layout.outer * of.layout.inner);
+    const float old = of.momentum, fresh = 1.0f - of.momentum;
+    for (int64_t k = 0; k < channels.count; ++k) {
+        const int64_t c = channels.first + k;
+        const double middle = PairSums::total(sums[k].firsts) / count;
+        const double spread = PairSums::total(sums[k].products) / count - middle * middle;
+        const double variance = spread < 0 ? 0 : spread;  // NaN stays NaN
+        to.mean[c] = float(middle);
+        to.inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
+        to.running_mean[c] = to.running_mean[c] * old + to.mean[c] * fresh;
+        to.running_variance[c] = to.running_variance[c] * old + float(variance) * fresh;
+    }
+}
+
+// What makes y of x: y = (x - centre) * gain + shift.
+struct Affine {
+    float centre, gain, shift;
+
+    LOWBIT_INLINE Affine(const lowbit_batch_norm& of, const float* mean, const float* inverse, int64_t c)
+        : centre(mean[c]),
+          gain(of.weight ? of.weight[c] * inverse[c] : inverse[c]),
+          shift(of.bias ? of.bias[c] : 0.0f) {}
+    LOWBIT_INLINE float operator()(float x) const { return (x - centre) * gain + shift; }
+};
+
 // With a pool, `scratch` holds a row and, as `columns`, what max_pool_forward takes; `x_row` holds a row
 // where multiples replace x.
 template <AddPairs kAdd>
@@ -195,30 +228,19 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
                                       uint8_t* bits, const lowbit_multiples* multiples, float* largest,
                                       uint8_t* places, float* scratch, int32_t* columns, float* x_row) {
     const lowbit_layout layout = of.layout;
-    const double count = double(layout.outer * layout.inner);
-    const float old = of.momentum, fresh = 1.0f - of.momentum;
     const lowbit_multiples* given = of.x ? nullptr : multiples;
     PairSums sums[kMaxChannels];
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const float* x = row_of_x(of, given, channels.first + k, image, at, x_row);
         kAdd(sums[k], x, x, layout.inner);
     });
-    for (int64_t k = 0; k < channels.count; ++k) {
-        const int64_t c = channels.first + k;
-        const double middle = PairSums::total(sums[k].firsts) / count;
-        const double spread = PairSums::total(sums[k].products) / count - middle * middle;
-        const double variance = spread < 0 ? 0 : spread;  // NaN stays NaN
-        mean[c] = float(middle);
-        inverse[c] = float(1 / std::sqrt(variance + double(of.epsilon)));
-        running_mean[c] = running_mean[c] * old + mean[c] * fresh;
-        running_variance[c] = running_variance[c] * old + float(variance) * fresh;
-    }
+    finish_statistics(of, channels, sums, {mean, inverse, running_mean, running_variance});
     bool fits = multiples;
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;
-        const float centre = mean[c], shift = of.bias ? of.bias[c] : 0.0f;
-        const float gain = of.weight ? of.weight[c] * inverse[c] : inverse[c];
+        const Affine affine(of, mean, inverse, c);
         const float* __restrict from = row_of_x(of, given, c, image, at, x_row);
+        const auto normal = [=](int64_t i) LOWBIT_INLINE_LAMBDA { return affine(from[i]); };
         float* __restrict to = of.pool ? scratch : y + at;
         int32_t most = 0;  // the bits of the largest magnitude
         const auto write = [&](auto value_of) LOWBIT_INLINE_LAMBDA {
@@ -230,7 +252,6 @@ LOWBIT_INLINE bool batch_norm_forward(const lowbit_batch_norm& of, Channels chan
             }
             most = found;
         };
-        const auto normal = [=](int64_t i) LOWBIT_INLINE_LAMBDA { return (from[i] - centre) * gain + shift; };
         if (of.other) {
             const float* __restrict other = of.other + at;
             write([=](int64_t i) LOWBIT_INLINE_LAMBDA { return normal(i) + other[i]; });

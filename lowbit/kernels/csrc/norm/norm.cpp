@@ -6,6 +6,7 @@
 #include "norm/batch_norm_backward.h"
 #include "norm/channel_product.h"
 #include "norm/max_pool.h"
+#include "norm/quantized_norm.h"
 
 #include <algorithm>
 
@@ -15,6 +16,7 @@ using lowbit::Scratch;
 using lowbit::norm::Backward;
 using lowbit::norm::Channels;
 using lowbit::norm::ChannelTerms;
+using lowbit::norm::Statistics;
 
 // The loops over a few channels, a chunk or a plane, for one instruction set.
 struct Kernels {
@@ -36,6 +38,14 @@ struct Kernels {
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
                              int32_t* at);
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
+    float (*statistics_and_range)(const lowbit_batch_norm& of, Channels channels, Statistics to,
+                                  bool is_signed);
+    void (*quantized_rows)(const lowbit_batch_norm& of, Channels channels, const float* mean,
+                           const float* inverse, const lowbit_observer& by, float* y, uint8_t* q,
+                           int8_t* clipped, float* largest);
+    void (*before_quantizer)(const float* dy, const uint8_t* q, const int8_t* clipped,
+                             const lowbit_observer& by, int32_t activation, float* dx, double* sum,
+                             int64_t count);
 };
 
 #define LOWBIT_NORM_KERNELS(NAME, TARGET, ADD)                                                               \
@@ -84,10 +94,25 @@ struct Kernels {
                                   const lowbit_pool& of) {                                                   \
         lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
     }                                                                                                        \
-    const Kernels kernels = {batch_norm_forward, backward_sums,    backward_rows,                            \
-                             relu_forward,       relu_backward,    hardswish_forward,                        \
-                             hardswish_backward, channel_product,  channel_product_backward,                 \
-                             max_pool_forward,   max_pool_backward};                                         \
+    TARGET float statistics_and_range(const lowbit_batch_norm& of, Channels channels, Statistics to,         \
+                                      bool is_signed) {                                                      \
+        return lowbit::norm::statistics_and_range<lowbit::norm::ADD>(of, channels, to, is_signed);           \
+    }                                                                                                        \
+    TARGET void quantized_rows(const lowbit_batch_norm& of, Channels channels, const float* mean,            \
+                               const float* inverse, const lowbit_observer& by, float* y, uint8_t* q,        \
+                               int8_t* clipped, float* largest) {                                            \
+        lowbit::norm::quantized_rows(of, channels, mean, inverse, by, y, q, clipped, largest);               \
+    }                                                                                                        \
+    TARGET void before_quantizer(const float* dy, const uint8_t* q, const int8_t* clipped,                   \
+                                 const lowbit_observer& by, int32_t activation, float* dx, double* sum,      \
+                                 int64_t count) {                                                            \
+        lowbit::norm::before_quantizer(dy, q, clipped, by, activation, dx, sum, count);                      \
+    }                                                                                                        \
+    const Kernels kernels = {batch_norm_forward, backward_sums,     backward_rows,                           \
+                             relu_forward,       relu_backward,     hardswish_forward,                       \
+                             hardswish_backward, channel_product,   channel_product_backward,                \
+                             max_pool_forward,   max_pool_backward, statistics_and_range,                    \
+                             quantized_rows,     before_quantizer};                                          \
     }
 
 #if LOWBIT_X86
@@ -166,6 +191,62 @@ int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
                                   largest ? largest + row : nullptr, scratch);
             }
         });
+    });
+}
+
+int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* by, float* y, float* mean,
+                                  float* inverse, float* running_mean, float* running_variance, void* q,
+                                  int8_t* clipped, float* largest) {
+    return lowbit::guarded([&] {
+        thread_local Scratch memory;
+        const Kernels& own = kernels();
+        const bool is_signed = !by->alpha || by->grid.is_signed;
+        uint8_t* bytes = static_cast<uint8_t*>(q);
+        float* ranges = memory.get<float>(of->layout.channels);
+        for (int64_t c = 0; c < of->layout.channels; ++c) ranges[c] = 0;
+        parallel_channels(of->layout, [&](Channels channels) {
+            ranges[channels.first] = own.statistics_and_range(
+                *of, channels, {mean, inverse, running_mean, running_variance}, is_signed);
+        });
+        const lowbit_axes axes = {{1, 1, 1, of->layout.channels}, {0, 0, 0, 0}};
+        float range = 0;
+        lowbit_ranges(ranges, &range, &axes, is_signed);
+        lowbit::observe_range(range, *by);
+        parallel_channels(of->layout, [&](Channels channels) {
+            own.quantized_rows(*of, channels, mean, inverse, *by, y, bytes, clipped, largest);
+        });
+    });
+}
+
+int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_observer* by, const void* q,
+                                   const int8_t* clipped, const float* mean, const float* inverse,
+                                   const float* dy, float* dx, float* dweight, float* dbias, float* dbound) {
+    return lowbit::guarded([&] {
+        thread_local Scratch of_channels;
+        const lowbit_layout layout = of->layout;
+        double* sums = dbound ? of_channels.get<double>(layout.channels) : nullptr;
+        const uint8_t* bytes = static_cast<const uint8_t*>(q);
+        const Backward in = Backward{*of, nullptr, nullptr, mean, inverse, dy, nullptr}.after_activation(dx);
+        const Kernels& own = kernels();
+        parallel_channels(layout, [&](Channels channels) {
+            thread_local Scratch memory;
+            float* scratch = memory.get<float>(4 * layout.inner);
+            float common[lowbit::norm::kMaxChannels], slope[lowbit::norm::kMaxChannels];
+            const ChannelTerms terms = {common, slope};
+            for (int64_t k = 0; sums && k < channels.count; ++k) sums[channels.first + k] = 0;
+            lowbit::norm::for_each_row(layout, channels, [&](int64_t k, int64_t, int64_t at) {
+                own.before_quantizer(dy + at, bytes ? bytes + at : nullptr, clipped + at, *by, of->activation,
+                                     dx + at, sums ? sums + channels.first + k : nullptr, layout.inner);
+            });
+            own.backward_sums(in, channels, dweight, dbias, nullptr, terms, scratch);
+            for (int64_t image = 0; image < layout.outer; ++image) {
+                const int64_t row = image * layout.channels + channels.first;
+                own.backward_rows(in, channels, image, terms, dx + row * layout.inner, nullptr, scratch);
+            }
+        });
+        double total = 0;  // channel by channel: the same for every number of threads
+        for (int64_t c = 0; sums && c < layout.channels; ++c) total += sums[c];
+        if (dbound) *dbound = float(total);
     });
 }
 

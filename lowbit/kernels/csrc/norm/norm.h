@@ -7,11 +7,12 @@
 // as those, two or three bytes each (lowbit_multiples).
 //
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
-// thread. Files: batch_norm.h (with activations), batch_norm_backward.h, max_pool.h and channel_product.h
-// have the loops, pair_sums.h the sums; norm.cpp compiles them for baseline, AVX2 and AVX-512 and runs them
-// in parallel over channels, chunks or planes.
+// thread. Files: batch_norm.h (with activations), batch_norm_backward.h, quantized_norm.h, max_pool.h and
+// channel_product.h have the loops, pair_sums.h the sums; norm.cpp compiles them for baseline, AVX2 and
+// AVX-512 and runs them in parallel over channels, chunks or planes.
 #pragma once
 #include "common/channel_blocks.h"
+#include "quantize/quantize.h"
 
 // Windows of kernel_h x kernel_w, 2 or 3 each, with strides of 1 or 2. The first starts `top` rows above and
 // `left` columns before the image. Every window contains a pixel of the image.
@@ -55,6 +56,20 @@ LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const 
                                              const float* inverse, const float* dy, float* dx, float* dweight,
                                              float* dbias, float* dother, float* largest,
                                              const uint8_t* places);
+
+// The same with a quantizer between the batch norm and its activation, none or hard swish; without a residual
+// and a pool. It enters the range of the batch norm's result, and quantizes that, as
+// lowbit_observe_and_mark. `q` is wanted with an activation. `largest` as above.
+LOWBIT_PUBLIC int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* by, float* y,
+                                                float* mean, float* inverse, float* running_mean,
+                                                float* running_variance, void* q, int8_t* clipped,
+                                                float* largest);
+
+// dx, and dweight, dbias and dbound, each if wanted; dbound as lowbit_marked_grad, in another order of sums.
+LOWBIT_PUBLIC int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_observer* by,
+                                                 const void* q, const int8_t* clipped, const float* mean,
+                                                 const float* inverse, const float* dy, float* dx,
+                                                 float* dweight, float* dbias, float* dbound);
 
 // y = x where x > 0, else 0 (also for NaN, as in Paddle); `bits`, (count + 7) / 8 bytes, tell where, lowest
 // bit first.

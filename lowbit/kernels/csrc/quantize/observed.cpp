@@ -1,111 +1,9 @@
 // What a quantizer of training does in one call: observe a range, choose a scale, round to integers.
-#include "quantize/bounds.h"
+#include "quantize/marks.h"
 #include "quantize/ranges.h"
 
 #include <atomic>
 #include <cmath>
-
-namespace lowbit {
-namespace {
-
-constexpr int32_t kMarks = 256;  // values of which hardly any is beyond the bound: a multiple of kLanes
-
-// At most kMarks values. Loops of one kind of output each, which compilers vectorize.
-template <bool kBound>
-LOWBIT_INLINE int32_t mark_some(const float* __restrict x, float* __restrict y, uint8_t* __restrict q,
-                                int8_t* __restrict clipped, float s, float lower, float upper, int32_t count,
-                                lowbit_grid grid) {
-    const float lowest = grid.lowest - 0.5f, highest = grid.highest + 0.5f;
-    float quotients[kMarks];
-    int32_t is_clipped = 0, nan_count = 0;
-    for (int32_t i = 0; i < count; ++i) {
-        const float v = (kBound ? clip_to_bound(x[i], lower, upper) : x[i]) / s;
-        quotients[i] = v;
-        is_clipped |= !(v >= lowest) | !(v <= highest);  // also NaN
-        if (kBound) is_clipped |= (x[i] < lower) | (x[i] > upper);
-    }
-    if (!is_clipped) {
-        for (int32_t i = 0; i < count; ++i) clipped[i] = 0;
-    } else {
-        const int32_t if_below = grid.is_signed ? -1 : 2;
-        for (int32_t i = 0; i < count; ++i) {
-            const float v = quotients[i];
-            int32_t mark = 0;
-            if (kBound) {
-                mark = x[i] < lower ? if_below : mark;
-                mark = x[i] > upper ? 1 : mark;
-            }
-            mark = v >= lowest ? mark : 2;
-            clipped[i] = int8_t(v <= highest ? mark : 2);
-            nan_count += v != v;
-        }
-    }
-    if (!q) {
-        for (int32_t i = 0; i < count; ++i) {
-            y[i] = round_half_even(clip(quotients[i], grid.lowest, grid.highest)) * s;
-        }
-        return nan_count;
-    }
-    for (int32_t i = 0; i < count; ++i) {
-        float v = quotients[i];
-        v = v > grid.lowest ? v : grid.lowest;  // NaN becomes `lowest` here and is set to 0 below
-        v = v < grid.highest ? v : grid.highest;
-        q[i] = uint8_t(nearest_integer(v));
-    }
-    for (int32_t i = 0; nan_count && i < count; ++i) {
-        if (quotients[i] != quotients[i]) q[i] = 0;
-    }
-    return nan_count;
-}
-
-template <bool kBound>
-LOWBIT_INLINE int32_t mark_as(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale, float upper,
-                              int32_t count, lowbit_grid grid) {
-    const float lower = lower_bound(upper, grid), s = kBound ? propagate_nan(upper, scale) : scale;
-    int32_t nan_count = 0;
-    for (int32_t first = 0; first < count; first += kMarks) {
-        const int32_t left = count - first, now = left < kMarks ? left : kMarks;
-        nan_count += mark_some<kBound>(x + first, y ? y + first : y, q ? q + first : q, clipped + first, s,
-                                       lower, upper, now, grid);
-    }
-    return nan_count;
-}
-
-LOWBIT_INLINE int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale,
-                           const float* bound, int32_t count, lowbit_grid grid) {
-    return bound ? mark_as<true>(x, y, q, clipped, scale, *bound, count, grid)
-                 : mark_as<false>(x, y, q, clipped, scale, 0.0f, count, grid);
-}
-
-// dx, which may be dy, and the sum of dbound, each if wanted.
-LOWBIT_INLINE void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum,
-                               int64_t count) {
-    PartialSums sums;
-    float terms[kMarks];
-    for (int64_t first = 0; first < count; first += kMarks) {
-        const int64_t left = count - first, now = left < kMarks ? left : kMarks;
-        const float* from = dy + first;
-        const int8_t* marks = clipped + first;
-        int8_t all = 0;
-        for (int64_t i = 0; i < now; ++i) all |= marks[i];
-        if (sum && all & 1) {  // 1 or -1: otherwise, all terms are 0
-            for (int64_t i = 0; i < now; ++i) {
-                const int32_t mark = marks[i];
-                const float below = mark == -1 ? -from[i] : 0.0f;
-                terms[i] = mark == 1 ? from[i] : below;
-            }
-            sums.add(terms, now);
-        }
-        if (!dx || (!all && dx == dy)) continue;
-        float* to = dx + first;
-        LOWBIT_INDEPENDENT_ITERATIONS
-        for (int64_t i = 0; i < now; ++i) to[i] = marks[i] == 0 ? from[i] : 0.0f;
-    }
-    if (sum) *sum = sums.total();
-}
-
-}  // namespace
-}  // namespace lowbit
 
 namespace {
 
@@ -140,27 +38,38 @@ float smaller_or_nan(float a, float b) { return a != a || b != b ? a + b : a < b
 
 }  // namespace
 
-int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_grid grid,
-                   const lowbit_moving_average* average, float* bound, float* scale) {
-    return lowbit::guarded([&] {
-        const lowbit_axes axes = {{1, 1, 1, count}, {0, 0, 0, 0}};
+namespace lowbit {
+
+void observe_range(float range, lowbit_observer& by) {
+    lowbit_moving_average& average = by.average;
+    if (by.alpha) {
+        by.bound = at_least_smallest(*by.alpha);
+        range = smaller_or_nan(range, by.bound);
+    }
+    if (std::isfinite(range)) {
+        *average.state = average.rate * *average.state + 1.0f;
+        *average.accum = average.rate * *average.accum + range;
+        *average.range = *average.accum / *average.state;
+        ++*average.entered;
+    } else {
+        ++*average.left_out;
+    }
+    const int32_t lowest = int32_t(by.grid.lowest), highest = int32_t(by.grid.highest);
+    *by.scale =
+        scale_of(*average.entered ? *average.range : range, by.grid.highest, largest_scale(lowest, highest));
+}
+
+}  // namespace lowbit
+
+int64_t lowbit_observe_and_mark(const float* x, float* y, void* q, int8_t* clipped, int64_t count,
+                                lowbit_observer* by, const float* largest, int64_t rows) {
+    return lowbit::guarded([&]() -> int64_t {
+        const lowbit_axes axes = {{1, 1, 1, largest ? rows : count}, {0, 0, 0, 0}};
         float range = 0;
-        lowbit_ranges(x, &range, &axes, alpha ? grid.is_signed : 1);
-        if (alpha) {
-            *bound = at_least_smallest(*alpha);
-            range = smaller_or_nan(range, *bound);
-        }
-        if (std::isfinite(range)) {
-            *average->state = average->rate * *average->state + 1.0f;
-            *average->accum = average->rate * *average->accum + range;
-            *average->range = *average->accum / *average->state;
-            ++*average->entered;
-        } else {
-            ++*average->left_out;
-        }
-        const int32_t lowest = int32_t(grid.lowest), highest = int32_t(grid.highest);
-        *scale = lowbit::scale_of(*average->entered ? *average->range : range, grid.highest,
-                                  lowbit::largest_scale(lowest, highest));
+        lowbit_ranges(largest ? largest : x, &range, &axes, by->alpha ? by->grid.is_signed : 1);
+        lowbit::observe_range(range, *by);
+        return lowbit_quantize_and_mark(x, y, q, clipped, by->scale, by->alpha ? &by->bound : nullptr, count,
+                                        by->grid);
     });
 }
 

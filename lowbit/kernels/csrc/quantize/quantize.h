@@ -11,6 +11,7 @@
 //   log_rounding.h     the same on log4 with one random number each, with AVX2
 //   rounding.h         rounding of one value; the random numbers of stochastic rounding
 //   hadamard.h         the Walsh-Hadamard transform
+//   marks.h            rounding that marks what was clipped, the gradients from marks, averages of ranges
 //   observed.cpp       what a quantizer of training does in one call: observe, choose a scale, round
 //   fake_quantize.cpp  quantized values in fp32, with the gradients of PACT, LSQ and block reconstruction
 // The slow references that tests compare with are in lowbit/numerics. Every loop is compiled for baseline,
@@ -90,18 +91,30 @@ struct lowbit_moving_average {
     int64_t *entered, *left_out;
 };
 
-// Enters the range of `count` values, clipped to `alpha` if given, into an average, unless it is not finite.
-// Writes `bound`, alpha as it is used, and the scale that the average gives, or, before any batch has
-// entered, that of this range. Without alpha, negative values count on unsigned grids, too.
-LOWBIT_PUBLIC int lowbit_observe(const float* x, int64_t count, const float* alpha, lowbit_grid grid,
-                                 const lowbit_moving_average* average, float* bound, float* scale);
+// A quantizer of training with one scale. `alpha`, if given, is PACT's parameter; `bound`, alpha as it is
+// used, and `scale` are written.
+struct lowbit_observer {
+    const float* alpha;
+    lowbit_grid grid;
+    lowbit_moving_average average;
+    float bound;
+    float* scale;
+};
 
-// As lowbit_quantize for one scale: values in `y`, or integers, a byte each, in `q`, where NaN becomes 0.
+// As lowbit_quantize for one scale: values in `y`, integers, a byte each, in `q`, where NaN becomes 0.
 // `clipped`, all that gradients need: 0 where dx = dy; where dx is 0, 1 for a value above the bound, -1 for
 // one below it if signed, and 2 for others, whose dy is lost. Returns how many values were NaN.
 LOWBIT_PUBLIC int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clipped,
                                                const float* scale, const float* bound, int64_t count,
                                                lowbit_grid grid);
+
+// Enters the range of x, clipped to alpha, into the average, unless it is not finite; then
+// lowbit_quantize_and_mark with the scale that the average gives, or, before any batch has entered, that of
+// this range. Without alpha, negative values count on unsigned grids, too. `largest`, if given, are `rows`
+// numbers that have the same range as x.
+LOWBIT_PUBLIC int64_t lowbit_observe_and_mark(const float* x, float* y, void* q, int8_t* clipped,
+                                              int64_t count, lowbit_observer* by, const float* largest,
+                                              int64_t rows);
 
 // The gradients of lowbit_quantize_grad from these marks, each if wanted; dx may be dy.
 LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
