@@ -96,7 +96,6 @@ class NormPass:
     """
 
     quantizer: MovingScale | None = None  # of the batch norm's result (QuantizedNormPass)
-    largest: Tensor | None = None  # max |y| of every channel of every image, written by forward
 
     def __init__(
         self,
@@ -139,7 +138,6 @@ class NormPass:
             statistics.running_variance.data_ptr(),
             bits=_address(self.bits),
             multiples=None if multiples is None else multiples.addresses,
-            largest=_address(self.largest),
             places=_address(self._places),
         )
         self.multiples = multiples if fits else None

@@ -25,6 +25,7 @@ class QuantizedNormPass(NormPass):
     def __init__(self, statistics: Statistics, activation: Activation, quantizer: MovingScale) -> None:
         super().__init__(statistics, activation)
         self.quantizer = quantizer
+        self.largest: Tensor | None = None  # max |y| of every channel of every image: forward writes it
         self._integers: Tensor | None = None  # for the slope of the activation
         self._marks: Tensor | None = None
         self._kept: tuple[CObserver, Tensor] | None = None  # the quantizer, and the memory of its scale
