@@ -1,8 +1,8 @@
 """Fused blocks: batch norm, residual sum and activation in one pass and one autograd node, by conversion.
 
-A quantized convolution before the batch norm is in the same node; in QAT also the quantizer of the batch
-norm's output. So is the first convolution of a network in fp32 that a max-pool follows: its output, the
-largest tensor of all, is computed again in the backward pass.
+A convolution in low precision before the batch norm is in the same node; in QAT where the batch norm's
+output is quantized, with that quantizer. So is the first convolution of a network in fp32 that a max-pool
+follows: its output, the largest tensor of all, is computed again in the backward pass.
 
 A block is converted only where its code is known: classes of `fused_block_registry`, layers next to each
 other in `nn.Sequential`, or layers that the user names. Parameters and sublayers stay where they are, so

@@ -141,7 +141,9 @@ def _as_one_node(
     if not (_is_plain_conv(conv) and isinstance(x, Tensor) and is_plain(x)):
         return None
     if type(conv) is QuantizedConv2D and conv.plan.is_straight_through:
-        y = None if pool is not None else _qat_node(conv, norm, x, activation, residual)
+        if pool is not None or residual is not None:
+            return None
+        y = _qat_node(conv, norm, x, activation)
         return None if y is None else (y, None)
     in_low_precision = type(conv) is QuantizedConv2D
     kind = activation_kind(activation)
@@ -188,32 +190,31 @@ def _qat_node(
     norm: nn.Layer,
     x: Tensor,
     activation: nn.Layer | Callable[[Tensor], Tensor] | None,
-    residual: Tensor | None,
 ) -> Tensor | None:
-    """The same of QAT, whose outputs may be quantized after the batch norm and after the activation."""
-    if not is_norm(norm) or "forward" in vars(norm) or not may_run_in_integers(conv, x):
-        return None
-    edge, moving = only_edge(norm), None
-    if edge is not None:
-        moving = edge.moving_scale()
-    if has_hooks(norm) and moving is None:
+    """The same of QAT, for a batch norm whose output is quantized; that of the activation may be, too.
+
+    Without a quantizer there is nothing to gain: the convolution's output would live longer in backward.
+    """
+    edge = only_edge(norm) if is_norm(norm) and "forward" not in vars(norm) else None
+    moving = None if edge is None else edge.moving_scale()
+    if moving is None or not may_run_in_integers(conv, x):
         return None
     has_edge = isinstance(activation, nn.Layer) and only_edge(activation) is not None
     kind = activation_kind(activation, may_have_edge=has_edge)
     geometry = None if kind is None else geometry_of(conv, x.shape)
     if geometry is None:
         return None
-    norm_of_batch = norm_pass(norm, geometry.output, residual, activation=kind, quantizer=moving)
+    norm_of_batch = norm_pass(norm, geometry.output, activation=kind, quantizer=moving)
     products = None if norm_of_batch is None else qat_products(conv, x, conv.weight)
     if products is None:
         return None
-    if kind is not Activation.NONE:  # else the next layer shares the quantizer, or reads a sum
-        norm_of_batch.largest = new_tensor(geometry.output[:2])
-    y = _node(x, conv.weight, norm, residual, products, norm_of_batch)
-    if norm_of_batch.largest is not None:
-        note_largest(y, norm_of_batch.largest, is_negative=kind is Activation.HARDSWISH)
-    elif edge is not None:
+    if kind is Activation.NONE:
+        y = _node(x, conv.weight, norm, None, products, norm_of_batch)
         note_on_grid(y, edge)
+        return y
+    norm_of_batch.largest = new_tensor(geometry.output[:2])
+    y = _node(x, conv.weight, norm, None, products, norm_of_batch)
+    note_largest(y, norm_of_batch.largest)
     return quantize_edge(activation, y) if has_edge else y
 
 

@@ -53,7 +53,8 @@ class MovingScale:
         scale = new_tensor([1] * len(shape))
         y = new_tensor(shape, "float32" if not integers else "int8" if grid.signed else "uint8")
         marks, at = new_tensor(shape, "int8"), y.data_ptr()
-        largest = _known_largest(x, may_be_negative=grid.signed or self.alpha is None)
+        # With PACT on an unsigned grid, negative values do not count.
+        largest = _known_largest(x) if grid.signed or self.alpha is None else None
         broken = quantize_kernels().observe_and_mark(
             *(x.data_ptr(), None if integers else at, at if integers else None, marks.data_ptr()),
             *(math.prod(shape), self.for_kernel(scale)),
@@ -69,20 +70,18 @@ class MovingScale:
         return observer(alpha, levels(self.grid), average, scale.data_ptr())
 
 
-_LARGEST = "_lowbit_largest"  # on a tensor: magnitudes, its version, whether none of its values is negative
+_LARGEST = "_lowbit_largest"  # on a tensor: magnitudes, and its version
 
 
-def note_largest(x: Tensor, largest: Tensor, *, is_negative: bool) -> None:
-    """Let a quantizer know max |x| of parts of `x`, all together; `is_negative`: whether a value may be."""
-    setattr(x, _LARGEST, (largest, x.inplace_version, is_negative))
+def note_largest(x: Tensor, largest: Tensor) -> None:
+    """Let a quantizer know max |x| of the parts that `x` is made of."""
+    setattr(x, _LARGEST, (largest, x.inplace_version))
 
 
-def _known_largest(x: Tensor, *, may_be_negative: bool) -> Tensor | None:
-    """What was noted, unless `x` was changed since then or has negative values that do not count."""
-    largest, version, is_negative = getattr(x, _LARGEST, (None, None, False))
-    if largest is None or version != x.inplace_version or (is_negative and not may_be_negative):
-        return None
-    return largest
+def _known_largest(x: Tensor) -> Tensor | None:
+    """What was noted, unless `x` was changed since then."""
+    largest, version = getattr(x, _LARGEST, (None, None))
+    return largest if largest is not None and version == x.inplace_version else None
 
 
 def fits(x: Tensor) -> bool:

@@ -19,7 +19,6 @@ from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.kernels import kernels, why_missing
 from lowbit.nn.convert import prepare, set_executor
-from lowbit.nn.fused_blocks import fuse
 from lowbit.nn.qt_autograd import seed_rounding
 from lowbit.recipe.load import make_recipe
 from tests.support.networks import CLASSES, NETWORKS, Network, conv
@@ -51,10 +50,6 @@ MODES = {
 }
 
 
-PACT = _recipe(8, gradients=False)
-PACT["rules"][0]["forward"]["input"] |= {"scaling": "moving_average", "clip": "pact"}
-
-
 class Way(NamedTuple):
     """Which fast paths are on."""
 
@@ -75,14 +70,11 @@ class Trained(NamedTuple):
     state: dict[str, np.ndarray]  # batch norms' statistics
 
 
-def _train(kind: type[Network], mode: str, way: Way, *, fused: bool = False) -> Trained:
+def _train(kind: type[Network], mode: str, way: Way) -> Trained:
     paddle.seed(0)
     model = kind()
-    if fused:
-        fuse(model)
-    recipe = PACT if mode == "PACT" else MODES[mode]
-    if recipe is not None:
-        prepare(model, make_recipe(recipe))
+    if MODES[mode] is not None:
+        prepare(model, make_recipe(MODES[mode]))
         seed_rounding(model, 0)
         set_executor(model, way.executor)
     optimizer = paddle.optimizer.SGD(0.05, parameters=model.parameters())
@@ -151,12 +143,6 @@ def test_every_way_trains_alike(kind, mode):
         if "G" in mode:
             fast = fast or found
             _assert_same_bits(found, fast if way.neighbours else slow)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in NETWORKS if kind.modes is None])
-def test_fused_blocks_of_qat_train_alike(kind):
-    """Convolutions and batch norms in one node, whose results tell the next quantizer their range."""
-    _assert_same_bits(_train(kind, "PACT", Way(), fused=True), _train(kind, "PACT", Way()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NETWORKS if kind.modes is None])
