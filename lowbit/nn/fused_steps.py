@@ -212,10 +212,12 @@ def _qat_node(
         y = _node(x, conv.weight, norm, None, products, norm_of_batch)
         note_on_grid(y, edge)
         return y
+    if not has_edge:
+        return _node(x, conv.weight, norm, None, products, norm_of_batch)
     norm_of_batch.largest = new_tensor(geometry.output[:2])
     y = _node(x, conv.weight, norm, None, products, norm_of_batch)
     note_largest(y, norm_of_batch.largest)
-    return quantize_edge(activation, y) if has_edge else y
+    return quantize_edge(activation, y)
 
 
 def _node(

@@ -74,7 +74,11 @@ _LARGEST = "_lowbit_largest"  # on a tensor: magnitudes, and its version
 
 
 def note_largest(x: Tensor, largest: Tensor) -> None:
-    """Let a quantizer know max |x| of the parts that `x` is made of."""
+    """Let a quantizer know max |x| of the parts that `x` is made of.
+
+    Only for a tensor that goes to the quantizer and to nobody else: `set_value` and views by DLPack change
+    values without raising the version.
+    """
     setattr(x, _LARGEST, (largest, x.inplace_version))
 
 
