@@ -23,7 +23,7 @@ from lowbit.nn.qtensor import with_axes_of
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import KnownScale, Quantizer
 from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
-from lowbit.numerics.fused import is_plain_memory
+from lowbit.numerics.observed import fits
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
@@ -76,7 +76,7 @@ class SharedQuantizer(Quantizer):
         return pact_fake_quantize(x, alpha.value.detach(), scale, self.grid()), scale
 
     def known_scale(self, x: Tensor) -> KnownScale | None:
-        if not self.training or not _is_on_grid_of(x, self.source) or not is_plain_memory(x):
+        if not self.training or not _is_on_grid_of(x, self.source) or not fits(x):
             return None
         scale = with_axes_of(x, self.source.scale().detach())
         return KnownScale(scale, self.grid(), clips=False)
@@ -276,6 +276,8 @@ def note_on_grid(y: Tensor, quantizer: Quantizer) -> None:
 def only_edge(layer: nn.Layer) -> Quantizer | None:
     """The quantizer of the layer's output, if that is all that a call does besides the layer's own code."""
     hooks, quantizer = layer._forward_post_hooks, layer._sub_layers.get("output_quantizer")
+    if "output_quantizer" in vars(layer):  # hidden by another one, which the hook calls
+        return None
     if len(hooks) != 1 or layer._forward_pre_hooks or type(quantizer) is not Quantizer:
         return None
     if _quantize_output not in hooks.values() or "forward" in vars(quantizer):

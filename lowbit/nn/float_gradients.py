@@ -31,16 +31,20 @@ def in_floats(linear_op: LinearOp, dy: Tensor) -> LinearOp:
         return ChannelsLast(in_floats(linear_op.inner, dy))
     if not isinstance(linear_op, Convolution) or not in_onednn(dy):
         return linear_op
-    return _fastest(linear_op.geometry, kernels() is not None)
+    own = kernels()
+    return _fastest(linear_op.geometry, None if own is None else own.variant)
 
 
 @lru_cache(maxsize=4096)
-def _fastest(geometry: Geometry, has_kernels: bool) -> Convolution:
-    if has_kernels and winograd(geometry) is not None:
+def _fastest(geometry: Geometry, variant: str | None) -> Convolution:
+    """`variant` is that of the kernels: which algorithm pays depends on the instructions."""
+    if variant is not None and winograd(geometry) is not None:
         return _ByWinograd(geometry)
     if pointwise.fits(geometry):
         return _Pointwise(geometry)
-    return _Depthwise(geometry) if has_kernels and fp32_depthwise.fits(geometry) else Convolution(geometry)
+    if variant is not None and fp32_depthwise.fits(geometry):
+        return _Depthwise(geometry)
+    return Convolution(geometry)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def conv_norm_act_ranges(
     would make the ranges wrong.
     """
     found = _as_one_node(conv, norm, x, activation, None, None, ranges, wants_ranges=True)
-    return (conv_norm_act(conv, norm, x, activation), None) if found is None else found
+    return (norm_act(norm, conv(x), activation), None) if found is None else found
 
 
 def _as_one_node(
@@ -179,7 +179,9 @@ def _as_one_node(
 
 def _is_plain_conv(conv: nn.Layer) -> bool:
     """Whether it is a convolution of training, as lowbit or Paddle wrote it, of which nothing is added."""
-    if type(conv) not in (QuantizedConv2D, nn.Conv2D) or has_hooks(conv) or "forward" in vars(conv):
+    if type(conv) not in (QuantizedConv2D, nn.Conv2D) or has_hooks(conv):
+        return False
+    if "forward" in vars(conv) or "effective_weight_and_bias" in vars(conv):
         return False
     layout = (conv._padding_mode, conv._data_format)
     return conv.bias is None and conv.training and layout == ("zeros", "NCHW")

@@ -158,11 +158,11 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
         return False
     if not (is_float32(x) and is_float32(layer.weight) and x.place.is_cpu_place()):
         return False
-    for quantizer in (layer.input_quantizer, layer.weight_quantizer):
-        # Who listens to a quantizer hears it only when it is called.
-        if quantizer._forward_pre_hooks or quantizer._forward_post_hooks:
-            return False
-    return forward_is_of_integers(layer)
+    if not forward_is_of_integers(layer):
+        return False
+    # Who listens to a quantizer hears it only when it is called.
+    quantizers = (layer.input_quantizer, layer.weight_quantizer)
+    return not any(each._forward_pre_hooks or each._forward_post_hooks for each in quantizers)
 
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:

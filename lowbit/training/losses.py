@@ -223,6 +223,11 @@ class Features:
     def _error(self, found: dict[str, paddle.Tensor], wanted: dict[str, paddle.Tensor]) -> paddle.Tensor:
         errors = []
         for name in self.names:
+            if name not in found or name not in wanted:
+                raise LowbitError(
+                    f"{name} did not run in this step, so that its output cannot be compared: leave out "
+                    "Distillation.feature_weight for a network that skips layers in training"
+                )
             y, target = found[name], wanted[name]
             if y.shape != target.shape:
                 raise LowbitError(

@@ -85,9 +85,9 @@ class TrainingStep:
             if taught is not None:
                 loss, parts = distilled(session.config.Distillation, loss, heads[0], taught)
             if error is not None:
-                wrong = error()
-                parts["features"] = float(wrong)
-                loss = loss + self._feature_weight() * wrong
+                feature_error = error()
+                parts["features"] = float(feature_error)
+                loss = loss + self._feature_weight() * feature_error
         # The weight is 1 unless ranks have unequal shares of a batch, or it is a piece of one; Paddle
         # averages over ranks.
         weighted = loss if batch.weight == 1 else loss * batch.weight
@@ -100,9 +100,9 @@ class TrainingStep:
         return min(session.progress.step / (session.config.Global.epochs * len(session.train_loader)), 1.0)
 
     def _feature_weight(self) -> float:
-        """What a quantized network cannot match it shall not try to in the end: only the answers count."""
-        slowed = (1 + math.cos(math.pi * self._share_done())) / 2
-        return self._session.config.Distillation.feature_weight * slowed
+        """Falls from `feature_weight` to 0 by a cosine."""
+        share = (1 + math.cos(math.pi * self._share_done())) / 2
+        return self._session.config.Distillation.feature_weight * share
 
     def _outputs(self, images: paddle.Tensor) -> list[paddle.Tensor]:
         """The network's logits, then those of auxiliary classifiers; an error in the words of the user."""

@@ -152,6 +152,62 @@ def test_which_convolutions_of_qat_are_in_the_node(monkeypatch: pytest.MonkeyPat
     assert len(nodes) == 8
 
 
+def _halved(layer: nn.Layer) -> None:
+    """Put a class of one's own in the place of an input's quantizer of training."""
+    own = type(layer.input_quantizer)
+
+    class Halved(own):
+        def operand(self, x, *rest):
+            return super().operand(x * 0.5, *rest)
+
+    object.__setattr__(layer.input_quantizer, "__class__", Halved)
+
+
+def _hidden_quantizer(layer: nn.Layer) -> None:
+    object.__setattr__(layer, "output_quantizer", lambda x: x)
+
+
+def _hidden_weight(layer: nn.Layer) -> None:
+    object.__setattr__(layer, "effective_weight_and_bias", lambda: (layer.weight * 0.5, None))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "place", "change"),
+    [
+        ("qt_w4a4g4_fast", "4.expand_conv.0", _halved),
+        ("qat_w8a8", "0.1", _hidden_quantizer),
+        ("qat_w8a8", "4.expand_conv.0", _hidden_weight),
+    ],
+)
+def test_what_a_user_puts_into_a_layer_counts(recipe: str, place: str, change: Callable) -> None:
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for is_fused, is_changed in ((False, False), (False, True), (True, True)):
+        paddle.seed(0)
+        net = _sequence()
+        if is_fused:
+            fuse(net)
+        _prepare(net, recipe, images)
+        if is_changed:
+            change(dict(net.named_sublayers())[place])
+        found.append(_step(net, images))
+    _assert_same(*found[1:])
+    assert not np.array_equal(found[0]["output"], found[1]["output"])
+
+
+def test_gradients_of_qat_follow_the_instructions() -> None:
+    """Which algorithm pays is chosen again when the kernels use other instructions."""
+    kinds = [kind for kind in ("avx2", "baseline") if kind in kernels().variants]
+    images, found = paddle.randn([2, 16, 16, 16]), []
+    for kind in (*kinds, *kinds):
+        paddle.seed(0)
+        net = nn.Sequential(*[nn.Conv2D(16, 16, 3, padding=1, bias_attr=False) for _ in range(3)])
+        _prepare(net, "qat_w8a8", images)
+        with using(kind):
+            found.append(_step(net, images))
+    for first, again in zip(found, found[len(kinds) :], strict=False):
+        _assert_same(first, again)
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_qat_of_values_that_are_not_finite_is_as_unfused(value: str) -> None:
     found, images = [], paddle.randn([2, 3, 32, 32])

@@ -247,6 +247,15 @@ def test_features_need_the_same_network(fp32, tmp_path):
         error()
 
 
+def test_features_of_a_layer_that_is_skipped(fp32, tmp_path):
+    session = loop.open_session(config(tmp_path, fp32, distillation={"feature_weight": 1.0}))
+    with (
+        pytest.raises(LowbitError, match="norm did not run in this step"),
+        session.features.compared() as error,
+    ):
+        error()
+
+
 def test_two_processes(fp32, tmp_path):
     """Each asks its own copy of the teacher; the metrics are those of both."""
     given = values(tmp_path / "run", fp32, distillation={"weight": 0.9, "temperature": 2.0})

@@ -27,6 +27,7 @@
 //   epilogue.cpp         int32 sums to scaled fp32 in NCHW
 // grad_weight reduces over pixels instead of channels, so it packs differently and has its own kernels:
 //   grad_weight.h, .cpp  layouts, choices and loops;  grad_weight_packing.cpp;  grad_weight_kernel.cpp
+// unrounded.h, .cpp      the same products of fp32 tensors, which are quantized on the way
 //
 // How a variant is chosen: by the instruction set, and by the bounds `lowest` and `highest` of the operands,
 // which tell how many products fit into an int16 or int32 accumulator (choose_microkernel, wgrad::Plan). With
