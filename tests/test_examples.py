@@ -28,6 +28,7 @@ NAMES = {
 # Their examples show calls with objects of a run or of the machine, or take long.
 ILLUSTRATIONS = {
     *("accel/amp_autocast.py", "kernels/build.py", "kernels/gemm.py", "kernels/library.py"),
+    "kernels/unrounded.py",
     *("models/build.py", "models/vision.py", "models/weights.py", "training/mixed_precision.py"),
 }
 
