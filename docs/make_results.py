@@ -126,8 +126,9 @@ def _schedule(row: dict[str, Any]) -> str:
     if "bits" in row:
         recipe += f" in {row['bits']} bits"
     if "epochs" in row:
-        options = ", ".join(f"`{option.removeprefix('Optimizer.')}`" for option in row["options"])
-        parts = [recipe, f"{row['epochs']} epochs", options]
+        options = [f"`{option.removeprefix('Optimizer.')}`" for option in row["options"]]
+        options += [f"`{key}: {value}`" for key, value in row.get("distillation", {}).items()]
+        parts = [recipe, f"{row['epochs']} epochs", *options]
     else:
         changed = ", ".join(f"`{key}: {value}`" for key, value in row.get("settings", {}).items())
         parts = [recipe, f"{row['images']} images", changed]
