@@ -166,7 +166,8 @@ _SIGNATURES: Signatures = {
     "lowbit_to_dynamic_integers": (
         _INT64,
         [ADDRESS] * 3
-        + [_AXES, ctypes.POINTER(CLevels), ADDRESS, _INT32, ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
+        + [_AXES, ctypes.POINTER(CLevels), ADDRESS, _INT32, ctypes.c_float]
+        + [ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_pack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64]),
     "lowbit_unpack_nibbles": (_STATUS, [ADDRESS] * 2 + [_INT64, _INT32]),
@@ -336,13 +337,14 @@ class QuantizeKernels:
         first: int = 0,
         largest: int | None = None,
         turns: int = 0,
+        ratio: float = 1.0,
     ) -> int:
-        """`ranges`, or with `turns` `mse_ranges`, `scales` and `to_integers` in one call.
+        """`ranges` times `ratio`, or with `turns` `mse_ranges`, `scales` and `to_integers` in one call.
 
         `largest` are the magnitudes of every [n, c], where these are known. Returns how many values were NaN.
         """
         return self._library.lowbit_to_dynamic_integers(
-            *(x, q, scales, _c_axes(axes), _levels(grid), largest, turns),
+            *(x, q, scales, _c_axes(axes), _levels(grid), largest, turns, ratio),
             *(_drawn(grid, draws), len(draws), first),
         )
 

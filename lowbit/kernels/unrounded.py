@@ -19,6 +19,7 @@ class _Quantization(ctypes.Structure):
         ("levels", CLevels),
         ("iterations", ctypes.c_int32),
         ("count_draws", ctypes.c_int32),
+        ("ratio", ctypes.c_float),
         ("draws", CDraw * _MOST_DRAWS),
         ("first", ctypes.c_uint64),
     ]
@@ -40,12 +41,15 @@ class Unrounded(ctypes.Structure):
     ]
 
     @classmethod
-    def quantized(cls, operand: Operand, axes: Axes, grid: Integers, *, turns: int, draws: int) -> Unrounded:
+    def quantized(
+        cls, operand: Operand, axes: Axes, grid: Integers, *, turns: int, ratio: float, draws: int
+    ) -> Unrounded:
         """What depends on shapes only, for `of_values`: bounds, strides, axes, grid."""
         made = cls(operand=operand)
         made.quantization.axes = CAxes(axes.sizes, axes.owns)
         made.quantization.levels = CLevels(*grid)
-        made.quantization.iterations, made.quantization.count_draws = turns, draws
+        made.quantization.iterations, made.quantization.ratio = turns, ratio
+        made.quantization.count_draws = draws
         check_draws(grid, draws)
         return made
 

@@ -290,7 +290,9 @@ def _of_values(settings: Unrounded, of: DynamicBytes) -> Unrounded:
 
 
 def _settings_of(product: str, place: int, of: DynamicBytes) -> Unrounded | None:
-    return _settings(product, place, tuple(of.x.shape), of.axes, of.grid, of.turns, len(of.draws))
+    return _settings(
+        product, place, tuple(of.x.shape), of.axes, of.grid, of.turns, of.ratio, len(of.draws)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -301,6 +303,7 @@ def _settings(
     axes: tuple[int, ...],
     grid: Grid,
     turns: int,
+    ratio: float,
     draws: int,
 ) -> Unrounded | None:
     """All but the values; None where their scales do not come out of the sums."""
@@ -313,7 +316,7 @@ def _settings(
     count = max(1, draws)
     bounds = {"lowest": grid.lowest * count, "highest": grid.highest * count}
     operand = cpp.Operand(integers=None, **bounds, **scales.steps)
-    return Unrounded.quantized(operand, seen, integers_of(grid), turns=turns, draws=draws)
+    return Unrounded.quantized(operand, seen, integers_of(grid), turns=turns, ratio=ratio, draws=draws)
 
 
 def _of_saved(product: str, of: SavedQTensor) -> Unrounded | None:

@@ -316,9 +316,11 @@ class Quantizer(nn.Layer):
 
     def dynamic_operand(self, x: Tensor) -> tuple[Tensor, Tensor, int] | None:
         """The integers of `x`, their scales, the number of NaNs; None where the scale is kept or learned."""
-        if not self._is_dynamic or self.spec.observer.name != "minmax":
+        observer = self.spec.observer
+        if not self._is_dynamic or observer.turns != 0:
             return None
-        return to_dynamic_bytes(x, self.grid(), self._axes(x, self.spec.granularity))
+        axes = self._axes(x, self.spec.granularity)
+        return to_dynamic_bytes(x, self.grid(), axes, ratio=observer.ratio)
 
     @property
     def _is_dynamic(self) -> bool:

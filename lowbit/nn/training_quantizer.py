@@ -72,12 +72,12 @@ class TrainingQuantizer(Quantizer):
     ) -> DynamicBytes | None:
         """`x` as kernels make `operand` of it, in one call; None where they do not."""
         spec = self.spec
-        turns = spec.observer.turns
+        turns, ratio = spec.observer.turns, spec.observer.ratio
         if turns is None or not self._is_dynamic or not spec.grid.is_integer or spec.rotation:
             return None
         x = as_float32(x.detach())
         axes = self._axes(x, spec.granularity)
-        return dynamic_bytes(x, self._grid_of(x), axes, roundings, turns=turns, known=known)
+        return dynamic_bytes(x, self._grid_of(x), axes, roundings, turns=turns, ratio=ratio, known=known)
 
     def _grid_of(self, x: Tensor) -> Grid:
         """The grid for `x`; a sign that is not known yet is that of the first batch."""

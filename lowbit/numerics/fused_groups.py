@@ -130,7 +130,8 @@ class DynamicBytes(NamedTuple):
     axes: tuple[int, ...]
     draws: list[Draw]
     first: int  # the number of the first element, for the draws
-    turns: int  # those of `mse_ranges`; 0: the largest magnitudes are the ranges
+    turns: int  # those of `mse_ranges`; 0: the ranges are the largest magnitudes
+    ratio: float  # times this, without turns
     largest: Tensor | None  # of every channel of every image, where they are known
 
     def compute(self) -> tuple[Tensor, Tensor, int]:
@@ -143,6 +144,7 @@ class DynamicBytes(NamedTuple):
             first=self.first,
             largest=None if self.largest is None else self.largest.data_ptr(),
             turns=self.turns,
+            ratio=self.ratio,
         )
         return q, scale, broken
 
@@ -154,13 +156,15 @@ def dynamic_bytes(
     roundings: Sequence[Rounding | None] = (None,),
     *,
     turns: int = 0,
+    ratio: float = 1.0,
     known: ChannelRanges | None = None,
 ) -> DynamicBytes | None:
     """`x` as kernels quantize it in one call; `known` are the ranges of this same `x`."""
     drawn = _draws(grid, roundings)
     if drawn is None or _kernels(x) is None:
         return None
-    return DynamicBytes(x, grid, axes, *drawn, turns, None if known is None else known.largest(axes))
+    largest = None if known is None else known.largest(axes)
+    return DynamicBytes(x, grid, axes, *drawn, turns, ratio, largest)
 
 
 def to_dynamic_bytes(
@@ -170,10 +174,11 @@ def to_dynamic_bytes(
     roundings: Sequence[Rounding | None] = (None,),
     *,
     turns: int = 0,
+    ratio: float = 1.0,
     known: ChannelRanges | None = None,
 ) -> tuple[Tensor, Tensor, int] | None:
     """The integers of `dynamic_bytes`, their scales, and how many values were NaN."""
-    found = dynamic_bytes(x, grid, tuple(axes), roundings, turns=turns, known=known)
+    found = dynamic_bytes(x, grid, tuple(axes), roundings, turns=turns, ratio=ratio, known=known)
     return None if found is None else found.compute()
 
 

@@ -87,8 +87,22 @@ def _minmax_range(x: Tensor, grid: Grid, axes: Sequence[int], parameter: float |
     return largest_magnitude(x, axes) if largest is None else largest
 
 
+def _clip_ratio_range(x: Tensor, grid: Grid, axes: Sequence[int], ratio: float | None) -> Tensor:
+    return multiply(_minmax_range(x, grid, axes, None), _number(_ratio(ratio)))
+
+
+def _ratio(parameter: float | None) -> float:
+    return OBSERVERS["clip_ratio"].default if parameter is None else parameter
+
+
 OBSERVERS: dict[str, Kind] = {
     "minmax": Kind(_minmax_range),
+    "clip_ratio": Kind(
+        _clip_ratio_range,
+        0.5,
+        "a share of the largest magnitude, above 0 and up to 1",
+        lambda ratio: 0 < ratio <= 1,
+    ),
     "mse": Kind(mse_range, None, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
     "percentile": Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),
     "kl": Kind(kl_range),
@@ -127,7 +141,7 @@ class Observer:
 
         0 where every value of a group is 0 or there is none, not finite where a value is not. With `bound`
         those of the values that PACT clips at it: a bound is one number, or one per group or several groups.
-        `known` are the ranges of this same `x`, from which minmax and mse start.
+        `known` are the ranges of this same `x`, from which minmax, clip_ratio and mse start.
         """
         x = as_float32(x.detach())
         axes = tuple(axes)
@@ -140,20 +154,27 @@ class Observer:
             if largest is not None:  # the bound is the same for a whole group
                 return paddle.minimum(largest, usable_bound(bound.detach()))
             x = clip_to_bound(x, bound.detach(), signed=grid.signed)
-        elif known is not None and self.name in ("minmax", "mse"):
+        elif known is not None and self.turns is not None:
             start = known.of(axes)
             if start is not None:
-                return start if self.name == "minmax" else mse_range(x, grid, axes, self.parameter, start)
+                if self.turns:
+                    return mse_range(x, grid, axes, self.parameter, start)
+                return start if self.ratio == 1 else multiply(start, _number(self.ratio))
         observe = OBSERVERS[self.name].function
         assert observe is not None, self.name
         return observe(x, grid, axes, self.parameter)
 
     @property
     def turns(self) -> int | None:
-        """The iterations of mse, 0 for minmax; None for what `fused_groups.to_dynamic_bytes` lacks."""
-        if self.name == "minmax":
+        """The iterations of mse, 0 for minmax and clip_ratio; None for what `to_dynamic_bytes` lacks."""
+        if self.name in ("minmax", "clip_ratio"):
             return 0
         return _turns(self.parameter) if self.name == "mse" else None
+
+    @property
+    def ratio(self) -> float:
+        """What the largest magnitude is multiplied by, where `turns` is 0."""
+        return _ratio(self.parameter) if self.name == "clip_ratio" else 1.0
 
     def __str__(self) -> str:
         return join_word(self.name, self.parameter, OBSERVERS[self.name].default)
@@ -165,8 +186,8 @@ def observer_names() -> list[str]:
 
 
 def parse_observer(word: str) -> Observer:
-    """Parse an observer: minmax, mse, mse(50), percentile, percentile(99.9), kl, hist,
-    sensitivity.
+    """Parse an observer: minmax, clip_ratio(0.5), mse, mse(50), percentile, percentile(99.9), kl,
+    hist, sensitivity.
 
     >>> str(parse_observer("percentile(99.9)"))
     'percentile(99.9)'

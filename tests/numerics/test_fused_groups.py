@@ -51,7 +51,7 @@ def test_other_tensors_have_none(shape):
 
 @pytest.mark.parametrize("grid", ["int4", "int8-narrow", "uint8", "log4"])
 @pytest.mark.parametrize("rounding", [None, Stochastic(seed=1, step=2, layer=3, first=4)])
-@pytest.mark.parametrize("observer", ["minmax", "mse", "mse(3)"])
+@pytest.mark.parametrize("observer", ["minmax", "clip_ratio(0.3)", "mse", "mse(3)"])
 @pytest.mark.parametrize("axes", [(1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (2, 3), (1,)])
 @pytest.mark.parametrize("has_known", [False, True])
 def test_one_call_gives_the_bits_of_three(grid, rounding, observer, axes, has_known):
@@ -60,9 +60,14 @@ def test_one_call_gives_the_bits_of_three(grid, rounding, observer, axes, has_kn
     x, grid, observer = paddle.to_tensor(values), parse_grid(grid), parse_observer(observer)
     scale = scale_from_range(observer.range(x, grid, axes), grid)
     q, broken = to_bytes(x, scale, grid, [rounding])
-    turns = 0 if observer.name == "minmax" else int(observer.parameter or 1)
     known = ChannelRanges(x) if has_known else None
-    found = to_dynamic_bytes(x, grid, axes, [rounding], turns=turns, known=known)
+    if has_known:
+        np.testing.assert_array_equal(
+            observer.range(x, grid, axes, known=known).numpy(), observer.range(x, grid, axes).numpy()
+        )
+    found = to_dynamic_bytes(
+        x, grid, axes, [rounding], turns=observer.turns, ratio=observer.ratio, known=known
+    )
     np.testing.assert_array_equal(found[0].numpy(), q.numpy())
     np.testing.assert_array_equal(found[1].numpy(), scale.numpy())
     assert found[2] == broken

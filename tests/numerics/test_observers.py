@@ -33,8 +33,23 @@ def test_minmax_equals_the_twin(x, grid):
     assert_same_bits(found, twin.scale_from_range(twin.minmax_range(x, (0,)), grid))
 
 
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 1.0])
+def test_clip_ratio_is_a_share_of_minmax(ratio):
+    x = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
+    grid, t = parse_grid("int4"), paddle.to_tensor(x)
+    found = parse_observer(f"clip_ratio({ratio})").range(t, grid, (1,)).numpy()
+    assert_same_bits(found, twin.minmax_range(x, (1,)) * np.float32(ratio))
+    bound = paddle.to_tensor([0.25])  # of PACT: values are clipped first
+    found = parse_observer(f"clip_ratio({ratio})").range(t, grid, (1,), bound=bound).numpy()
+    assert_same_bits(found, np.full((3, 1), np.float32(0.25) * np.float32(ratio)))
+
+
 @pytest.mark.parametrize(
-    "word", ["minmax", "mse", "mse(50)", "percentile", "percentile(99.9)", "kl", "hist", "sensitivity"]
+    "word",
+    [
+        *("minmax", "clip_ratio", "clip_ratio(0.75)", "mse", "mse(50)", "percentile", "percentile(99.9)"),
+        *("kl", "hist", "sensitivity"),
+    ],
 )
 def test_words_and_back(word):
     observer = parse_observer(word)
@@ -45,7 +60,7 @@ def test_words_and_back(word):
 def test_defaults():
     assert parse_observer("mse(1)") == Observer("mse", 1) and parse_observer("mse") == Observer("mse")
     assert str(parse_observer("percentile(99.99)")) == "percentile"
-    assert observer_names() == ["hist", "kl", "minmax", "mse", "percentile", "sensitivity"]
+    assert observer_names() == ["clip_ratio", "hist", "kl", "minmax", "mse", "percentile", "sensitivity"]
 
 
 @pytest.mark.parametrize(
@@ -54,10 +69,12 @@ def test_defaults():
         ("min_max", 'unknown observer "min_max": did you mean "minmax"'),
         ("abs_max", 'unknown observer "abs_max"'),
         ("minmax(3)", r'observer "minmax\(3\)": minmax takes no number'),
+        ("clip_ratio(0)", "the number in brackets is a share of the largest magnitude, above 0 and up to 1"),
+        ("clip_ratio(1.5)", "the number in brackets is a share of the largest magnitude, above 0 and up to 1"),
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),
         ("percentile(101)", "a percentage, from 50 to 100"),
-        (99.9, r"observer must be a word \(hist, kl, minmax, mse, percentile, sensitivity\), not 99.9"),
+        (99.9, r"observer must be a word \(clip_ratio, hist, kl, minmax, mse, percentile, sensitivity\), not 99.9"),
     ],
 )
 def test_mistakes(word, message):
@@ -65,7 +82,7 @@ def test_mistakes(word, message):
         parse_observer(word)
 
 
-@pytest.mark.parametrize("word", ["minmax", "mse", "mse(50)", "percentile", "kl", "hist"])
+@pytest.mark.parametrize("word", ["minmax", "clip_ratio", "mse", "mse(50)", "percentile", "kl", "hist"])
 def test_what_all_observers_have_in_common(word):
     observer = parse_observer(word)
     x = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 5), dtype=F32))
@@ -87,7 +104,7 @@ def test_what_all_observers_have_in_common(word):
         assert observer(x.cast(dtype), INT4, (1,)).dtype == paddle.float32
 
 
-@pytest.mark.parametrize("observer", ["minmax", "mse", "percentile", "kl", "hist"])
+@pytest.mark.parametrize("observer", ["minmax", "clip_ratio", "mse", "percentile", "kl", "hist"])
 @pytest.mark.parametrize("word", ["int4", "uint4"])
 @pytest.mark.parametrize("bound", [[0.9], [[0.4], [2.0]]])
 def test_a_bound_clips_before_the_observer_looks(observer, word, bound):

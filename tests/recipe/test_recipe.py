@@ -200,7 +200,7 @@ def test_a_fixed_weight_needs_no_batches():
 KEYS = {
     "grid": st.sampled_from(["int2", "int8", "int4-narrow", "uint3"]),
     "granularity": st.sampled_from(["per-tensor", "N", "NC"]),
-    "observer": st.sampled_from(["minmax", "mse", "percentile(99)"]),
+    "observer": st.sampled_from(["minmax", "clip_ratio(0.75)", "mse", "percentile(99)"]),
 }
 SETTINGS = st.fixed_dictionaries({}, optional=KEYS).filter(bool)
 RULES = st.lists(st.tuples(st.sets(st.integers(0, 3), min_size=1), SETTINGS), max_size=6)

@@ -31,7 +31,7 @@ lowbit_operand made(const lowbit_unrounded& of, Scratch& integers_scratch, Scrat
         if (!scales) scales = scales_scratch.get<float>(groups);
         const int64_t nan_count =
             checked(lowbit_to_dynamic_integers(of.values, integers, scales, &by.axes, &by.levels, of.largest,
-                                               by.iterations, by.draws, by.count_draws, by.first));
+                                               by.iterations, by.ratio, by.draws, by.count_draws, by.first));
         // Two draws are added up, so that the scale is half of it.
         for (int64_t i = 0; by.count_draws == 2 && i < groups; ++i) scales[i] *= 0.5f;
         if (nan_count) std::fill(scales, scales + groups, std::numeric_limits<float>::quiet_NaN());

@@ -13,6 +13,7 @@ struct lowbit_quantization {
     lowbit_axes axes;
     lowbit_levels levels;
     int32_t iterations, count_draws;
+    float ratio;
     lowbit_draw draws[2];
     uint64_t first;
 };

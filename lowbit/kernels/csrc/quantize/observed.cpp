@@ -106,7 +106,8 @@ int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float*
 
 int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales, const lowbit_axes* axes,
                                    const lowbit_levels* levels, const float* largest, int32_t iterations,
-                                   const lowbit_draw* draws, int32_t count_draws, uint64_t first) {
+                                   float ratio, const lowbit_draw* draws, int32_t count_draws,
+                                   uint64_t first) {
     int64_t groups = 1;
     for (int axis = 0; axis < 4; ++axis) groups *= axes->owns[axis] ? axes->sizes[axis] : 1;
     lowbit_axes rows = *axes;
@@ -118,6 +119,7 @@ int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales, const
         status = lowbit_mse_ranges(x, scales, axes, levels->lowest, levels->highest, iterations,
                                    largest != nullptr);
     }
+    for (int64_t i = 0; status >= 0 && !iterations && i < groups; ++i) scales[i] *= ratio;
     if (status >= 0) status = lowbit_scales(scales, scales, groups, levels->lowest, levels->highest);
     return status < 0 ? status : lowbit_to_integers(x, q, scales, axes, levels, draws, count_draws, first);
 }
