@@ -29,6 +29,7 @@ import yaml
 import lowbit
 from lowbit.config import load_config, validate
 from lowbit.data.decode import read_image
+from lowbit.kernels import why_missing
 from lowbit.models import assign_weights, build_model, read_weights
 from lowbit.recipe.load import recipe_file_values
 from lowbit.training.loop import train
@@ -201,6 +202,8 @@ def main() -> None:
         parser.error(
             "give the folder of weights and images: LOWBIT_DATA=FOLDER python benchmarks/accuracy.py …"
         )
+    if why := why_missing():
+        parser.error(f"rows are measured with lowbit's kernels, which are missing: {why}")
     row = rows[chosen.name]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROWS.parent, check=False

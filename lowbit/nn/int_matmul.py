@@ -290,9 +290,7 @@ def _of_values(settings: Unrounded, of: DynamicBytes) -> Unrounded:
 
 
 def _settings_of(product: str, place: int, of: DynamicBytes) -> Unrounded | None:
-    return _settings(
-        product, place, tuple(of.x.shape), of.axes, of.grid, of.turns, of.ratio, len(of.draws)
-    )
+    return _settings(product, place, tuple(of.x.shape), of.axes, of.grid, of.turns, of.ratio, len(of.draws))
 
 
 @lru_cache(maxsize=4096)

@@ -70,11 +70,17 @@ def test_defaults():
         ("abs_max", 'unknown observer "abs_max"'),
         ("minmax(3)", r'observer "minmax\(3\)": minmax takes no number'),
         ("clip_ratio(0)", "the number in brackets is a share of the largest magnitude, above 0 and up to 1"),
-        ("clip_ratio(1.5)", "the number in brackets is a share of the largest magnitude, above 0 and up to 1"),
+        (
+            "clip_ratio(1.5)",
+            "the number in brackets is a share of the largest magnitude, above 0 and up to 1",
+        ),
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),
         ("percentile(101)", "a percentage, from 50 to 100"),
-        (99.9, r"observer must be a word \(clip_ratio, hist, kl, minmax, mse, percentile, sensitivity\), not 99.9"),
+        (
+            99.9,
+            r"observer must be a word \(clip_ratio, hist, kl, minmax, mse, percentile, sensitivity\), not 99.9",
+        ),
     ],
 )
 def test_mistakes(word, message):
