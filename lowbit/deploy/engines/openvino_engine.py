@@ -36,6 +36,9 @@ _PROGRAMS = 4  # compiled for a batch size of their own
 # Compiling a quantized file for a fixed size, OpenVINO 2026.4 moves quantization before concatenations
 # (MoveFakeQuantize), which ends the process with a segmentation fault for DenseNet121 and DPN68.
 _NOT_FOR_A_FIXED_SIZE = "Concat"
+# With one thread and a fixed size, OpenVINO 2026.4 computes nonsense for a quantized Linear layer behind
+# another one, which it compiles together (as snippets).
+_NOT_FOR_SNIPPETS = "MatMul"
 
 
 class OpenVinoEngine:
@@ -139,7 +142,11 @@ class OpenVinoEngine:
             "INFERENCE_PRECISION_HINT": "f32",
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # engines that run side by side would share a core
+            # Else inputs of Linear layers with uint8 weights are rounded once more, by ranges of their own.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
+        if sum(op.get_type_name() == _NOT_FOR_SNIPPETS for op in model.get_ops()) > 1:
+            settings["SNIPPETS_MODE"] = "DISABLE"
         try:
             with _amx_left_out():
                 return self._core.compile_model(model, "CPU", settings).create_infer_request()
