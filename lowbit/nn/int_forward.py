@@ -26,6 +26,8 @@ from lowbit.numerics.fake_quant import on_grid, straight_through, usable_bound
 from lowbit.numerics.fused import Clipped, on_grid_marked
 from lowbit.numerics.observed import fits
 
+_OURS = f"{__name__.partition('.')[0]}."
+_METHODS = {"forward", "values_and_scale", "integers"}
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
 # Here the scales are one factor of the whole output, so that those of a convolution hold for all layers:
@@ -71,11 +73,20 @@ def runs_in_integers(layer: nn.Layer) -> bool:
 def forward_is_of_integers(layer: nn.Layer) -> bool:
     """Whether both operands of forward are integers, with scales that come out of its sum."""
     return all(
-        isinstance(quantizer, Quantizer)  # not a class of the user's own
+        _is_lowbits_own(quantizer)
         and quantizer.gives_integers
         and _SCALES[operand].issuperset(quantizer.spec.granularity.letters)
         for operand, quantizer in (("input", layer.input_quantizer), ("weight", layer.weight_quantizer))
     )
+
+
+def _is_lowbits_own(quantizer: nn.Layer) -> bool:
+    """Whether calling the quantizer does nothing but what its settings say.
+
+    A class of the user's own, or a method that was replaced, is heard only if it is called.
+    """
+    ours = isinstance(quantizer, Quantizer) and type(quantizer).__module__.startswith(_OURS)
+    return ours and not _METHODS.intersection(vars(quantizer))
 
 
 @paddle.jit.not_to_static
@@ -253,8 +264,9 @@ def _weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, Know
     if broken:
         return QTensor(data=on_grid(weight.detach(), scale, grid)), KnownScale(scale, grid)
     operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
-    # The largest magnitude is the highest integer of a symmetric grid.
-    return operand, None if grid.lowest == -grid.highest else KnownScale(scale, grid)
+    # Without a ratio, the largest magnitude is the highest integer of a symmetric grid: nothing is clipped.
+    whole = grid.lowest == -grid.highest and quantizer.spec.observer.ratio == 1
+    return operand, None if whole else KnownScale(scale, grid)
 
 
 class QATProducts:

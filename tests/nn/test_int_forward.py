@@ -15,6 +15,7 @@ from lowbit.nn import int_forward as module
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.nn.int_forward import FROZEN
 from lowbit.nn.int_matmul import in_integers
+from lowbit.nn.quantizer import Quantizer
 from lowbit.recipe import Forward, Plan, TensorSpec, make_recipe
 from tests.support.quant_layers import CONVS, LAYERS, PLAN, TRANSPOSED, inputs, seen
 from tests.support.tiny_net import TinyNet
@@ -149,6 +150,29 @@ def test_scales_that_stay_in_the_sum_and_quantizers_of_ones_own_are_for_floats(m
     assert calls == []
 
 
+@pytest.mark.parametrize("operand", ["input", "weight"])
+@pytest.mark.parametrize("replaced", ["class", "method"])
+def test_classes_and_methods_of_ones_own_are_called(operand, replaced, monkeypatch):
+    class Halved(Quantizer):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+    layer, x = quantize_layer(nn.Linear(4, 3, bias_attr=False), _plan("W8A8")), _input([2, 4], "W8A8")
+    layer(x)
+    layer.input_quantizer.eval()  # keeps the range that it has
+    expected, quantizer = layer(x), getattr(layer, f"{operand}_quantizer")
+    if replaced == "class":
+        monkeypatch.setattr(quantizer, "__class__", Halved)
+    else:
+        plain = quantizer.forward
+        monkeypatch.setattr(quantizer, "forward", lambda x: plain(x) / 2)
+    for training in (True, False):
+        layer.train() if training else layer.eval()
+        layer.input_quantizer.eval()
+        with paddle.no_grad():
+            np.testing.assert_allclose(layer(x).numpy(), expected.numpy() / 2, rtol=1e-5)
+
+
 def test_what_is_kept_for_backward_is_small():
     layer = quantize_layer(nn.Conv2D(4, 8, 3), _plan("W4A4 LSQ"))
     kept = []
@@ -257,7 +281,9 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
 
 @pytest.mark.parametrize("kind", ["conv", "depthwise", "linear"])
 @pytest.mark.parametrize("bad", [None, "input", "weight"])
-@pytest.mark.parametrize("weight_grid", ["int8-narrow", "int8"])
+@pytest.mark.parametrize(
+    "weight", [{"grid": "int8-narrow"}, {"grid": "int8"}, {"grid": "int4-narrow", "observer": "clip_ratio(0.5)"}]
+)
 @pytest.mark.parametrize(
     "words",
     [
@@ -267,9 +293,8 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
         {"grid": "int8", "scaling": "fixed"},
     ],
 )
-def test_one_node_gives_the_bits_of_three(kind, weight_grid, bad, words, monkeypatch):
-    weight = TensorSpec(grid=weight_grid, granularity="N")
-    plan = Plan(forward=Forward(input=TensorSpec(**words), weight=weight))
+def test_one_node_gives_the_bits_of_three(kind, weight, bad, words, monkeypatch):
+    plan = Plan(forward=Forward(input=TensorSpec(**words), weight=TensorSpec(**weight, granularity="N")))
     layer, shape = {
         "conv": (lambda: nn.Conv2D(6, 4, 3, padding=1), [2, 6, 5, 7]),
         "depthwise": (lambda: nn.Conv2D(6, 6, 3, groups=6, stride=2), [2, 6, 9, 7]),
