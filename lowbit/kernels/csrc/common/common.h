@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include <new>
+#include <stdexcept>
 #include <type_traits>
 
 #if defined(__GNUC__)
@@ -72,6 +73,13 @@ auto guarded(const Function& function) noexcept {
     } catch (...) {
         return Result{LOWBIT_INTERNAL_ERROR};
     }
+}
+
+// The status of a function of the interface that is called inside of `guarded`, unless it says failure.
+inline int64_t checked(int64_t status) {
+    if (status == LOWBIT_OUT_OF_MEMORY) throw std::bad_alloc();
+    if (status < 0) throw std::runtime_error("a kernel failed");
+    return status;
 }
 
 }  // namespace lowbit

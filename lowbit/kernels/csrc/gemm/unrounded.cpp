@@ -5,16 +5,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
 
 namespace lowbit {
 namespace {
-
-int64_t checked(int64_t status) {
-    if (status == LOWBIT_OUT_OF_MEMORY) throw std::bad_alloc();
-    if (status < 0) throw std::runtime_error("an operand could not be made");
-    return status;
-}
 
 lowbit_operand made(const lowbit_unrounded& of, Scratch& integers_scratch, Scratch& scales_scratch) {
     lowbit_operand operand = of.operand;

@@ -210,7 +210,7 @@ int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* 
         });
         const lowbit_axes axes = {{1, 1, 1, of->layout.channels}, {0, 0, 0, 0}};
         float range = 0;
-        lowbit_ranges(ranges, &range, &axes, is_signed);
+        lowbit::checked(lowbit_ranges(ranges, &range, &axes, is_signed));
         lowbit::observe_range(range, *by);
         parallel_channels(of->layout, [&](Channels channels) {
             own.quantized_rows(*of, channels, mean, inverse, *by, y, bytes, clipped, largest);

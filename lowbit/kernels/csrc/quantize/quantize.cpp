@@ -206,7 +206,7 @@ int lowbit_mse_ranges(const float* x, float* ranges, const lowbit_axes* axes, in
         const GroupedAxes layout(*axes);
         const MseSearch mse(lowest, highest);
         if (!layout.elements()) {
-            lowbit_ranges(x, ranges, axes, true);
+            lowbit::checked(lowbit_ranges(x, ranges, axes, true));
         } else if (layout.has_rows(kMinRowToSum)) {
             for_each_group(layout, [&](const GroupRows& rows, bool split) {
                 if (!is_known) largest_of_rows(x, rows, split, true, ranges + rows.group);
