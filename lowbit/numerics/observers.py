@@ -21,6 +21,7 @@ from lowbit.numerics.scale import SMALLEST_SCALE, largest_scale, nan_where_not_f
 from lowbit.numerics.spec_parser import Kind, join_word, name_and_number
 
 _STOP = 1e-6
+_RATIO = 0.5  # of clip_ratio, unless it says another
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -92,14 +93,14 @@ def _clip_ratio_range(x: Tensor, grid: Grid, axes: Sequence[int], ratio: float |
 
 
 def _ratio(parameter: float | None) -> float:
-    return OBSERVERS["clip_ratio"].default if parameter is None else parameter
+    return _RATIO if parameter is None else parameter
 
 
 OBSERVERS: dict[str, Kind] = {
     "minmax": Kind(_minmax_range),
     "clip_ratio": Kind(
         _clip_ratio_range,
-        0.5,
+        _RATIO,
         "a share of the largest magnitude, above 0 and up to 1",
         lambda ratio: 0 < ratio <= 1,
     ),

@@ -23,7 +23,7 @@ from lowbit.ptq.distillation import Snapshot
 from lowbit.recipe.recipe import Reconstruction
 
 _SNAPSHOT = "distillation.safetensors"
-_OF_DISTILLATION = ("distill", "distill_learning_rate", "distill_drop", "distill_block_weight")  # settings
+_OF_DISTILLATION = {name for name in Reconstruction.model_fields if name.startswith("distill")}  # settings
 
 
 def run_identity(
@@ -36,7 +36,7 @@ def run_identity(
     """A digest of everything that the result depends on."""
     arrays = [tensor.numpy() for tensor in model.state_dict().values()]
     arrays += [x for batch in images for x in batch]
-    of_blocks = settings.model_dump_json(exclude=set(_OF_DISTILLATION))
+    of_blocks = settings.model_dump_json(exclude=_OF_DISTILLATION)
     described = [of_blocks, str(seed), str([block.modules for block in blocks])]
     parts: list[Any] = [text.encode() for text in described]
     parts += [memoryview(np.ascontiguousarray(a)).cast("B") for a in arrays]
@@ -99,7 +99,7 @@ class SavedProgress:
 
 
 def _distillation(settings: Reconstruction) -> str:
-    return settings.model_dump_json(include=set(_OF_DISTILLATION))
+    return settings.model_dump_json(include=_OF_DISTILLATION)
 
 
 def block_state(block: Block, layers: dict[str, nn.Layer]) -> dict[str, Tensor]:
