@@ -113,9 +113,9 @@ def deployed_operand(quantizer: Quantizer) -> DeployedOperand:
 
 def _quantizer(layer: nn.Layer, role: Literal["input", "weight"]) -> Quantizer:
     quantizer = getattr(layer, f"{role}_quantizer")
-    if not isinstance(quantizer, Quantizer):
+    if not isinstance(quantizer, Quantizer) or not quantizer.is_plain:
         raise LowbitError(
-            f"the {role} of a {type(layer).__name__} is quantized by your own class "
+            f"the {role} of a {type(layer).__name__} is quantized by your own class, hook or method "
             f"({type(quantizer).__name__}), which lowbit cannot write as integers"
         )
     if not quantizer.gives_integers:
@@ -151,7 +151,7 @@ def weights_in_bits(model: nn.Layer, bits: int) -> Iterator[int]:
 
 def _in_bits(quantizer: nn.Layer, bits: int) -> Quantizer | None:
     """A quantizer for the same weight with fewer bits; None where it has no more than that."""
-    if not isinstance(quantizer, Quantizer) or not quantizer.gives_integers:
+    if not isinstance(quantizer, Quantizer) or not (quantizer.is_plain and quantizer.gives_integers):
         return None
     old = quantizer.grid()
     if not old.signed or old.logarithmic or old.bits is None or old.bits <= bits:

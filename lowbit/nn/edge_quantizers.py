@@ -111,6 +111,10 @@ class SharedQuantizer(Quantizer):
         return self.source.knows_sign
 
     @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.source.is_plain
+
+    @property
     def gives_integers(self) -> bool:
         return self.source.gives_integers
 
@@ -260,7 +264,7 @@ def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _on_grid(quantizer: Quantizer, x: Any) -> Any:
     y = quantizer(x)
-    if isinstance(y, Tensor) and y is not x and quantizer.gives_integers:
+    if isinstance(y, Tensor) and y is not x and quantizer.gives_integers and quantizer.is_plain:
         note_on_grid(y, quantizer)
     return y
 
@@ -280,9 +284,7 @@ def only_edge(layer: nn.Layer) -> Quantizer | None:
         return None
     if len(hooks) != 1 or layer._forward_pre_hooks or type(quantizer) is not Quantizer:
         return None
-    if _quantize_output not in hooks.values() or "forward" in vars(quantizer):
-        return None
-    return None if quantizer._forward_pre_hooks or quantizer._forward_post_hooks else quantizer
+    return quantizer if _quantize_output in hooks.values() and quantizer.is_plain else None
 
 
 def quantize_edge(layer: nn.Layer, output: Tensor) -> Tensor:

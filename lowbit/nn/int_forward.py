@@ -26,8 +26,6 @@ from lowbit.numerics.fake_quant import on_grid, straight_through, usable_bound
 from lowbit.numerics.fused import Clipped, on_grid_marked
 from lowbit.numerics.observed import fits
 
-_OURS = f"{__name__.partition('.')[0]}."
-_METHODS = {"forward", "values_and_scale", "integers"}
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
 # Here the scales are one factor of the whole output, so that those of a convolution hold for all layers:
@@ -73,20 +71,12 @@ def runs_in_integers(layer: nn.Layer) -> bool:
 def forward_is_of_integers(layer: nn.Layer) -> bool:
     """Whether both operands of forward are integers, with scales that come out of its sum."""
     return all(
-        _is_lowbits_own(quantizer)
+        isinstance(quantizer, Quantizer)
+        and quantizer.is_plain
         and quantizer.gives_integers
         and _SCALES[operand].issuperset(quantizer.spec.granularity.letters)
         for operand, quantizer in (("input", layer.input_quantizer), ("weight", layer.weight_quantizer))
     )
-
-
-def _is_lowbits_own(quantizer: nn.Layer) -> bool:
-    """Whether calling the quantizer does nothing but what its settings say.
-
-    A class of the user's own, or a method that was replaced, is heard only if it is called.
-    """
-    ours = isinstance(quantizer, Quantizer) and type(quantizer).__module__.startswith(_OURS)
-    return ours and not _METHODS.intersection(vars(quantizer))
 
 
 @paddle.jit.not_to_static
@@ -169,11 +159,7 @@ def may_run_in_integers(layer: nn.Layer, x: Tensor) -> bool:
         return False
     if not (is_float32(x) and is_float32(layer.weight) and x.place.is_cpu_place()):
         return False
-    if not forward_is_of_integers(layer):
-        return False
-    # Who listens to a quantizer hears it only when it is called.
-    quantizers = (layer.input_quantizer, layer.weight_quantizer)
-    return not any(each._forward_pre_hooks or each._forward_post_hooks for each in quantizers)
+    return forward_is_of_integers(layer)
 
 
 def integer_forward(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> Tensor:

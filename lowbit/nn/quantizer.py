@@ -46,6 +46,7 @@ from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
 
 _UNKNOWN = -1  # of the buffer `unsigned`
+_METHODS = {"forward", "values_and_scale", "integers"}
 _SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defined
 
 
@@ -219,6 +220,16 @@ class Quantizer(nn.Layer):
             self.kept.restart(scale * self.grid().highest)
         else:
             raise LowbitError(f"{self._who()} chooses its scale in every call ({self.spec}): none can be set")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether calling it does what its settings say, and nothing else.
+
+        Hooks, a class of the user's own, or a method that was replaced, are heard only if it is called.
+        """
+        if self._forward_pre_hooks or self._forward_post_hooks or not _METHODS.isdisjoint(vars(self)):
+            return False
+        return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
     @property
     def gives_integers(self) -> bool:

@@ -60,7 +60,9 @@ def fix_scales(model: nn.Layer, batches: Iterable[Tensor]) -> int:
 
     def look(layer: nn.Layer, inputs: tuple[Tensor, ...]) -> None:
         quantizer, x = layer.input_quantizer, inputs[0]
-        found = quantizer.spec.observer.range(x, quantizer.grid(), tuple(range(len(x.shape))))
+        alpha = quantizer.alpha
+        bound = alpha.value.max() if alpha is not None and alpha.is_known else None
+        found = quantizer.spec.observer.range(x, quantizer.grid(), tuple(range(len(x.shape))), bound=bound)
         ranges[id(layer)].update(largest_across_ranks(found).reshape([1]))
 
     with eval_mode(model), paddle.no_grad(), ExitStack() as undo:

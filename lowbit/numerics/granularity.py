@@ -142,7 +142,7 @@ def require_values(x: Tensor, observer: str) -> None:
     if not isinstance(x, Tensor):
         raise LowbitError(
             f"the observer {observer} is for calibration: it cannot be part of an exported or static "
-            "program; use fixed scaling, or the observer minmax or mse"
+            "program; use fixed scaling, or the observer minmax, clip_ratio or mse"
         )
 
 

@@ -101,8 +101,8 @@ OBSERVERS: dict[str, Kind] = {
     "clip_ratio": Kind(
         _clip_ratio_range,
         _RATIO,
-        "a share of the largest magnitude, above 0 and up to 1",
-        lambda ratio: 0 < ratio <= 1,
+        "a share of the largest magnitude, from 0.01 to 1",
+        lambda ratio: 0.01 <= ratio <= 1,
     ),
     "mse": Kind(mse_range, None, "iterations, from 1 to 50", lambda n: n in range(1, 51)),
     "percentile": Kind(percentile_range, 99.99, "a percentage, from 50 to 100", lambda p: 50 <= p <= 100),

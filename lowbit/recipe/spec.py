@@ -118,6 +118,11 @@ class TensorSpec:
             raise LowbitError(f"the grid {self.grid} is for learned steps: scaling learned, observer mse")
         if self.grid.midrise and self.clip != "none":
             raise LowbitError(f"the grid {self.grid} is for weights: it has no clip")
+        if self.observer.ratio != 1 and self.clip == "pact":
+            raise LowbitError(
+                f"clip pact learns where values are clipped, and {self.observer} clips below that: use the "
+                "observer minmax or mse"
+            )
         if self.samples != 1 and self.rounding != "stochastic":
             raise LowbitError("two samples differ with rounding stochastic alone: leave samples out")
         if self.sign == "auto" and not self.grid.signed:

@@ -21,8 +21,9 @@ from lowbit.nn import (
     quantization_mode,
     weights_in_bits,
 )
-from lowbit.nn.convert import quantizing_only
+from lowbit.nn.convert import quantizing_only, set_executor
 from lowbit.nn.edge_quantizers import SharedQuantizer
+from lowbit.nn.quantizer import Quantizer
 from lowbit.recipe import Recipe, dump_recipe, make_recipe
 from tests.support import networks
 
@@ -83,6 +84,39 @@ def test_training_quantizes_as_evaluation_does(options):
     assert all(
         p.grad is not None and bool(paddle.isfinite(p.grad).all()) for p in net.parameters() if p.trainable
     )
+
+
+@pytest.mark.parametrize("replaced", ["class", "forward", "values_and_scale", "hook"])
+def test_quantizers_of_ones_own_are_called_in_training_and_evaluation(replaced):
+    class Less(Quantizer):
+        def forward(self, x):
+            return super().forward(x) * 0.47
+
+    net = make()
+    for quantizer in edge_quantizers(net).values():
+        if replaced == "class":
+            quantizer.__class__ = Less
+        elif replaced == "hook":
+            quantizer.register_forward_post_hook(lambda _quantizer, _given, y: y * 0.47)
+        elif replaced == "forward":
+            quantizer.forward = lambda x, plain=quantizer.forward: plain(x) * 0.47
+        else:
+            plain = quantizer.values_and_scale
+            quantizer.values_and_scale = lambda x, plain=plain: (plain(x)[0] * 0.47, plain(x)[1])
+    answers = {}
+    for executor in ("auto", "simulate"):
+        set_executor(net, executor)
+        net.train()
+        for layer in net.sublayers():
+            if isinstance(layer, Quantizer | nn.BatchNorm2D):
+                layer.eval()
+        answers[executor, "training"] = net(images()).numpy()
+        net.eval()
+        with paddle.no_grad():
+            answers[executor, "evaluation"] = net(images()).numpy()
+    expected = answers.pop(("simulate", "training"))
+    for found in answers.values():
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_copy_has_its_own_quantizers_and_a_checkpoint_all_of_them():

@@ -9,6 +9,8 @@ import paddle
 import pytest
 from paddle import nn
 
+from lowbit.deploy.onnx.fold import deployed_layers
+from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
 from lowbit.nn import calibrate, frozen, prepare, quantize_layer
 from lowbit.nn import int_forward as module
@@ -151,7 +153,7 @@ def test_scales_that_stay_in_the_sum_and_quantizers_of_ones_own_are_for_floats(m
 
 
 @pytest.mark.parametrize("operand", ["input", "weight"])
-@pytest.mark.parametrize("replaced", ["class", "method"])
+@pytest.mark.parametrize("replaced", ["class", "method", "hook"])
 def test_classes_and_methods_of_ones_own_are_called(operand, replaced, monkeypatch):
     class Halved(Quantizer):
         def forward(self, x):
@@ -163,9 +165,13 @@ def test_classes_and_methods_of_ones_own_are_called(operand, replaced, monkeypat
     expected, quantizer = layer(x), getattr(layer, f"{operand}_quantizer")
     if replaced == "class":
         monkeypatch.setattr(quantizer, "__class__", Halved)
+    elif replaced == "hook":
+        quantizer.register_forward_post_hook(lambda _quantizer, _given, y: y / 2)
     else:
         plain = quantizer.forward
         monkeypatch.setattr(quantizer, "forward", lambda x: plain(x) / 2)
+    with pytest.raises(LowbitError, match="your own class, hook or method"):
+        deployed_layers(nn.Sequential(layer))
     for training in (True, False):
         layer.train() if training else layer.eval()
         layer.input_quantizer.eval()
@@ -282,7 +288,8 @@ def test_an_error_inside_leaves_the_model_as_it_was() -> None:
 @pytest.mark.parametrize("kind", ["conv", "depthwise", "linear"])
 @pytest.mark.parametrize("bad", [None, "input", "weight"])
 @pytest.mark.parametrize(
-    "weight", [{"grid": "int8-narrow"}, {"grid": "int8"}, {"grid": "int4-narrow", "observer": "clip_ratio(0.5)"}]
+    "weight",
+    [{"grid": "int8-narrow"}, {"grid": "int8"}, {"grid": "int4-narrow", "observer": "clip_ratio(0.5)"}],
 )
 @pytest.mark.parametrize(
     "words",

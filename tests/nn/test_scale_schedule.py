@@ -66,6 +66,21 @@ def test_scales_are_fixed_at_the_mean_of_the_batches():
     )
 
 
+def test_a_fixed_scale_is_within_the_bound_of_pact():
+    paddle.seed(0)
+    rule = {"input": {"grid": "int8", "clip": "pact"}, "weight": {"grid": "int8", "granularity": "N"}}
+    net = prepare(
+        nn.Sequential(nn.Linear(8, 4)), make_recipe({"rules": [{"forward": rule}], "fix_scales": 1})
+    )
+    x = paddle.randn([4, 8])
+    net(x)
+    net[0].input_quantizer.alpha.value.set_value(paddle.full([1], 0.5))
+    before = net.eval()(x).numpy()
+    assert fix_scales(net, [x]) == 1
+    np.testing.assert_allclose(float(net[0].input_quantizer.scale()), 0.5 / 127, rtol=1e-6)
+    np.testing.assert_allclose(net.eval()(x).numpy(), before, rtol=1e-5, atol=1e-6)
+
+
 class _WithTrainingHead(nn.Layer):
     def __init__(self) -> None:
         super().__init__()

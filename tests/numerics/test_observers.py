@@ -69,10 +69,10 @@ def test_defaults():
         ("min_max", 'unknown observer "min_max": did you mean "minmax"'),
         ("abs_max", 'unknown observer "abs_max"'),
         ("minmax(3)", r'observer "minmax\(3\)": minmax takes no number'),
-        ("clip_ratio(0)", "the number in brackets is a share of the largest magnitude, above 0 and up to 1"),
+        ("clip_ratio(0)", "the number in brackets is a share of the largest magnitude, from 0.01 to 1"),
         (
             "clip_ratio(1.5)",
-            "the number in brackets is a share of the largest magnitude, above 0 and up to 1",
+            "the number in brackets is a share of the largest magnitude, from 0.01 to 1",
         ),
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),

@@ -70,6 +70,7 @@ def test_it_is_frozen_keyword_only_and_hashable():
         ({"grid": "full", "clip": "pact"}, "grid full nothing is scaled or clipped, so clip"),
         ({"grid": "bf16", "granularity": "N", "observer": "mse"}, "so granularity, observer would have no"),
         ({"scaling": "learned"}, "choose an integer grid"),
+        ({"grid": "int4", "clip": "pact", "observer": "clip_ratio"}, "use the observer minmax or mse"),
     ],
 )
 def test_what_does_not_go_together(keys, message):
@@ -85,6 +86,7 @@ def test_what_does_not_go_together(keys, message):
     st.sampled_from(CLIPS),
 )
 def test_its_words_give_it_back(grid, granularity, observer, scaling, clip):
+    clip = "none" if observer == "clip_ratio" else clip
     spec = TensorSpec(grid=grid, granularity=granularity, observer=observer, scaling=scaling, clip=clip)
     assert TensorSpec(**spec.as_words()) == spec
     assert str(spec).split()[0] == grid
