@@ -77,10 +77,7 @@ def test_defaults():
         ("mse(0)", "the number in brackets is iterations, from 1 to 50"),
         ("mse(2.5)", "iterations, from 1 to 50"),
         ("percentile(101)", "a percentage, from 50 to 100"),
-        (
-            99.9,
-            r"observer must be a word \(clip_ratio, hist, kl, minmax, mse, percentile, sensitivity\), not 99.9",
-        ),
+        (99.9, r"a word \(clip_ratio, hist, kl, minmax, mse, percentile, sensitivity\), not 99.9"),
     ],
 )
 def test_mistakes(word, message):
