@@ -66,7 +66,8 @@ int64_t lowbit_observe_and_mark(const float* x, float* y, void* q, int8_t* clipp
     return lowbit::guarded([&]() -> int64_t {
         const lowbit_axes axes = {{1, 1, 1, largest ? rows : count}, {0, 0, 0, 0}};
         float range = 0;
-        lowbit::checked(lowbit_ranges(largest ? largest : x, &range, &axes, by->alpha ? by->grid.is_signed : 1));
+        lowbit::checked(
+            lowbit_ranges(largest ? largest : x, &range, &axes, by->alpha ? by->grid.is_signed : 1));
         lowbit::observe_range(range, *by);
         return lowbit_quantize_and_mark(x, y, q, clipped, by->scale, by->alpha ? &by->bound : nullptr, count,
                                         by->grid);

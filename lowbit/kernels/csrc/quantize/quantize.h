@@ -120,9 +120,9 @@ LOWBIT_PUBLIC int64_t lowbit_observe_and_mark(const float* x, float* y, void* q,
 LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
                                      int64_t count);
 
-// lowbit_ranges times `ratio`, or with `iterations` lowbit_mse_ranges, lowbit_scales and lowbit_to_integers in
-// one call.
-// `largest`, if known, are the largest magnitudes along the last two axes, which own no scales then.
+// lowbit_ranges times `ratio`, or with `iterations` lowbit_mse_ranges, lowbit_scales and lowbit_to_integers
+// in one call. `largest`, if known, are the largest magnitudes along the last two axes, which own no scales
+// then.
 LOWBIT_PUBLIC int64_t lowbit_to_dynamic_integers(const float* x, void* q, float* scales,
                                                  const lowbit_axes* axes, const lowbit_levels* levels,
                                                  const float* largest, int32_t iterations, float ratio,
