@@ -172,7 +172,9 @@ def round_biases(model: nn.Layer) -> int:
     with eval_mode(model):
         for layer in model.sublayers(include_self=True):
             behind = getattr(layer, FOLDED_NORM, None)
-            if behind is not None and layer.bias is not None and forward_is_of_integers(layer):
+            if behind is None or layer.bias is None or not forward_is_of_integers(layer):
+                continue
+            if layer.input_quantizer.is_ready:  # else it never runs
                 bias = _on_grid_of_sums(layer, behind.norm)
                 layer.bias.set_value(paddle.to_tensor(bias).cast(layer.bias.dtype))
                 rounded += 1

@@ -340,7 +340,7 @@ def _check_first_order() -> None:
     if paddle.is_grad_enabled():
         raise LowbitError(
             "a gradient of a gradient cannot go through a product of integers: "
-            'set_executor(model, "simulate") multiplies in floats'
+            'lowbit.nn.convert.set_executor(model, "simulate") multiplies in floats'
         )
 
 

@@ -246,11 +246,7 @@ class Quantizer(nn.Layer):
             getattr(hook, "__module__", None) == _SUMMARY for hook in self._forward_post_hooks.values()
         ):
             return False
-        try:
-            self.check_ready()
-        except LowbitError:
-            return True
-        return False
+        return not self.is_ready
 
     @paddle.jit.not_to_static  # as forward
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -355,6 +351,15 @@ class Quantizer(nn.Layer):
             for part in (self.alpha, self.step, self.offset, self.kept):
                 if part is not None:
                     self._known(part)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `check_ready` passes: not for a layer that never ran."""
+        try:
+            self.check_ready()
+        except LowbitError:
+            return False
+        return True
 
     def start_calibration(self) -> None:
         """From now on only look at what comes by, and let it through unchanged."""

@@ -110,6 +110,8 @@ class LearnedParts:
     ) -> None:
         learns = settings.step_learning_rate > 0
         found = [each for module in modules for each in quantizers_of(module)]
+        never_run = {id(owner) for owner, _, quantizer in found if not quantizer.is_ready}
+        found = [each for each in found if id(each[0]) not in never_run]
         self._steps = [
             (owner, name, LearnedStep(quantizer, drop, int(rng.integers(1 << 62)), learns=learns))
             for owner, name, quantizer in found

@@ -19,8 +19,6 @@ from paddle import Tensor, nn
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
-from lowbit.config.batch_ops import CutmixOperator
-from lowbit.data.mixing import build_mixer
 from lowbit.nn.eval_mode import eval_mode
 from lowbit.ptq.block_training import LearnedParts
 from lowbit.ptq.blocks import Block
@@ -32,7 +30,6 @@ _MULTIPLE = 32  # pixels, by which networks make images smaller
 _SMALLEST_WINDOW = 64  # pixels; smaller images are shown whole
 _BATCH = 32  # images, for measuring
 _STEPS_APART = 50  # of snapshots
-_CUTMIX = CutmixOperator(alpha=1.0)  # boxes of any size
 
 Image = tuple[np.ndarray, ...]  # what the network's inputs get of one image, without the batch axis
 
@@ -71,8 +68,9 @@ def distill(
         if start is not None:
             _restore(start, parts, optimizers)
         for step in range(start.step if start else 0, settings.distill):
-            own = np.random.default_rng([seed, len(blocks), step])
-            batch = _views(images, settings.batch_size, window, own, settings.distill_cutmix)
+            batch = _views(
+                images, settings.batch_size, window, np.random.default_rng([seed, len(blocks), step])
+            )
             parts.renew_weights()
             with paddle.no_grad():
                 taught = reference(*batch)
@@ -223,24 +221,13 @@ def find_window(network: nn.Layer, image: Image) -> tuple[int, int] | None:
 
 
 def _views(
-    images: Sequence[Image],
-    size: int,
-    window: tuple[int, int] | None,
-    rng: np.random.Generator,
-    cutmix: float = 0.0,
+    images: Sequence[Image], size: int, window: tuple[int, int] | None, rng: np.random.Generator
 ) -> list[Tensor]:
-    """Random ones; single inputs of images are mirrored at random, and shown in part with a window.
-
-    With the probability `cutmix`, each of these has a box of another one.
-    """
+    """Random ones; single inputs of images are mirrored at random, and shown in part with a window."""
     chosen = [images[place] for place in rng.choice(len(images), min(size, len(images)), replace=False)]
-    if len(chosen[0]) > 1 or chosen[0][0].ndim != 3:
-        return [paddle.to_tensor(x) for x in _stacked(chosen)]
-    (batch,) = _stacked([(_view(image, window, rng),) for (image,) in chosen])
-    mix = build_mixer([_CUTMIX] if cutmix and rng.random() < cutmix else [])
-    if mix is not None:
-        mix(batch, rng)
-    return [paddle.to_tensor(batch)]
+    if len(chosen[0]) == 1 and chosen[0][0].ndim == 3:
+        chosen = [(_view(image, window, rng),) for (image,) in chosen]
+    return [paddle.to_tensor(x) for x in _stacked(chosen)]
 
 
 def _view(image: np.ndarray, window: tuple[int, int] | None, rng: np.random.Generator) -> np.ndarray:

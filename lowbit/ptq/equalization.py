@@ -169,21 +169,21 @@ class _Part:
     def scale(self, factors: np.ndarray) -> None:
         """Divide what the writers give, multiply the readers' weights."""
         by = paddle.to_tensor(factors.astype(np.float32))
-        for tensor, shape in self._written():
-            tensor.set_value(tensor / by.reshape(shape))
+        for tensor, layer in self._written():
+            tensor.set_value(tensor / (by if layer is None else along_weight(layer, by)))
         for reader in self.readers:
             reader.weight.set_value(reader.weight * _along_inputs(reader, by))
 
-    def _written(self) -> list[tuple[Tensor, list[int]]]:
-        found: list[tuple[Tensor, list[int]]] = []
+    def _written(self) -> list[tuple[Tensor, nn.Layer | None]]:
+        """Tensors with a number per channel, and weights, these with their layer."""
+        found: list[tuple[Tensor, nn.Layer | None]] = []
         for layer, norm in self._writers:
             if norm is not None:
-                found += [(norm.weight, [-1]), (norm.bias, [-1])]
+                found += [(norm.weight, None), (norm.bias, None)]
                 continue
-            shape = along_weight(layer, paddle.ones([_outputs_of(layer)])).shape
-            found.append((layer.weight, list(shape)))
+            found.append((layer.weight, layer))
             if layer.bias is not None:
-                found.append((layer.bias, [-1]))
+                found.append((layer.bias, None))
         return found
 
     def factors(self, seen: Sequence[_Seen]) -> np.ndarray:

@@ -169,7 +169,6 @@ class Reconstruction(FrozenSection):
     # Of the outputs of all blocks in the loss, relative to the answers. A few hundred answers are overfitted
     # easily; outputs of blocks have many more values.
     distill_block_weight: Annotated[Number, Field(ge=0)] = 30.0
-    distill_cutmix: Annotated[Number, Field(ge=0, le=1)] = 0.0  # share of batches with boxes of other images
 
     @model_validator(mode="after")
     def _full_inputs_are_for_compensation_alone(self) -> Reconstruction:

@@ -203,19 +203,13 @@ def test_views_are_parts_of_images_mirrored_at_random():
     assert any(same) and any(mirrored) and all(a or b for a, b in zip(same, mirrored, strict=True))
 
 
-def test_cutmix_gives_images_boxes_of_others():
-    rows = [(np.full((3, 16, 16), value, np.float32),) for value in range(4)]
-    views = [_views(rows, 4, None, np.random.default_rng(seed), 0.5)[0].numpy() for seed in range(40)]
-    values = [np.array([len(np.unique(image)) for image in view]) for view in views]
-    mixed = [count.max() == 2 for count in values]
-    assert 8 < sum(mixed) < 32 and all(count.max() <= 2 for count in values)
-    two = [(row, row) for (row,) in rows]
-    for x in _views(two, 4, None, np.random.default_rng(0), 1.0):
-        assert all(len(np.unique(image)) == 1 for image in x.numpy()), "several inputs stay as they are"
-
-
-def test_cutmix_changes_what_is_learned():
-    assert not _same(_state(_made()[0]), _state(_made(distill_cutmix=1.0)[0]))
+def test_layers_that_never_run_stay_as_they_are():
+    chosen, net = recipe(**SETTINGS), ptq_nets.network()
+    net.unused = nn.Conv2D(8, 8, 1)
+    before = net.unused.weight.numpy().copy()
+    calibrated(net, chosen)
+    reconstruct(net, [images()], chosen.reconstruction)
+    np.testing.assert_array_equal(net.unused.weight.numpy(), before)
 
 
 def test_whole_images_where_parts_do_not_do():
@@ -257,7 +251,6 @@ def test_reference_computes_in_fp32():
         {"distill_drop": 2},
         {"distil": 5},
         {"distill_block_weight": -1},
-        {"distill_cutmix": 1.1},
     ],
 )
 def test_bad_settings_are_errors(settings):

@@ -41,6 +41,21 @@ def test_the_network_computes_the_same_and_ranges_become_alike():
     assert largest.max() / largest.min() < 10
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_convolutions_write_channels(groups):
+    paddle.seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2D(3, 4, 3), nn.ReLU(), nn.Conv2DTranspose(4, 6, 2, stride=2, groups=groups), nn.ReLU()),
+        *(nn.Conv2D(6, 2, 1), nn.Flatten()),
+    )
+    net[2].weight.set_value(net[2].weight * paddle.to_tensor([[[[1.0]], [[9.0]], [[0.1]]] * (2 // groups)]))
+    expected = net(images()).numpy()
+    prepare(net, recipe())
+    assert Stream(("2",), ("4",)) in equalize(net, images())
+    with unquantized(net), paddle.no_grad():
+        np.testing.assert_allclose(net(images()).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_quantized_outputs_are_closer():
     def error(*, equalized: bool) -> float:
         reference = _uneven(network())

@@ -36,6 +36,7 @@ def answers(model: nn.Layer, images: np.ndarray) -> np.ndarray:
 def quantized(model: nn.Layer, shape: Sequence[int], **config) -> nn.Layer:
     """The model prepared by a PaddleSlim config or by rules, and calibrated on noise."""
     calibration = {"calibration": {"steps": 2}} if "rules" in config else {}
-    prepare(model, make_recipe((config or {"weight_bits": 8}) | calibration))
-    calibrate(model, [paddle.to_tensor(normal(4, *shape, seed=seed)) for seed in (1, 2)])
+    batches = [paddle.to_tensor(normal(4, *shape, seed=seed)) for seed in (1, 2)]
+    prepare(model, make_recipe((config or {"weight_bits": 8}) | calibration), batches[0])
+    calibrate(model, batches)
     return model

@@ -12,6 +12,8 @@ import numpy as np
 from lowbit.digest import ONNX, without_digest
 from lowbit.errors import LowbitError, did_you_mean
 
+_MOST_THREADS = 1024  # no processor has more, and ONNX Runtime would start as many as it is asked for
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -73,6 +75,8 @@ class LayeredEngine(Engine, Protocol):
 
 def check_batch(batch: np.ndarray, image_shape: tuple[int, int, int] | None) -> np.ndarray:
     """The batch in the memory layout that engines copy from, or an error that says what does not fit."""
+    if not isinstance(batch, np.ndarray):
+        raise LowbitError(f"the engine takes a float32 array of NumPy, got {type(batch).__name__}")
     if batch.dtype != np.float32:
         raise LowbitError(
             f"the engine takes float32 images, got {batch.dtype}; NormalizeImage makes them float32"
@@ -138,8 +142,18 @@ def check_one_in_one_out(inputs: int, outputs: int, path: Path) -> None:
 
 
 def check_threads(threads: int | None) -> None:
-    if threads is not None and threads < 1:
+    if threads is None:
+        return
+    if not isinstance(threads, int) or threads > _MOST_THREADS:
+        raise LowbitError(f"threads must be a whole number up to {_MOST_THREADS}, got {threads!r}")
+    if threads < 1:
         raise LowbitError(f"threads must be at least 1, got {threads}")
+
+
+def check_input_count(inputs: Sequence[np.ndarray], names: Sequence[str], path: Path) -> None:
+    """An error where a model gets more or fewer inputs than it has."""
+    if len(inputs) != len(names):
+        raise LowbitError(f"{path} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}")
 
 
 def unknown_tensor(name: str, known: list[str], path: Path) -> LowbitError:

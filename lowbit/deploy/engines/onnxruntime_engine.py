@@ -13,6 +13,7 @@ from lowbit.deploy.engines.engine import (
     Signature,
     TensorInfo,
     check_batch,
+    check_input_count,
     check_one_in_one_out,
     check_threads,
     find_onnx_file,
@@ -63,6 +64,7 @@ class OnnxRuntimeEngine:
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        check_input_count(inputs, self._inputs, self.path)
         return self._run(self._session, self._outputs, inputs)
 
     def signature(self) -> Signature:
@@ -106,6 +108,8 @@ class OnnxRuntimeEngine:
         options.intra_op_num_threads = self.options.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _ERRORS_ONLY
+        # Else inputs in fp32 of Linear layers whose weights alone are quantized are rounded to 8 bits.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if not self.options.optimize:
             options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:

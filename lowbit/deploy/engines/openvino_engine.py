@@ -17,6 +17,7 @@ from lowbit.deploy.engines.engine import (
     Signature,
     TensorInfo,
     check_batch,
+    check_input_count,
     check_one_in_one_out,
     check_threads,
     find_onnx_file,
@@ -88,6 +89,7 @@ class OpenVinoEngine:
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        check_input_count(inputs, [info.name for info in self._signature.inputs], self.path)
         return self._run(self._request_for(inputs), inputs)
 
     def signature(self) -> Signature:

@@ -132,11 +132,19 @@ def weight_type(weight: QuantizedConstant, target: Target) -> tuple[str, int]:
     have another, exact way for two unsigned operands.
     """
     sign = "" if weight.signed else "u"
-    if weight.bits <= 4:
+    if _is_packed(weight):
         return f"{sign}int4", 0
     if target == "avx2" and weight.bits == 8 and weight.signed:
         return "uint8", 128
     return f"{sign}int8", 0
+
+
+def _is_packed(weight: QuantizedConstant) -> bool:
+    """Whether two integers share a byte.
+
+    Not in matrices [in, out] with an odd number of inputs, which OpenVINO 2026.4 unpacks wrongly.
+    """
+    return weight.bits <= 4 and not (len(weight.shape) == 2 and weight.shape[0] % 2)
 
 
 def activation_type(
@@ -148,6 +156,7 @@ def activation_type(
     layer: str,
     edges: bool = False,
     bent: bool = False,
+    joined: bool = False,
 ) -> tuple[str, int]:
     """The ONNX type of an input's integers and the zero point that is added to them.
 
@@ -157,7 +166,8 @@ def activation_type(
     with int8 inputs OpenVINO halves and rounds the weights without VNNI: on `avx2` no input is int8. With
     `edges` all tensors have one type, since ONNX Runtime adds two of the same type in integers only; but one
     that only activations read (`bent`) has no zero point, since OpenVINO merges the activation into the
-    product then.
+    product then. Behind a concatenation (`joined`) OpenVINO 2026.4 computes wrong sums of convolutions with
+    int8 inputs.
     """
     if operand.zero_point and target != "gpu":  # LSQ+: what is clipped there is clipped by the type
         return "uint8", operand.zero_point
@@ -165,7 +175,7 @@ def activation_type(
         return "int8", 0
     if target != "gpu" and (positive or not operand.signed):
         return "uint8", 0
-    if target == "avx2" or (edges and target != "gpu") or (target == "vnni" and not direct):
+    if target == "avx2" or (edges and target != "gpu") or (target == "vnni" and (joined or not direct)):
         return "uint8", 128
     if target != "gpu":
         return "int8", 0
@@ -186,6 +196,10 @@ _FLOAT_OPERATORS = {
 }  # fmt: skip
 _BENDING = {"HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Mish", "Softplus"}
 _MERGED_ACTIVATIONS = {"Relu", "Clip"}
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
+_MATRIX_PRODUCTS = {"MatMul", "Gemm"}
+_NOTHING = np.finfo(np.float32).tiny  # what is added to change nothing; 0 would be left out
+_MOVING = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"}
 _TYPES = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8, "uint8": np.uint8
 }  # fmt: skip
@@ -224,6 +238,8 @@ def quantize(
         if len(node.inputs) > 2 and input_ is not None and target != "gpu":
             _quantize_bias(node, weight, input_, graph, done, fused=bool(edges))
         node.inputs[1] = _weight(node, weight, target, graph)
+        if len(node.inputs) == 2 and node.kind in _CONVOLUTIONS and target != "gpu":
+            _keep_scales_in_place(node, graph)
     return done
 
 
@@ -254,6 +270,10 @@ def _quantize_activations(
         if (source, grid) not in made:
             readers = {other.kind for other in nodes if node.outputs[0] in other.inputs}
             how = {"direct": readers <= set(PRODUCTS), "edges": bool(edges)}
+            joined = target != "gpu" and _is_joined(source, graph)
+            how["joined"] = joined and bool(readers & _CONVOLUTIONS)
+            if joined and readers & _MATRIX_PRODUCTS:
+                source = _unmoved(source, graph)
             how["bent"] = is_edge and not in_4_bits and readers <= _BENDING
             name = f"{layer}.output" if is_edge else f"{layer}.input"
             pair = _quantize_one(source, name, operand, target, graph, **how)
@@ -279,6 +299,7 @@ def _quantize_one(
     direct: bool,
     edges: bool,
     bent: bool,
+    joined: bool,
 ) -> tuple[str, str]:
     """QuantizeLinear, Clip, DequantizeLinear; the names of the integers and of their values.
 
@@ -289,7 +310,7 @@ def _quantize_one(
         source, operand = _without_clip(source, operand, graph)
     positive = never_negative(graph, source) or operand.lowest >= 0
     kind_name, zero = activation_type(
-        operand, target, positive=positive, direct=direct, layer=name, edges=edges, bent=bent
+        operand, target, positive=positive, layer=name, direct=direct, edges=edges, bent=bent, joined=joined
     )
     kind, scale, shape = _TYPES[kind_name], np.float32(operand.scale), graph.shapes[source]
     lowest, highest = operand.lowest + zero, operand.highest + zero
@@ -303,6 +324,24 @@ def _quantize_one(
         integers = _clip(integers, lowest, highest, kind(1), graph)
     integers = graph.rename(integers, name)
     return integers, graph.add("DequantizeLinear", [integers, *parts], shape=shape)
+
+
+def _unmoved(tensor: str, graph: Graph) -> str:
+    """The tensor behind an operator that changes nothing.
+
+    OpenVINO 2026.4 moves its rounding to before a concatenation otherwise, with scales and zero points of
+    other axes. It does not look behind this operator.
+    """
+    lowest = graph.constant(np.finfo(np.float32).min, "lowest")
+    return graph.add("Max", [tensor, lowest], shape=graph.shapes[tensor])
+
+
+def _is_joined(tensor: str, graph: Graph) -> bool:
+    """Whether the tensor comes from a concatenation, moved or not."""
+    node = graph.producer(tensor)
+    while node is not None and node.kind in _MOVING:
+        node = graph.producer(node.inputs[0])
+    return node is not None and node.kind == "Concat"
 
 
 def _without_clip(source: str, operand: DeployedOperand, graph: Graph) -> tuple[str, DeployedOperand]:
@@ -330,6 +369,9 @@ def _clip(x: str, lowest: int | None, highest: int | None, unit: np.generic, gra
 
 def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph) -> str:
     name, zero = weight_type(weight, target)
+    if zero and node.kind == "ConvTranspose":  # OpenVINO 2026.4 takes no account of the zero point
+        values = weight.integers.astype(np.float32) * weight.scale.astype(np.float32)
+        return graph.constant(values, f"{node.layer}.weight.values")
     kind = _TYPES[name]
     integers = (weight.integers + zero).astype(kind)
     axis = next((axis for axis, size in enumerate(weight.scale.shape) if size > 1), None)
@@ -361,8 +403,9 @@ def _quantize_bias(
     """
     bias = graph.constants[node.inputs[2]].astype(np.float64)
     step = _own_steps(bias)
-    fused = fused and weight.bits > 4 and not _is_used_in_floats(node, graph)
-    if fused or (weight.bits > 4 and node.kind == "MatMul"):
+    packed = _is_packed(weight)
+    fused = fused and not packed and not _is_used_in_floats(node, graph)
+    if fused or (not packed and node.kind == "MatMul"):
         step = np.float32(input_.scale) * _per_output(weight.scale, node, len(bias))
     integers = np.rint(bias / step)
     if (np.abs(integers) > np.iinfo(np.int32).max).any():
@@ -374,8 +417,19 @@ def _quantize_bias(
         graph.constant(np.zeros(len(bias), np.int32), f"{node.layer}.bias.zero"),
     ]
     node.inputs[2] = _insert(node, parts, 0, [len(bias)], graph)
-    if weight.bits > 4 and not fused and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
+    if not packed and not fused and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
         _add_behind(node, graph)
+
+
+def _keep_scales_in_place(node: Node, graph: Graph) -> None:
+    """Give a convolution without bias, whose output becomes tokens, one that changes no sum.
+
+    OpenVINO 2026.4 moves the scales of its channels behind the transposition otherwise, to the wrong axis.
+    """
+    if not any(consumer.kind in _MOVING for consumer in graph.consumers(node.outputs[0])):
+        return
+    channels = graph.shapes[node.outputs[0]][1]
+    node.inputs.append(graph.constant(np.full([channels], _NOTHING), f"{node.layer}.no_bias"))
 
 
 def _own_steps(bias: np.ndarray) -> np.ndarray:

@@ -101,6 +101,8 @@ def test_batches_that_do_not_fit(kind, file, images):
         engine.run(images.astype(np.float64))
     with pytest.raises(LowbitError, match="N of at least 1"):
         engine.run(images[:0])
+    with pytest.raises(LowbitError, match="a float32 array of NumPy, got list"):
+        engine.run(images.tolist())
     assert engine.run(images).shape == (6, 4), "an engine works on after a bad batch"
 
 
@@ -119,11 +121,20 @@ def test_a_model_that_is_not_from_images_to_logits(kind, file):
     with pytest.raises(LowbitError, match="has 1 inputs and 2 outputs"):
         kind(file).run(np.zeros((1, 3, 8, 8), np.float32))
     assert len(kind(file).run_all([np.zeros((1, 3, 8, 8), np.float32)])) == 2
+    for inputs in ([], [np.zeros((1, 3, 8, 8), np.float32)] * 2):
+        with pytest.raises(LowbitError, match=r"takes 1 inputs \(.*\), got"):
+            kind(file).run_all(inputs)
 
 
 @pytest.mark.parametrize("threads", [0, -1])
 def test_impossible_threads(kind, file, threads):
     with pytest.raises(LowbitError, match="threads must be at least 1"):
+        kind(file, threads=threads)
+
+
+@pytest.mark.parametrize("threads", ["1", 1.5, 10**6])
+def test_threads_that_are_no_reasonable_number(kind, file, threads):
+    with pytest.raises(LowbitError, match="threads must be a whole number up to 1024"):
         kind(file, threads=threads)
 
 
