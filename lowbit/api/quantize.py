@@ -22,9 +22,9 @@ from lowbit.nn import calibrate as calibrate_layers
 from lowbit.nn import find_quantizers, preparation_of, prepare
 from lowbit.nn.calibration import correct_biases
 from lowbit.nn.convert import set_executor
+from lowbit.nn.eval_mode import check_runs
 from lowbit.nn.fidelity import measure_fidelity
 from lowbit.nn.qt_autograd import seed_rounding
-from lowbit.nn.quantizer import Quantizer
 from lowbit.ptq import Reconstructed, equalize, reconstruct
 from lowbit.recipe import Recipe, load_recipe
 from lowbit.training.display import open_display
@@ -75,6 +75,8 @@ def quantize(
         inputs = example_inputs(net, example)
     else:
         inputs = batches.first.inputs if batches is not None and batches.first is not None else ()
+    if inputs:
+        check_runs(net, inputs)  # before anything of the network is changed
     prepare(net, chosen, *inputs)
     seed_rounding(net, seed)
     device = paddle.device.get_device().split(":")[0]
@@ -148,7 +150,7 @@ def _calibrate(
     net: nn.Layer, batches: Batches, *, seed: int, work_dir: str | os.PathLike[str] | None
 ) -> Calibration:
     quantizers = find_quantizers(net)
-    missing = [quantizer for quantizer in quantizers if not _is_ready(quantizer)]
+    missing = [quantizer for quantizer in quantizers if not quantizer.is_ready]
     samples = 0
 
     def inputs() -> Any:
@@ -175,19 +177,11 @@ def _calibrate(
     return Calibration(
         batches=count,
         samples=seen,
-        calibrated=sum(_is_ready(quantizer) for quantizer in missing),
+        calibrated=sum(quantizer.is_ready for quantizer in missing),
         known=len(quantizers) - len(missing),
         biases_corrected=corrected,
         reconstructed=made,
     )
-
-
-def _is_ready(quantizer: Quantizer) -> bool:
-    try:
-        quantizer.check_ready()
-    except LowbitError:
-        return False
-    return True
 
 
 def _unwrapped(net: nn.Layer) -> nn.Layer:

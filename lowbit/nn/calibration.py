@@ -13,7 +13,7 @@ from paddle import Tensor, nn
 
 from lowbit.errors import LowbitError
 from lowbit.nn.bn_folding import absorb_batch_norms
-from lowbit.nn.eval_mode import eval_mode
+from lowbit.nn.eval_mode import eval_mode, explained
 from lowbit.nn.exact_rounding import align_scales
 from lowbit.nn.int_forward import forward_is_of_integers, per_output
 from lowbit.nn.quant_layers import is_quantized
@@ -62,10 +62,13 @@ def _show(model: nn.Layer, inputs: Sequence[Tensor], quantizers: list[Quantizer]
     all_stats = (quantizer.calibration_stats for quantizer in quantizers)
     watching = [stats for stats in all_stats if stats is not None and stats.wants_gradients]
     if not watching:
-        model(*inputs)
+        with explained(model, inputs):
+            model(*inputs)
         return
     with paddle.enable_grad(), _fixed_parameters(model):
-        _with_random_signs(model(*inputs), np.random.default_rng(seed)).backward()
+        with explained(model, inputs):
+            answers = model(*inputs)
+        _with_random_signs(answers, np.random.default_rng(seed)).backward()
     for stats in watching:
         for x in stats.take_waiting():
             stats.weigh(x, x.grad)

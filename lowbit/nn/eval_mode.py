@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import paddle
-from paddle import nn
+from paddle import Tensor, nn
+
+from lowbit.errors import LowbitError
 
 
 @contextmanager
@@ -26,6 +28,28 @@ def eval_mode(model: nn.Layer) -> Iterator[None]:
         for layer, training in modes:
             layer.training = training
         paddle.set_rng_state(random_state)
+
+
+def check_runs(model: nn.Layer, inputs: Sequence[Tensor]) -> None:
+    """A LowbitError where the model, in evaluation, does not run on these inputs."""
+    with eval_mode(model), explained(model, inputs):
+        model(*inputs)
+
+
+@contextmanager
+def explained(model: nn.Layer, inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Within it, where the model runs on a batch, Paddle's errors become LowbitErrors that name the layer."""
+    shapes = ", ".join(str(list(x.shape)) for x in inputs)
+    if any(0 in x.shape for x in inputs):
+        raise LowbitError(f"a batch has no samples: {shapes}; leave it out")
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError) as error:
+        where = failing_layer(error, model)
+        raise LowbitError(
+            f"the network does not run on a batch of {shapes}{f', in {where}' if where else ''}: "
+            f"{cause(error)}"
+        ) from error
 
 
 # The relevant line of Paddle's long error messages.

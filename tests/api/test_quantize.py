@@ -51,6 +51,21 @@ def test_a_network_stays_as_it_was_when_the_data_are_wrong():
     assert not quantized(net)
 
 
+@pytest.mark.parametrize("recipe", ["ptq_w8a8", {"weight_bits": 8}])
+def test_data_that_the_network_does_not_take_change_nothing(recipe):
+    net = paddle.nn.Sequential(paddle.nn.Conv2D(3, 2, 1), paddle.nn.Flatten())
+    for shape, message in (
+        ([4, 2, 8, 8], r'does not run on a batch of \[4, 2, 8, 8\], in layer "0"'),
+        ([0, 3, 8, 8], "a batch has no samples"),
+    ):
+        with pytest.raises(LowbitError, match=message):
+            lowbit.quantize(net, recipe, data=[np.zeros(shape, np.float32)])
+        assert type(net[0]) is paddle.nn.Conv2D
+    good, bad = (np.ones([2, channels, 8, 8], np.float32) for channels in (3, 2))
+    with pytest.raises(LowbitError, match="does not run on a batch"):
+        lowbit.quantize(net, recipe, data=[good, bad])
+
+
 def test_qat_without_data_is_finished_by_calibrate(images, labels):
     net = lowbit.quantize(build(), QAT)
     with pytest.raises(LowbitError, match="calibrat"):
