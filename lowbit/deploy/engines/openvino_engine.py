@@ -37,9 +37,9 @@ _PROGRAMS = 4  # compiled for a batch size of their own
 # Compiling a quantized file for a fixed size, OpenVINO 2026.4 moves quantization before concatenations
 # (MoveFakeQuantize), which ends the process with a segmentation fault for DenseNet121 and DPN68.
 _NOT_FOR_A_FIXED_SIZE = "Concat"
-# With one thread and a fixed size, OpenVINO 2026.4 computes nonsense for a quantized Linear layer behind
-# another one, which it compiles together (as snippets).
-_NOT_FOR_SNIPPETS = "MatMul"
+# With one thread and a fixed size, OpenVINO 2026.4 computes nonsense for two small quantized Linear layers,
+# which it compiles together (as snippets); larger ones than this it does not.
+_SMALL = 256
 
 
 class OpenVinoEngine:
@@ -147,7 +147,7 @@ class OpenVinoEngine:
             # Else inputs of Linear layers with uint8 weights are rounded once more, by ranges of their own.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
-        if sum(op.get_type_name() == _NOT_FOR_SNIPPETS for op in model.get_ops()) > 1:
+        if min(self.options.threads, cpu_info().cores) == 1 and sum(map(_is_small, model.get_ops())) > 1:
             settings["SNIPPETS_MODE"] = "DISABLE"
         try:
             with _amx_left_out():
@@ -179,6 +179,13 @@ def _fit(shapes: Sequence[tuple[int, ...]], known: Sequence[tuple[int, ...]]) ->
         and all(b in (-1, a) for a, b in zip(shape, wanted, strict=True))
         for shape, wanted in zip(shapes, known, strict=True)
     )
+
+
+def _is_small(op: Any) -> bool:
+    """Whether it is a matrix product with a matrix of at most `_SMALL` rows and columns."""
+    if op.get_type_name() != "MatMul":
+        return False
+    return all(side.is_dynamic or side.get_length() <= _SMALL for side in op.input(1).get_partial_shape())
 
 
 def _shape(port: Any) -> tuple[int, ...]:
