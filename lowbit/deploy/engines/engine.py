@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,7 +145,7 @@ def check_one_in_one_out(inputs: int, outputs: int, path: Path) -> None:
 def check_threads(threads: int | None) -> None:
     if threads is None:
         return
-    if not isinstance(threads, int) or threads > _MOST_THREADS:
+    if not isinstance(threads, Integral) or threads > _MOST_THREADS:
         raise LowbitError(f"threads must be a whole number up to {_MOST_THREADS}, got {threads!r}")
     if threads < 1:
         raise LowbitError(f"threads must be at least 1, got {threads}")

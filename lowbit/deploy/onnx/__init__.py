@@ -7,7 +7,7 @@
 | `graph` | the graph in between, and writing it |
 | `fold` | each layer's integers, with batch norm folded |
 | `qdq` | integer types per target, QuantizeLinear and DequantizeLinear |
-| `moved` | integers through operators that only move values |
+| `moved` | integers through operators that only move values; what keeps OpenVINO from moving scales |
 """
 
 from lowbit.deploy.onnx.export_onnx import OnnxModel, export_onnx

@@ -185,3 +185,52 @@ def _moves(node: Node, graph: Graph) -> bool:
             isinstance(filling, np.ndarray) and not filling.any()
         )
     return node.kind in _MOVES
+
+
+# What keeps OpenVINO 2026.4 from moving scales and zero points, which it does wrongly in some places.
+
+
+_NOTHING = np.finfo(np.float32).tiny  # what is added to change nothing; 0 would be left out
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
+# A positive factor may be before or behind them.
+_SCALED = {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
+_OTHER_PLACES = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"}
+
+
+def keep_scales_in_place(node: Node, graph: Graph) -> bool:
+    """Give a convolution without bias, whose output becomes tokens, one that changes no sum; whether it did.
+
+    OpenVINO 2026.4 moves the scales of its channels behind the transposition otherwise, to the wrong axis.
+    """
+    has_bias = len(node.inputs) > 2 and bool(graph.constants[node.inputs[2]].any())
+    if node.kind not in _CONVOLUTIONS or has_bias or not _becomes_tokens(node.outputs[0], graph):
+        return False
+    channels = graph.shapes[node.outputs[0]][1]
+    node.inputs[2:] = [graph.constant(np.full([channels], _NOTHING), f"{node.layer}.no_bias")]
+    return True
+
+
+def _becomes_tokens(tensor: str, graph: Graph) -> bool:
+    """Whether values are moved to other axes, perhaps behind operators that a positive scale goes through."""
+    consumers = graph.consumers(tensor)
+    return any(consumer.kind in _OTHER_PLACES for consumer in consumers) or any(
+        _becomes_tokens(consumer.outputs[0], graph) for consumer in consumers if consumer.kind in _SCALED
+    )
+
+
+def unmoved(tensor: str, graph: Graph) -> str:
+    """The tensor behind an operator that changes nothing.
+
+    OpenVINO 2026.4 moves its rounding to before a concatenation otherwise, with scales and zero points of
+    other axes. It does not look behind this operator.
+    """
+    lowest = graph.constant(np.finfo(np.float32).min, "lowest")
+    return graph.add("Max", [tensor, lowest], shape=graph.shapes[tensor])
+
+
+def is_joined(tensor: str, graph: Graph) -> bool:
+    """Whether the tensor comes from a concatenation, moved or not."""
+    node = graph.producer(tensor)
+    while node is not None and node.kind in _OTHER_PLACES:
+        node = graph.producer(node.inputs[0])
+    return node is not None and node.kind == "Concat"

@@ -10,7 +10,14 @@ import numpy as np
 
 from lowbit.deploy.onnx.fold import DeployedLayer
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
-from lowbit.deploy.onnx.moved import join_tokens, quantize_moved, round_before_sums
+from lowbit.deploy.onnx.moved import (
+    is_joined,
+    join_tokens,
+    keep_scales_in_place,
+    quantize_moved,
+    round_before_sums,
+    unmoved,
+)
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.machine import CpuInfo, cpu_info
 from lowbit.nn import DeployedOperand
@@ -198,8 +205,6 @@ _BENDING = {"HardSwish", "HardSigmoid", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "
 _MERGED_ACTIVATIONS = {"Relu", "Clip"}
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
 _MATRIX_PRODUCTS = {"MatMul", "Gemm"}
-_NOTHING = np.finfo(np.float32).tiny  # what is added to change nothing; 0 would be left out
-_MOVING = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"}
 _TYPES = {
     "int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4, "int8": np.int8, "uint8": np.uint8
 }  # fmt: skip
@@ -235,11 +240,10 @@ def quantize(
         if not isinstance(weight, QuantizedConstant):
             continue
         input_ = layers[node.layer].input
-        if len(node.inputs) > 2 and input_ is not None and target != "gpu":
+        kept = target != "gpu" and keep_scales_in_place(node, graph)
+        if not kept and len(node.inputs) > 2 and input_ is not None and target != "gpu":
             _quantize_bias(node, weight, input_, graph, done, fused=bool(edges))
         node.inputs[1] = _weight(node, weight, target, graph)
-        if len(node.inputs) == 2 and node.kind in _CONVOLUTIONS and target != "gpu":
-            _keep_scales_in_place(node, graph)
     return done
 
 
@@ -270,10 +274,10 @@ def _quantize_activations(
         if (source, grid) not in made:
             readers = {other.kind for other in nodes if node.outputs[0] in other.inputs}
             how = {"direct": readers <= set(PRODUCTS), "edges": bool(edges)}
-            joined = target != "gpu" and _is_joined(source, graph)
+            joined = target != "gpu" and is_joined(source, graph)
             how["joined"] = joined and bool(readers & _CONVOLUTIONS)
             if joined and readers & _MATRIX_PRODUCTS:
-                source = _unmoved(source, graph)
+                source = unmoved(source, graph)
             how["bent"] = is_edge and not in_4_bits and readers <= _BENDING
             name = f"{layer}.output" if is_edge else f"{layer}.input"
             pair = _quantize_one(source, name, operand, target, graph, **how)
@@ -326,24 +330,6 @@ def _quantize_one(
     return integers, graph.add("DequantizeLinear", [integers, *parts], shape=shape)
 
 
-def _unmoved(tensor: str, graph: Graph) -> str:
-    """The tensor behind an operator that changes nothing.
-
-    OpenVINO 2026.4 moves its rounding to before a concatenation otherwise, with scales and zero points of
-    other axes. It does not look behind this operator.
-    """
-    lowest = graph.constant(np.finfo(np.float32).min, "lowest")
-    return graph.add("Max", [tensor, lowest], shape=graph.shapes[tensor])
-
-
-def _is_joined(tensor: str, graph: Graph) -> bool:
-    """Whether the tensor comes from a concatenation, moved or not."""
-    node = graph.producer(tensor)
-    while node is not None and node.kind in _MOVING:
-        node = graph.producer(node.inputs[0])
-    return node is not None and node.kind == "Concat"
-
-
 def _without_clip(source: str, operand: DeployedOperand, graph: Graph) -> tuple[str, DeployedOperand]:
     """A Clip (ReLU6) that is rounded next becomes bounds of the integers: the same, and no operator more."""
     node = graph.producer(source)
@@ -369,7 +355,8 @@ def _clip(x: str, lowest: int | None, highest: int | None, unit: np.generic, gra
 
 def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph) -> str:
     name, zero = weight_type(weight, target)
-    if zero and node.kind == "ConvTranspose":  # OpenVINO 2026.4 takes no account of the zero point
+    # OpenVINO 2026.4 takes no account of the zero point there.
+    if zero and node.kind == "ConvTranspose" and _is_without_zero_point(node.inputs[0], graph):
         values = weight.integers.astype(np.float32) * weight.scale.astype(np.float32)
         return graph.constant(values, f"{node.layer}.weight.values")
     kind = _TYPES[name]
@@ -382,6 +369,12 @@ def _weight(node: Node, weight: QuantizedConstant, target: Target, graph: Graph)
         graph.constant(np.full(scale.shape, zero).astype(kind), f"{node.layer}.weight.zero"),
     ]
     return _insert(node, parts, axis, list(weight.shape), graph)
+
+
+def _is_without_zero_point(tensor: str, graph: Graph) -> bool:
+    """Whether these are values of integers whose zero point is 0."""
+    node = graph.producer(tensor)
+    return node is not None and node.kind == "DequantizeLinear" and not graph.constants[node.inputs[2]].any()
 
 
 def _quantize_bias(
@@ -419,17 +412,6 @@ def _quantize_bias(
     node.inputs[2] = _insert(node, parts, 0, [len(bias)], graph)
     if not packed and not fused and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
         _add_behind(node, graph)
-
-
-def _keep_scales_in_place(node: Node, graph: Graph) -> None:
-    """Give a convolution without bias, whose output becomes tokens, one that changes no sum.
-
-    OpenVINO 2026.4 moves the scales of its channels behind the transposition otherwise, to the wrong axis.
-    """
-    if not any(consumer.kind in _MOVING for consumer in graph.consumers(node.outputs[0])):
-        return
-    channels = graph.shapes[node.outputs[0]][1]
-    node.inputs.append(graph.constant(np.full([channels], _NOTHING), f"{node.layer}.no_bias"))
 
 
 def _own_steps(bias: np.ndarray) -> np.ndarray:

@@ -102,11 +102,11 @@ def test_linear_in_4_bits_with_an_odd_number_of_inputs(bits, inputs, write, targ
 
 
 class Tokens(nn.Layer):
-    """A convolution without a bias, whose pixels become tokens; with one more token in front, if wanted."""
+    """A convolution whose pixels become tokens; with one more token in front, if wanted."""
 
-    def __init__(self, *, joined: bool, two: bool) -> None:
+    def __init__(self, *, joined: bool, two: bool, behind=nn.Identity, bias_attr=False) -> None:
         super().__init__()
-        self.conv = nn.Conv2D(4, 16, 2, stride=2, bias_attr=False)
+        self.conv = nn.Sequential(nn.Conv2D(4, 16, 2, stride=2, bias_attr=bias_attr), behind())
         self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 5)
         self.token = self.create_parameter([1, 1, 16])
         self.joined, self.two = joined, two
@@ -128,6 +128,14 @@ def test_tokens_of_a_convolution(outputs, two, joined, write, target):
     check(quantized(Tokens(joined=joined, two=two), SHAPE, **made), write, target)
 
 
+@pytest.mark.parametrize("behind", [nn.ReLU, lambda: nn.MaxPool2D(2), lambda: nn.AvgPool2D(2)])
+@pytest.mark.parametrize("bias_attr", [False, nn.initializer.Constant(0.0)])
+def test_tokens_of_what_a_convolution_gives(bias_attr, behind, write, target):
+    paddle.seed(0)
+    net = Tokens(joined=False, two=True, behind=behind, bias_attr=bias_attr)
+    check(quantized(net, SHAPE, **rules(8, 8, narrow=True, scaling="fixed")), write, target)
+
+
 @pytest.mark.parametrize("outputs", ["full", "quantized"])
 def test_a_convolution_behind_a_concatenation(outputs, write, target):
     model = Net(
@@ -144,10 +152,13 @@ def test_linear_behind_a_concatenation(outputs, write, target):
     check(quantized(model, SHAPE, **{"outputs": outputs}, **rules(8, 8, narrow=True)), write, target)
 
 
+@pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("outputs", ["full", "quantized"])
-def test_transposed_convolution_behind_relu(outputs, write, target):
+def test_transposed_convolution(outputs, relu, write, target):
     model = Net(
-        lambda x, a, b: b(F.relu(a(x))), nn.Conv2D(4, 8, 3, stride=2), nn.Conv2DTranspose(8, 6, 2, stride=2)
+        lambda x, a, b: b(F.relu(a(x)) if relu else a(x)),
+        nn.Conv2D(4, 8, 3, stride=2),
+        nn.Conv2DTranspose(8, 6, 2, stride=2),
     )
     check(quantized(model, SHAPE, **{"outputs": outputs}, **rules(8, 8, narrow=True)), write, target)
 
