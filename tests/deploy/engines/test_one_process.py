@@ -23,6 +23,7 @@ from tests.support.runs import tiny_values
 
 folder = Path(sys.argv[1])
 received = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background is started without
 signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
 
 
