@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Side:
-    """What trains: the convolutions and their neighbours of Paddle or of lowbit, and a recipe."""
+    """What trains: the convolutions and batch norms of Paddle or of lowbit, and a recipe."""
 
     lowbit: bool = True
     recipe: str | None = None

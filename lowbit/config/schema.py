@@ -64,13 +64,24 @@ class GlobalSection(Section):
     reset_classifier: bool = False  # take pretrained weights although the number of classes differs
     sync_bn: bool = False
     fast_convolutions: bool = True  # on a CPU, in oneDNN instead of Paddle's own kernels
-    fast_neighbours: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
+    fast_norm_ops: bool = True  # on a CPU, batch norm, ReLU and max-pool of training in lowbit's kernels
     executor: Literal["auto", "integer", "simulate"] = "auto"  # of products of quantized operands
     ema: Annotated[Number, Field(gt=0, lt=1)] | None = None  # decay of the average of weights; see EMA
     early_stop: Count = 0  # stop when top-1 has not improved for N epochs; 0: never
     finetune_epochs: Count = 0  # of low-precision training, the last ones with gradients in full precision
     health_interval: Count = 100  # low precision: measure operands every N steps; 0: never
     checkpoint_dir: str = "checkpoints"  # inside output_dir
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_name(cls, values: Any) -> Any:
+        """Configs of runs of version 0.2 have `fast_neighbours`."""
+        if not isinstance(values, dict) or "fast_neighbours" not in values:
+            return values
+        if "fast_norm_ops" in values:
+            raise ValueError("fast_neighbours is the earlier name of fast_norm_ops: give one of them")
+        renamed = {"fast_neighbours": "fast_norm_ops"}
+        return {renamed.get(key, key): value for key, value in values.items()}
 
     @field_validator("train_mode")
     @classmethod

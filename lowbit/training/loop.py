@@ -51,7 +51,7 @@ def train(
         run if first else nullcontext(),
         Interruption() as interruption,
         fast_convolutions(wanted=config.Global.fast_convolutions),
-        fast_norm_ops(wanted=config.Global.fast_neighbours),
+        fast_norm_ops(wanted=config.Global.fast_norm_ops),
         fast_updates(),
     ):
         resumed = _resume(session, run)

@@ -265,10 +265,10 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         check_class_count(eval_data, num_classes, "validation")
         eval_loader = build_loader(config.DataLoader.Eval, eval_data, training=False, ranks=ranks)
 
-    convolutions = neighbours = "Paddle"
+    convolutions = batch_norm = "Paddle"
     if device.name == "cpu":
         convolutions = convolution_library(wanted=config.Global.fast_convolutions)
-        neighbours = norm_library(wanted=config.Global.fast_neighbours)
+        batch_norm = norm_library(wanted=config.Global.fast_norm_ops)
         keep_freed_memory()
     seed_everything(config.Global.seed)
     recipe = recipe_of(config)
@@ -309,7 +309,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         features = shared_features(model, teacher, example_images(config.Global.image_shape))
     if device.name == "cpu" and (reason := why_missing()):
         notes.append(f"training on Paddle's operators, which is slower: {reason}")
-    if neighbours != "Paddle":
+    if batch_norm != "Paddle":
         fuse(model)
     optimizer = build_optimizer(config.Optimizer, model)
     if words := unmatched_words(config.Optimizer, model):
@@ -331,7 +331,7 @@ def open_session(config: Config, *, insist_on_device: bool = False) -> Session:
         network=paddle.DataParallel(model) if ranks.world > 1 else model,
         optimizer=optimizer,
         precision=precision,
-        environment=environment_record() | {"convolutions": convolutions, "neighbours": neighbours},
+        environment=environment_record() | {"convolutions": convolutions, "batch_norm": batch_norm},
         progress=Progress(epoch=config.Global.start_epoch),
         recipe=recipe,
         fp32=fp32,

@@ -41,6 +41,14 @@ def test_what_a_config_may_leave_out(tmp_path):
     assert (config.AMP, config.DataLoader.Eval) == (None, None)
 
 
+def test_earlier_name_of_a_setting(tmp_path):
+    assert load_text(tmp_path, SMALL).Global.fast_norm_ops
+    earlier = SMALL.replace("  epochs: 2\n", "  fast_neighbours: false\n")
+    assert not load_text(tmp_path, earlier).Global.fast_norm_ops
+    both = earlier.replace("false\n", "false\n  fast_norm_ops: true\n")
+    assert "give one of them" in mistake(tmp_path, both)
+
+
 @pytest.mark.parametrize(
     ("section", "level"),
     [

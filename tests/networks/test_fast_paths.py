@@ -55,11 +55,11 @@ class Way(NamedTuple):
 
     executor: str = "auto"
     convolutions: bool = True
-    neighbours: bool = True
+    norm_ops: bool = True
 
 
 SLOW = Way("simulate", False, False)
-WAYS = [Way(), Way("simulate"), Way(convolutions=False), Way(neighbours=False)]
+WAYS = [Way(), Way("simulate"), Way(convolutions=False), Way(norm_ops=False)]
 # Of each parameter's gradient, relative to its norm. Measured: 2e-5, 2e-4, 8e-4, 3e-5.
 TOLERANCES = {"fp32": 1e-4, "QAT W8A8": 5e-3, "W8A8G8": 0.02, "W4A4G4": 0.1}
 
@@ -82,7 +82,7 @@ def _train(kind: type[Network], mode: str, way: Way) -> Trained:
     images = paddle.to_tensor(random.standard_normal((BATCH, 3, 16, 16)).astype(np.float32))
     labels = paddle.to_tensor(random.integers(0, CLASSES, BATCH))
     losses, gradients = [], []
-    with fast_convolutions(wanted=way.convolutions), fast_norm_ops(wanted=way.neighbours):
+    with fast_convolutions(wanted=way.convolutions), fast_norm_ops(wanted=way.norm_ops):
         for step in range(STEPS):
             paddle.seed(step)  # of what the networks draw
             losses.append(model.backward_pass(images, labels))
@@ -142,7 +142,7 @@ def test_every_way_trains_alike(kind, mode):
             np.testing.assert_allclose(found.state[name], value, rtol=1e-3, atol=1e-3, err_msg=name)
         if "G" in mode:
             fast = fast or found
-            _assert_same_bits(found, fast if way.neighbours else slow)
+            _assert_same_bits(found, fast if way.norm_ops else slow)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NETWORKS if kind.modes is None])
@@ -172,14 +172,14 @@ class _CroppedHead(nn.Layer):
 def test_a_crop_through_a_second_head_that_counts_ten_times(mode):
     """16×16×32×32: `conv.weight.grad` was off by 99 %."""
     found = []
-    for neighbours in (True, False):
+    for norm_ops in (True, False):
         paddle.seed(0)
         model = _CroppedHead()
         if MODES[mode] is not None:
             prepare(model, make_recipe(MODES[mode]))
             seed_rounding(model, 0)
         images, target = paddle.randn([16, 3, 32, 32]), paddle.randn([16, 16, 32, 32])
-        with fast_norm_ops(wanted=neighbours):
+        with fast_norm_ops(wanted=norm_ops):
             first, second = model(images)
             ((first - target).square().mean() + 10 * second.square().mean()).backward()
         found.append(model.conv.weight.grad.numpy())

@@ -308,7 +308,7 @@ def test_batch_norm_runs_in_our_kernels_unless_the_config_says_no(tmp_path, monk
     used = []
     apply = BatchNormNode.apply
     monkeypatch.setattr(BatchNormNode, "apply", lambda *arguments: used.append(1) or apply(*arguments))
-    train(tiny_config(tmp_path / "paddle", epochs=1, fast_neighbours=False))
+    train(tiny_config(tmp_path / "paddle", epochs=1, fast_norm_ops=False))
     assert not used
     train(tiny_config(tmp_path / "lowbit", epochs=1))
     assert bool(used) == (norm_library(wanted=True) == "lowbit")
