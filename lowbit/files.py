@@ -92,7 +92,7 @@ def link_atomically(path: Path, other: Path) -> None:
 
 
 def _neighbour(path: Path) -> Path:
-    """Not from `tempfile`, whose files nobody but their owner may read."""
+    """Not from `tempfile`, whose files only their owner may read."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 

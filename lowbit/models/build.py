@@ -189,7 +189,7 @@ def _import_constructor(path: str) -> Callable[..., Any]:
 
 
 def _import_module(module_name: str, path: str) -> ModuleType:
-    # A user's model lies beside the config; `lowbit` as a command does not have that folder on its path.
+    # A user's model is in the config's folder, which is not on the path of the command `lowbit`.
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -19,7 +19,7 @@ from lowbit.safe_pickle import load_arrays
 
 _SUFFIXES = (".pdparams", ".safetensors")
 _SHOWN = 10
-# What lowbit.nn gives layers and modules beside their own parameters.
+# What lowbit.nn adds to the parameters of layers and modules.
 _QUANTIZERS = frozenset(
     f"{role}_quantizer" for role in ("input", "weight", "output", "left", "right", "gradient")
 ) | {"backward_quantizers"}

@@ -58,7 +58,7 @@ class Grid:
 
     @property
     def spacing(self) -> int:
-        """The distance of neighbouring integers, where it is the same everywhere."""
+        """The distance of adjacent integers, where it is the same everywhere."""
         return 2 if self.midrise else 1
 
     @property

@@ -92,7 +92,7 @@ def _mean_over_pixels(wrong: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class LearnedParts:
-    """What learns in some modules, and how it takes the place of what is there.
+    """The parameters that are learned in some modules, and how they replace the modules' own.
 
     Weights learn whether to be rounded up or down; with `moving` they learn straight through the rounding.
     A share `drop` of the inputs' values stays unquantized.
@@ -184,7 +184,7 @@ class LearnedParts:
 class _Layer:
     """A quantized layer in training: its weight's rounding, and gain and shift of what comes out of it.
 
-    With its batch norm folded in, the layer computes gain·(w·x) + shift; the batch norm lets it through. Gain
+    With its batch norm folded in, the layer computes gain·(w·x) + shift; the batch norm does nothing. Gain
     and shift change by factors that are learned: they come to a scale of the weight and a bias per channel.
     """
 

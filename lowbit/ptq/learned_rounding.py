@@ -192,8 +192,8 @@ class LearnedRounding:
     """A weight between the two integers around it: floor(w / scale) + h, where h in [0, 1] is learned.
 
     The scale stays. `hard` is the weight in the end, exactly on its grid: rounding it to nearest gives the
-    integers that were learned, so that nobody else has to know of them. `compensated` weights are good as
-    they are rounded, not as they are: h starts near 0 or 1.
+    integers that were learned, and other code needs no special case. `compensated` weights are meant to be
+    rounded to nearest: h starts near 0 or 1.
     """
 
     def __init__(self, weight: Tensor, quantizer: Quantizer, *, compensated: bool) -> None:

@@ -48,7 +48,7 @@ class BatchNorm(FrozenSection):
     """
 
     fold: Literal["training", "calibration", "export"] = "export"
-    freeze_after: Count | None = None  # steps, after which its statistics stand still
+    freeze_after: Count | None = None  # steps, after which its statistics are fixed
 
 
 def _initial(value: Any) -> Any:

@@ -81,7 +81,7 @@ class TensorSpec:
     A learned step starts from LSQ's own initial value, or from the scale of an observer other than minmax.
     With `scaling` fixed or learned, `mse` is `mse(50)`: one iteration stays near the largest value.
     `sign="auto"` puts an input that calibration never sees negative (after a ReLU) on the unsigned grid of as
-    many bits; `asymmetric` learns an offset beside the step: a zero point (LSQ+). `rotation` quantizes after
+    many bits; `asymmetric` also learns an offset: a zero point (LSQ+). `rotation` quantizes after
     a Hadamard transform and turns back; `samples=2` is the mean of two stochastic roundings.
 
     >>> str(TensorSpec(grid="int4", granularity="N", observer="mse"))

@@ -69,7 +69,7 @@ def _check(status: int, where: object) -> None:
 
 
 class _Handle:
-    """A pointer that is freed once nobody uses it."""
+    """A pointer that is freed when it is no longer used."""
 
     def __init__(self, free: str) -> None:
         self.pointer = ctypes.c_void_p()

@@ -177,7 +177,7 @@ class _Handlers:
             raise
         except self._disconnect:
             status = _CLIENT_GONE
-            return self._responses.Response(status_code=status)  # nobody reads it
+            return self._responses.Response(status_code=status)  # the client has gone
         finally:
             self._active -= 1
             self._metrics.request(status, time.perf_counter() - start)

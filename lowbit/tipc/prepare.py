@@ -20,7 +20,7 @@ _ARCHIVES = (TAR_NAME, f"test_images/{TAR_NAME}")  # lite data of the user's own
 
 
 def prepare_chain(config: ChainConfig, mode: str) -> list[str]:
-    """Lines that say what was written and what is there; a LowbitError if something is missing.
+    """What was written and what already existed, as lines; a LowbitError if something is missing.
 
     >>> prepare_chain(read_config(path), "lite_train_lite_infer")  # doctest: +SKIP
     ['./lite_data: 16 training and 16 validation images, drawn', './images/demo.jpg: an image, drawn']

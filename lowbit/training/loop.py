@@ -111,7 +111,7 @@ def begin_run(
     """
     for line in session.notes:
         display.message(line)
-    _check_ranks_agree(session)  # and from here on nobody looks for a checkpoint that may be moved
+    _check_ranks_agree(session)  # before an earlier run's checkpoints may be moved
     if not session.ranks.is_first:
         return None
     goes_on_here = resumed is not None and resumed.parent.resolve() == run.checkpoints.resolve()

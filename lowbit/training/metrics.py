@@ -181,7 +181,7 @@ class HealthLog:
 
     def record(self) -> dict[str, Any]:
         """`{layer: {operand: {sqnr: …, scale: …}}}`, rounded to what is worth keeping; empty where there is
-        nothing quantized, or nobody asks."""
+        nothing quantized, or they are not wanted."""
         layers: dict[str, Any] = {}
         for (layer, operand), values in self._sums.items():
             means = {name: round(sum(seen) / len(seen), 5) for name, seen in values.items()}

@@ -322,7 +322,7 @@ class MixedPrecision:
         if self._optimizer is None:
             raise RuntimeError("call prepare() before the first step")
         self._scaler.unscale_(self._optimizer)
-        # GradScaler skips the step by itself and tells nobody; these two are where it keeps its verdict.
+        # GradScaler skips the step without reporting it; these two attributes say whether it did.
         return not bool(self._scaler._found_inf)
 
     def update(self, finite: bool) -> None:

@@ -64,7 +64,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # The file stays: removing it would let a third process lock a new one beside a waiting second.
+        # The file stays: otherwise a third process could lock a new one while a second waits for this one.
         os.close(self._lock)
 
     @property

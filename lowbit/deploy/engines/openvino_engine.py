@@ -50,7 +50,8 @@ class OpenVinoEngine:
     seen = engine.run_with(images, ["layer1.0.conv1.input"])
 
     What the file leaves in fp32 is computed in fp32: OpenVINO would round it to bf16 on processors that
-    multiply bf16 fast, which nobody trained for. AMX is not used, unless ONEDNN_MAX_CPU_ISA asks for it.
+    multiply bf16 fast, although the network was not trained in it. AMX is not used, unless
+    ONEDNN_MAX_CPU_ISA asks for it.
     The first few batch sizes are compiled for, each when it is met (under a second): with sizes that are
     known, OpenVINO is about 0.4 ms faster in every call. Networks with concatenations have one program for
     all sizes. One engine is for one thread at a time.

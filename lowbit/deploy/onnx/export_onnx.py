@@ -193,7 +193,7 @@ def _compare(
                         f"{model_name} cannot be exported to ONNX: ONNX Runtime answers differently from the "
                         f"model ({_difference(own, found)}). {why or _CONSTANT}; nothing was written"
                     )
-    return f"{engine.name} beside the model: {_difference(expected[0], answers[0])}"
+    return f"{engine.name} compared with the model: {_difference(expected[0], answers[0])}"
 
 
 def _amplified_rounding(model: nn.Layer, engine: OnnxRuntimeEngine, inputs: list[np.ndarray]) -> str | None:

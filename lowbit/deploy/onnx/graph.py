@@ -201,7 +201,7 @@ class Graph:
         self.nodes = kept[::-1]
 
     def replace(self, old: str, new: str) -> None:
-        """Whoever uses the tensor `old` uses `new` from now on."""
+        """Replace the tensor `old` by `new` in all nodes that read it."""
         for node in self.nodes:
             node.inputs = [new if name == old else name for name in node.inputs]
         self.outputs = [new if name == old else name for name in self.outputs]

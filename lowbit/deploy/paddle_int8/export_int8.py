@@ -69,7 +69,7 @@ def _merge_followers(program: Program, nodes: list[Node], step: Callable[..., An
 
 
 def _readers(program: Program, nodes: list[Node]) -> dict[str, list[int]]:
-    """Who reads each value, by place; -1 stands for whoever asks for the program's output."""
+    """The readers of each value, by place; -1 is the program's output."""
     readers = defaultdict(list)
     for place, node in enumerate(nodes):
         for name in node.reads:

@@ -75,7 +75,7 @@ class EngineReport:
 
     @property
     def wrong_layers(self) -> list[str]:
-        """The layers that compute something else; empty where none does or nobody looked."""
+        """The layers that compute something else; empty where none does or none was compared."""
         return first_wrong_layers(self.layers or [])
 
 

@@ -250,7 +250,7 @@ class _Reading:
         return block.base_settings(is_input=self._operands[key][0].endswith(".input"))
 
     def _rules(self, at: KeyPath, match: dict[str, Any], settings: dict[str, Any]) -> list[Rule]:
-        """The rule that sets these keys; two for `full` and the like, beside which no other key may stand.
+        """The rule that sets these keys; two for `full` and the like, which allow no other key.
 
         Those keys are for the layers that a filter puts on an integer grid.
         """
