@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paddle import nn
 
     from lowbit.nn.edges import Edges
+    from lowbit.nn.fused_blocks import Fusion
     from lowbit.recipe import LayerPlan, Plan
 
 _CLASSES, _SHAPE = 1000, (3, 224, 224)  # ImageNet's, by default
@@ -45,6 +46,8 @@ def plan(
 ) -> None:
     """Show what a recipe quantizes: every layer, its three products, and whether they can run in integers.
 
+    Also shows which blocks are fused in training on a CPU, and why other batch norms are not.
+
     **Examples**
 
     - `lowbit plan resnet20 --recipe qat_w4a4`
@@ -53,6 +56,7 @@ def plan(
     """
     from lowbit.models import build_model
     from lowbit.nn.edges import Edges
+    from lowbit.nn.fused_blocks import fuse
     from lowbit.recipe import describe_layers, load_recipe
 
     name, classes, kwargs, shape = _chosen_model(model, config, override)
@@ -61,16 +65,19 @@ def plan(
     built = build_model(name, count, **kwargs)
     layers = loaded.assign(built)
     edges = _edges(built, layers, shape) if loaded.outputs == "quantized" else Edges()
+    fusion = fuse(built)
     if as_json:
         found = {"model": name, "num_classes": count, "recipe": recipe}
         found["layers"] = describe_layers(layers)
         found["outputs"] = [asdict(edge) for edge in edges.found]
         found["outputs_in_floats"] = list(edges.without_module)
+        found |= fusion.to_dict()
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
     if num_classes is None and classes is None and not quiet:
         print(f"{_CLASSES} classes assumed; --num-classes says otherwise", file=sys.stderr)
-    show([*plan_sections(layers, f"{name} with {recipe}"), *_edge_sections(edges)], wide=wide)
+    sections = plan_sections(layers, f"{name} with {recipe}")
+    show([*sections, *_edge_sections(edges), *_fusion_sections(fusion)], wide=wide)
 
 
 def _edges(model: nn.Layer, layers: list[LayerPlan], shape: tuple[int, int, int]) -> Edges:
@@ -94,6 +101,31 @@ def _edge_sections(edges: Edges) -> list[Section]:
     )
     columns = ("output of", "read by the layers")
     return [Section("Tensors between layers", columns, rows, tuple(edges.lines()), left=len(columns))]
+
+
+def _fusion_sections(fusion: Fusion) -> list[Section]:
+    """The blocks that are fused in training, by what is fused; batch norms that are not, by the reason."""
+    sections = []
+    for title, columns, found in (
+        ("Fused in training on a CPU", ("fused", "blocks"), fusion.fused),
+        ("Batch norms that are not fused", ("why", "batch norms"), fusion.unfused),
+    ):
+        groups: dict[str, list[str]] = {}
+        for name, text in found.items():
+            groups.setdefault(text, []).append(name or "the network itself")
+        if groups:
+            rows = tuple((text, _some(names)) for text, names in groups.items())
+            sections.append(Section(title, columns, rows, left=len(columns)))
+    return sections
+
+
+def _some(names: list[str]) -> str:
+    """The names, or the first two, the last and their number.
+
+    >>> _some(["a", "b", "c", "d"])
+    'a, b, … d (4)'
+    """
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]}, … {names[-1]} ({len(names)})"
 
 
 def _chosen_model(
