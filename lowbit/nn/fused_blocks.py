@@ -5,9 +5,9 @@ output is quantized, with that quantizer. So is the first convolution of a netwo
 follows: its output, the largest tensor of all, is computed again in the backward pass.
 
 A block is converted only where its code is known: classes of `fused_block_registry`, layers next to each
-other in `nn.Sequential`, or layers that the user names. Parameters and sublayers stay where they are, so
-`state_dict` keeps its names. A converted block runs the steps of `fused_steps`, in training; each step calls
-its layers one by one where it cannot run as one.
+other in `nn.Sequential` or in a forward that is a chain (`chain_forward`), or layers that the user names.
+Parameters and sublayers stay where they are, so `state_dict` keeps its names. A converted block runs the
+steps of `fused_steps`, in training; each step calls its layers one by one where it cannot run as one.
 
 Example::
 
@@ -32,6 +32,7 @@ from lowbit.accel.norm_ops import fast_norm_ops, fused_batch_norm
 from lowbit.accel.op_overrides import change_class
 from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
+from lowbit.nn.chain_forward import chain_modules
 from lowbit.nn.fused_block_registry import REGISTRY, FusedForward
 from lowbit.nn.fused_steps import has_hooks, is_norm, norms_before_activations, run_layers
 
@@ -111,9 +112,15 @@ def _forward_of_input(self: _Fused, input: Tensor) -> Tensor:
     return self._run(input)
 
 
+@paddle.jit.not_to_static
+def _forward_of_inputs(self: _Fused, inputs: Tensor) -> Tensor:
+    return self._run(inputs)
+
+
 _FORWARDS: dict[tuple[str, ...], Callable[[_Fused, Tensor], Tensor]] = {
     ("self", "x"): _forward_of_x,
     ("self", "input"): _forward_of_input,
+    ("self", "inputs"): _forward_of_inputs,
 }
 
 
@@ -134,18 +141,27 @@ def _convert(layer: nn.Layer) -> str | None:
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
         change_class(layer, _fused_class(kind, known.forward))
         return known.what
-    if kind.forward is not nn.Sequential.forward:
+    members = _members(layer)
+    if members is None or tuple(inspect.signature(kind.forward).parameters) not in _FORWARDS:
         return None
-    members = list(layer._sub_layers.values())
     if norms := norms_before_activations(members):
         kinds = ", ".join(dict.fromkeys(type(members[at + 1]).__name__ for at in sorted(norms)))
-        change_class(layer, _fused_class(kind, _sequential))
+        change_class(layer, _fused_class(kind, _one_by_one))
         return f"batch norm + {kinds}: {len(norms)}"
     return None
 
 
-def _sequential(self: Any, x: Tensor) -> Tensor:
-    return run_layers(list(self), x)
+def _members(layer: nn.Layer) -> list[nn.Layer] | None:
+    """The layers that the layer's forward calls one after the other, and does nothing else."""
+    forward = getattr(type(layer), "_plain", type(layer)).forward
+    if forward is nn.Sequential.forward:
+        return list(layer._sub_layers.values())
+    return chain_modules(layer, forward)
+
+
+def _one_by_one(self: Any, x: Tensor) -> Tensor:
+    members = _members(self)  # anew: what a forward calls may depend on attributes
+    return self._plain.forward(self, x) if members is None else run_layers(members, x)
 
 
 # Layers that the user names. ----------------------------------------------------------------------------
