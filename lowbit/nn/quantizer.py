@@ -304,9 +304,10 @@ class Quantizer(nn.Layer):
             return None
         if self.spec.scaling.name != "fixed" or self.alpha is not None or self.spec.granularity.letters:
             return None
-        if not fits(x):
+        grid = self.grid()
+        if not fits(x) or not grid.has_every_integer:
             return None
-        grid, range_ = self.grid(), self._known(self.kept).range.reshape([1] * x.ndim)
+        range_ = self._known(self.kept).range.reshape([1] * x.ndim)
         return KnownScale(scale_from_range(range_, grid), grid)
 
     def moving_scale(self) -> MovingScale | None:
