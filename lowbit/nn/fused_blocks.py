@@ -196,7 +196,8 @@ def _norm_with_relu(self: Any, x: Tensor) -> Tensor:
 
 
 def _relu_after_norm(self: Any, x: Tensor) -> Tensor:
-    if getattr(x, _RECTIFIED, None) == x.inplace_version:
+    # `set_value` and views by DLPack change values without raising the version.
+    if getattr(x, _RECTIFIED, None) == x.inplace_version and float(x.detach().min()) >= 0:
         return x
     return self._plain.forward(self, x)
 

@@ -375,6 +375,26 @@ def test_a_hook_on_an_inner_layer_is_called(place: str) -> None:
     assert seen[0] and all(np.array_equal(a, b) for a, b in zip(seen[0], seen[1], strict=True))
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_relu_of_a_named_group_sees_what_was_overwritten(overwrite: bool) -> None:
+    class Block(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.relu, self.overwrite = nn.BatchNorm2D(3), nn.ReLU(), False
+
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            y = self.bn(x)
+            if self.overwrite:  # raises no version
+                y.set_value(paddle.full_like(y, -1.0))
+            return self.relu(y)
+
+    net, x = Block(), paddle.randn([2, 3, 4, 4])
+    fuse(net, groups=[["bn", "relu"]], example=x)
+    net.overwrite = overwrite
+    with fast_norm_ops():
+        assert bool((net(x) == 0).all()) == overwrite
+
+
 def test_mixed_precision_runs_unfused() -> None:
     paddle.seed(0)
     plain = build_model("resnet20", 10)
