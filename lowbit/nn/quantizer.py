@@ -52,11 +52,14 @@ _SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defin
 
 @dataclass(frozen=True, eq=False)  # no tuple: Paddle takes the tensors of one for a PyLayer's inputs
 class KnownScale:
-    """How a tensor is quantized with one scale that is known before: the scale, with as many axes."""
+    """How a tensor is quantized with one scale that is known before: the scale, with as many axes.
+
+    Values are clipped at `bound`, where there is one, before they are rounded; it does not learn.
+    """
 
     scale: Tensor
     grid: Grid
-    clips: bool = True  # False for values that are on the grid already
+    bound: Tensor | None = None
 
 
 class Quantizer(nn.Layer):
