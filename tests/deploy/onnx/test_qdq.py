@@ -95,6 +95,24 @@ def test_linear(bits, write, target):
     check(quantized(model, SHAPE, **rules(bits, bits)), write, target)
 
 
+def test_small_linear_layers_one_behind_the_other(write, target):
+    """OpenVINO's snippets compute nonsense there, for a few rows for each thread."""
+    model = quantized(
+        Net(lambda x, a, b: b(F.relu(a(x.flatten(1)))), nn.Linear(36, 16), nn.Linear(16, 8)),
+        (36, 1, 1),
+        **rules(8, 8, narrow=True, scaling="fixed"),
+    )
+    made = write(model, (36, 1, 1), target=target)
+    for count in (1, 2, 3, 6, 12):
+        images = normal(count, 36, 1, 1, seed=5)
+        expected = answers(model, images)
+        for threads in (1, 2, 4):
+            found = OpenVinoEngine(made.path, threads=threads).run(images)
+            np.testing.assert_allclose(
+                found, expected, atol=0.02 * np.abs(expected).max(), err_msg=str(threads)
+            )
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("inputs", [17, 33])
 def test_linear_in_4_bits_with_an_odd_number_of_inputs(bits, inputs, write, target):
