@@ -77,7 +77,7 @@ def fuse(
     for name, layer in net.named_sublayers(include_self=True):
         if (what := _convert(layer)) is not None:
             fused[name] = what
-    return Fusion(fused, _unfused(net, fused))
+    return Fusion(fused, _unfused(net))
 
 
 def unfuse(net: nn.Layer) -> None:
@@ -133,7 +133,7 @@ def _convert(layer: nn.Layer) -> str | None:
     known = REGISTRY.get(kind)
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
         change_class(layer, _fused_class(kind, known.forward))
-        return known.what
+        return known.describe(layer)
     if kind.forward is not nn.Sequential.forward:
         return None
     members = list(layer._sub_layers.values())
@@ -222,20 +222,37 @@ def _trial(net: nn.Layer, example: Tensor) -> list[Tensor]:
     return [out.detach() for out in outputs] + [g for g in gradients if g is not None]
 
 
-def _unfused(net: nn.Layer, fused: dict[str, str]) -> dict[str, str]:
+def _unfused(net: nn.Layer) -> dict[str, str]:
     """Batch norms outside of fused blocks, each with the reason."""
+    converted = [norm for layer in net.sublayers(include_self=True) for norm in _fused_norms(layer)]
+    done = {id(norm) for norm in converted if not has_hooks(norm)}
+    layers = dict(net.named_sublayers(include_self=True))
     found = {}
-    for name, layer in net.named_sublayers():
-        if not isinstance(layer, nn.BatchNorm2D | nn.BatchNorm) or isinstance(layer, _Fused):
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.BatchNorm2D | nn.BatchNorm) or id(layer) in done:
             continue
-        parent = name.rpartition(".")[0]
-        if parent in fused:
-            continue
-        kind = type(net if not parent else dict(net.named_sublayers())[parent]).__name__
+        parent = layers.get(name.rpartition(".")[0], net)
+        plain = getattr(parent, "_plain", type(parent))
         if not is_norm(layer):
             found[name] = f"{type(layer).__name__} is not nn.BatchNorm2D"
         elif has_hooks(layer):
             found[name] = "it has hooks"
+        elif plain.forward is nn.Sequential.forward and "forward" not in vars(parent):
+            found[name] = "no ReLU, ReLU6 or hard swish follows it"
         else:
-            found[name] = f"lowbit does not know the forward of {kind}, or no ReLU or hard swish follows"
+            known = f"lowbit does not know the forward of {type(parent).__name__}"
+            found[name] = f"{known}, or no ReLU or hard swish follows"
     return found
+
+
+def _fused_norms(layer: nn.Layer) -> list[nn.Layer]:
+    """The batch norms that are fused by this layer's own conversion."""
+    if not isinstance(layer, _Fused):
+        return []
+    known = REGISTRY.get(layer._plain)
+    if isinstance(layer, nn.BatchNorm2D | nn.BatchNorm):
+        return [layer]
+    if known is not None:
+        return known.norms(layer)
+    members = list(layer._sub_layers.values())
+    return [members[at] for at in norms_before_activations(members)]
