@@ -23,12 +23,12 @@ from lowbit.nn.qtensor import with_axes_of
 from lowbit.nn.quant_layers import is_quantized
 from lowbit.nn.quantizer import KnownScale, Quantizer
 from lowbit.numerics import Grid, fake_quantize, pact_fake_quantize
+from lowbit.numerics.fake_quant import rounded_bound
 from lowbit.numerics.observed import fits
 from lowbit.recipe.plan import Plan
 from lowbit.recipe.recipe import Lsq, Pact
 from lowbit.recipe.spec import TensorSpec
 
-_ON_GRID = "_lowbit_on_grid_of"  # on a tensor: its quantizer, and its version when that made it
 _EIGHT_BITS = {"grid": "int8", "sign": "auto"}
 
 
@@ -42,9 +42,8 @@ class _Owner:
 class SharedQuantizer(Quantizer):
     """The input quantizer of a layer whose input is on a grid already, that of a module's quantizer.
 
-    It has no state. A tensor that comes from that quantizer is taken as it is; one that was moved in between
-    (reshaped, sliced), or that comes another way, is rounded with the same scale, which changes nothing
-    that is on the grid.
+    It has no state. Whatever comes is rounded with the same scale, which changes nothing that is on the grid:
+    a tensor may have been moved in between (reshaped, sliced), overwritten, or come another way.
     """
 
     def __init__(self, owner: Quantizer, *, name: str = "") -> None:
@@ -68,18 +67,20 @@ class SharedQuantizer(Quantizer):
 
     def values_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.check_ready()
-        scale, alpha = self.source.scale().detach(), self.source.alpha
-        if _is_on_grid_of(x, self.source):
-            return x, scale
-        if alpha is None:
+        scale, bound = self._scale_and_bound()
+        if bound is None:
             return fake_quantize(x, scale, self.grid()), scale
-        return pact_fake_quantize(x, alpha.value.detach(), scale, self.grid()), scale
+        return pact_fake_quantize(x, bound, scale, self.grid()), scale
 
     def known_scale(self, x: Tensor) -> KnownScale | None:
-        if not self.training or not _is_on_grid_of(x, self.source) or not fits(x):
+        if not self.training or not fits(x):
             return None
-        scale = with_axes_of(x, self.source.scale().detach())
-        return KnownScale(scale, self.grid(), clips=False)
+        scale, bound = self._scale_and_bound()
+        return KnownScale(with_axes_of(x, scale), self.grid(), bound)
+
+    def _scale_and_bound(self) -> tuple[Tensor, Tensor | None]:
+        scale, alpha = self.source.scale().detach(), self.source.alpha
+        return scale, None if alpha is None else rounded_bound(alpha.value, scale, self.grid())
 
     def moving_scale(self) -> None:
         return None
@@ -145,11 +146,6 @@ class SharedQuantizer(Quantizer):
     @property
     def fixed(self) -> Any:
         return self.source.fixed
-
-
-def _is_on_grid_of(x: Tensor, quantizer: Quantizer) -> bool:
-    made_by, version = getattr(x, _ON_GRID, (None, None))
-    return made_by is quantizer and version == x.inplace_version
 
 
 # Modules with quantizers. The hooks are functions of this file that look the quantizer up in the module, so
@@ -254,24 +250,12 @@ def _quantize_output(layer: nn.Layer, _given: Any, output: Any) -> Any:
             f"was traced and gives a {type(output).__name__} now: let it always return one tensor, or write "
             "outputs: full"
         )
-    return _on_grid(layer.output_quantizer, output)
+    return layer.output_quantizer(output)
 
 
 @paddle.jit.not_to_static
 def _quantize_input(layer: nn.Layer, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (_on_grid(layer.input_quantizer, given[0]), *given[1:])
-
-
-def _on_grid(quantizer: Quantizer, x: Any) -> Any:
-    y = quantizer(x)
-    if isinstance(y, Tensor) and y is not x and quantizer.gives_integers and quantizer.is_plain:
-        note_on_grid(y, quantizer)
-    return y
-
-
-def note_on_grid(y: Tensor, quantizer: Quantizer) -> None:
-    """Let layers that share the quantizer take `y`, which it made, as it is."""
-    setattr(y, _ON_GRID, (quantizer, y.inplace_version))
+    return (layer.input_quantizer(given[0]), *given[1:])
 
 
 # For fused steps, which call no hooks.

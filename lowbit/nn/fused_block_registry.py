@@ -24,6 +24,7 @@ from lowbit.models import resnet_cifar
 from lowbit.nn.fused_steps import (
     conv_norm_act,
     conv_norm_act_ranges,
+    is_norm,
     norm_act,
     run_sequential,
     with_residual,
@@ -40,10 +41,23 @@ class KnownBlock:
     what: str  # is fused, for the report
     digest: str  # of the source of the class's own forward, for which `forward` was written
     applies: Callable[[Any], bool] = lambda layer: True
+    branch: str | None = None  # the nn.Sequential whose last batch norm a residual sum, if any, follows
 
     def is_unchanged(self, kind: type[nn.Layer]) -> bool:
         """Whether the class's own forward still is the code that `forward` was written for."""
         return source_digest(kind) == self.digest
+
+    def describe(self, layer: nn.Layer) -> str:
+        """What is fused in this layer of the class."""
+        if self.branch is not None and not layer.use_res_connect:
+            return "convolution + batch norm, in low precision"
+        return self.what
+
+    def norms(self, layer: nn.Layer) -> list[nn.Layer]:
+        """The batch norms that are fused, apart from those of sublayers that are fused themselves."""
+        if self.branch is None:
+            return [one for one in layer.children() if is_norm(one)]
+        return list(getattr(layer, self.branch))[-1:] if layer.use_res_connect else []
 
 
 REGISTRY: dict[type[nn.Layer], KnownBlock] = {}
@@ -59,10 +73,14 @@ def source_digest(kind: type[nn.Layer]) -> str:
 
 
 def _known(
-    kind: type[nn.Layer], what: str, digest: str, applies: Callable[[Any], bool] = lambda layer: True
+    kind: type[nn.Layer],
+    what: str,
+    digest: str,
+    applies: Callable[[Any], bool] = lambda layer: True,
+    branch: str | None = None,
 ) -> Callable[[FusedForward], FusedForward]:
     def register(forward: FusedForward) -> FusedForward:
-        REGISTRY[kind] = KnownBlock(forward, what, digest, applies)
+        REGISTRY[kind] = KnownBlock(forward, what, digest, applies, branch)
         return forward
 
     return register
@@ -120,14 +138,18 @@ def _cifar_resnet(self: Any, x: Tensor) -> Tensor:
     return self.linear(self.avgpool(x).flatten(1))
 
 
-@_known(mobilenetv2.InvertedResidual, "batch norm + residual sum", "11ddfcc68000")
+def _is_residual(block: Any) -> bool:
+    return bool(block.use_res_connect)
+
+
+@_known(mobilenetv2.InvertedResidual, "batch norm + residual sum", "11ddfcc68000", _is_residual, "conv")
 def _inverted_residual_v2(self: Any, x: Tensor) -> Tensor:
     if not self.use_res_connect:
         return self.conv(x)
     return with_residual(self.conv, x, x)
 
 
-@_known(mobilenetv3.InvertedResidual, "batch norm + residual sum", "352ecac7bdf4")
+@_known(mobilenetv3.InvertedResidual, "batch norm + residual sum", "352ecac7bdf4", branch="linear_conv")
 def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
     y = self.expand_conv(x) if self.expand else x
     y = self.bottleneck_conv(y)

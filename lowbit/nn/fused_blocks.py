@@ -78,7 +78,7 @@ def fuse(
     for name, layer in net.named_sublayers(include_self=True):
         if (what := _convert(layer)) is not None:
             fused[name] = what
-    return Fusion(fused, _unfused(net, fused))
+    return Fusion(fused, _unfused(net))
 
 
 def unfuse(net: nn.Layer) -> None:
@@ -140,7 +140,7 @@ def _convert(layer: nn.Layer) -> str | None:
     known = REGISTRY.get(kind)
     if known is not None and known.is_unchanged(kind) and known.applies(layer):
         change_class(layer, _fused_class(kind, known.forward))
-        return known.what
+        return known.describe(layer)
     members = _members(layer)
     if members is None or tuple(inspect.signature(kind.forward).parameters) not in _FORWARDS:
         return None
@@ -212,7 +212,8 @@ def _norm_with_relu(self: Any, x: Tensor) -> Tensor:
 
 
 def _relu_after_norm(self: Any, x: Tensor) -> Tensor:
-    if getattr(x, _RECTIFIED, None) == x.inplace_version:
+    # `set_value` and views by DLPack change values without raising the version.
+    if getattr(x, _RECTIFIED, None) == x.inplace_version and float(x.detach().min()) >= 0:
         return x
     return self._plain.forward(self, x)
 
@@ -237,20 +238,36 @@ def _trial(net: nn.Layer, example: Tensor) -> list[Tensor]:
     return [out.detach() for out in outputs] + [g for g in gradients if g is not None]
 
 
-def _unfused(net: nn.Layer, fused: dict[str, str]) -> dict[str, str]:
+def _unfused(net: nn.Layer) -> dict[str, str]:
     """Batch norms outside of fused blocks, each with the reason."""
+    converted = [norm for layer in net.sublayers(include_self=True) for norm in _fused_norms(layer)]
+    done = {id(norm) for norm in converted if not has_hooks(norm)}
+    layers = dict(net.named_sublayers(include_self=True))
     found = {}
-    for name, layer in net.named_sublayers():
-        if not isinstance(layer, nn.BatchNorm2D | nn.BatchNorm) or isinstance(layer, _Fused):
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.BatchNorm2D | nn.BatchNorm) or id(layer) in done:
             continue
-        parent = name.rpartition(".")[0]
-        if parent in fused:
-            continue
-        kind = type(net if not parent else dict(net.named_sublayers())[parent]).__name__
+        parent = layers.get(name.rpartition(".")[0], net)
+        plain = getattr(parent, "_plain", type(parent))
         if not is_norm(layer):
             found[name] = f"{type(layer).__name__} is not nn.BatchNorm2D"
         elif has_hooks(layer):
             found[name] = "it has hooks"
+        elif plain not in REGISTRY and "forward" not in vars(parent) and _members(parent) is not None:
+            found[name] = "no ReLU, ReLU6 or hard swish follows it"
         else:
-            found[name] = f"lowbit does not know the forward of {kind}, or no ReLU or hard swish follows"
+            found[name] = f"the forward of {plain.__name__} is neither known nor a chain of layers"
     return found
+
+
+def _fused_norms(layer: nn.Layer) -> list[nn.Layer]:
+    """The batch norms that are fused by this layer's own conversion."""
+    if not isinstance(layer, _Fused):
+        return []
+    known = REGISTRY.get(layer._plain)
+    if isinstance(layer, nn.BatchNorm2D | nn.BatchNorm):
+        return [layer]
+    if known is not None:
+        return known.norms(layer)
+    members = _members(layer) or []
+    return [members[at] for at in norms_before_activations(members)]

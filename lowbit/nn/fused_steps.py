@@ -18,7 +18,7 @@ from lowbit.accel.convolutions import FloatProducts, conv2d_is_replaced
 from lowbit.accel.fused_norm import NormPass, is_plain
 from lowbit.accel.norm_ops import fused_batch_norm, max_pool_of, norm_pass
 from lowbit.kernels.norm import Activation
-from lowbit.nn.edge_quantizers import note_on_grid, only_edge, quantize_edge
+from lowbit.nn.edge_quantizers import only_edge, quantize_edge
 from lowbit.nn.int_forward import may_run_in_integers, qat_products
 from lowbit.nn.linear_ops import geometry_of
 from lowbit.nn.qt_autograd import Operands, QTProducts
@@ -210,11 +210,7 @@ def _qat_node(
     products = None if norm_of_batch is None else qat_products(conv, x, conv.weight)
     if products is None:
         return None
-    if kind is Activation.NONE:
-        y = _node(x, conv.weight, norm, None, products, norm_of_batch)
-        note_on_grid(y, edge)
-        return y
-    if not has_edge:
+    if kind is Activation.NONE or not has_edge:
         return _node(x, conv.weight, norm, None, products, norm_of_batch)
     norm_of_batch.largest = new_tensor(geometry.output[:2])
     y = _node(x, conv.weight, norm, None, products, norm_of_batch)

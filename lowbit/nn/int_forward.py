@@ -218,27 +218,27 @@ def qat_products(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> 
 
 
 def _input_operand(quantizer: Quantizer, x: Tensor) -> tuple[QTensor, Clipped | None, Tensor | None] | None:
-    """The integers of x, or with a NaN the values; where it was clipped, unless it is on the grid; alpha."""
+    """The integers of x, or with a NaN the values; where it was clipped, if anywhere; alpha."""
     moving = quantizer.moving_scale()
     if moving is not None:
         if not fits(x):
             return None
         observed = moving.quantize(x, integers=True)
         data, scale, clipped = observed.data, observed.scale, observed.clipped
-        has_nan, grid, alpha, clips = observed.has_nan, moving.grid, moving.alpha, True
+        has_nan, grid, alpha = observed.has_nan, moving.grid, moving.alpha
+        bound = None if alpha is None else usable_bound(alpha.detach())
     else:
         known = quantizer.known_scale(x)
         if known is None:
             return None
-        scale, grid, alpha, clips = known.scale, known.grid, None, known.clips
-        data, clipped, broken = on_grid_marked(x, scale, grid, integers=True)
+        scale, grid, bound, alpha = known.scale, known.grid, known.bound, None
+        data, clipped, broken = on_grid_marked(x, scale, grid, bound=bound, integers=True)
         has_nan = bool(broken)
     if has_nan:
-        bound = None if alpha is None else usable_bound(alpha.detach())
         operand = QTensor(data=on_grid_marked(x, scale, grid, bound=bound)[0])
     else:
         operand = QTensor(data=data, scale=scale, lowest=grid.lowest, highest=grid.highest)
-    return operand, clipped if clips else None, alpha
+    return operand, None if alpha is None and clipped.is_empty else clipped, alpha
 
 
 def _weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, KnownScale | None] | None:

@@ -52,11 +52,14 @@ _SUMMARY = "paddle.hapi.model_summary"  # where paddle.summary's hooks are defin
 
 @dataclass(frozen=True, eq=False)  # no tuple: Paddle takes the tensors of one for a PyLayer's inputs
 class KnownScale:
-    """How a tensor is quantized with one scale that is known before: the scale, with as many axes."""
+    """How a tensor is quantized with one scale that is known before: the scale, with as many axes.
+
+    Values are clipped at `bound`, where there is one, before they are rounded; it does not learn.
+    """
 
     scale: Tensor
     grid: Grid
-    clips: bool = True  # False for values that are on the grid already
+    bound: Tensor | None = None
 
 
 class Quantizer(nn.Layer):
@@ -304,9 +307,10 @@ class Quantizer(nn.Layer):
             return None
         if self.spec.scaling.name != "fixed" or self.alpha is not None or self.spec.granularity.letters:
             return None
-        if not fits(x):
+        grid = self.grid()
+        if not fits(x) or not grid.has_every_integer:
             return None
-        grid, range_ = self.grid(), self._known(self.kept).range.reshape([1] * x.ndim)
+        range_ = self._known(self.kept).range.reshape([1] * x.ndim)
         return KnownScale(scale_from_range(range_, grid), grid)
 
     def moving_scale(self) -> MovingScale | None:

@@ -254,7 +254,7 @@ class RunningRange(nn.Layer):
         """
         if self._scaling.name != "moving_average" or _several():
             return None
-        if not paddle.in_dynamic_mode() or quantize_kernels() is None:
+        if not paddle.in_dynamic_mode() or quantize_kernels() is None or not grid.has_every_integer:
             return None
         for tensor in (self._buffers["range"], alpha):
             if tensor is not None and (math.prod(tensor.shape) != 1 or not is_plain_memory(tensor)):

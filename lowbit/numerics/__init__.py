@@ -3,7 +3,7 @@
 | module | has |
 |---|---|
 | `grid`, `granularity` | the representable values, the axes that own a scale |
-| `observers`, `histogram_observers` | a range from values: minmax, mse; percentile, kl, hist, sensitivity |
+| `observers`, `histogram_observers` | a range: minmax, clip_ratio, mse; percentile, kl, hist, sensitivity |
 | `scale` | a scale from a range; when it is chosen (scaling); running ranges |
 | `rounding` | nearest, stochastic, the counter-based random generator, powers of two |
 | `fake_quant`, `lsq_plus` | quantize, dequantize, and the gradients: straight-through, LSQ, PACT; LSQ+ |

@@ -248,6 +248,18 @@ def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> T
     return fused.on_grid(x, scale, grid, seen_as, bound=bound)
 
 
+def rounded_bound(alpha: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """A bound that gives the integers of `alpha`, and clips nothing that was clipped at `alpha` and rounded.
+
+    That is `alpha`, or where it was rounded up, the next value of the grid.
+
+    >>> rounded_bound(paddle.to_tensor([1.8]), paddle.to_tensor([0.5]), parse_grid("int4")).tolist()
+    [2.0]
+    """
+    alpha = usable_bound(alpha.detach())
+    return paddle.maximum(alpha, on_grid(alpha, scale.detach(), grid))
+
+
 class _PactClip(PyLayer):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, signed: bool, learning: tuple[bool, bool]) -> Tensor:

@@ -142,6 +142,12 @@ class Clipped:
     def __init__(self, marks: Tensor) -> None:
         self._marks = marks
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no value was clipped: gradients pass unchanged, and a bound gets none."""
+        # Of bytes as booleans NumPy finds the first that is not 0 without converting them.
+        return not np.from_dlpack(self._marks).view(np.bool_).any()
+
     def gradients(
         self, dy: Tensor, learning: tuple[bool, bool], *, overwrite: bool = False
     ) -> tuple[Tensor | None, Tensor | None]:

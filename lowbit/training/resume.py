@@ -32,6 +32,9 @@ _SETTINGS = (
 )
 
 
+_EARLIER_NAMES = {"neighbours": "batch_norm"}  # keys of records of version 0.2
+
+
 def environment_record() -> dict[str, str]:
     """Versions, processor and thread settings as plain strings; two equal records promise equal bits.
 
@@ -63,6 +66,7 @@ def environment_differences(saved: Mapping[str, str], now: Mapping[str, str] | N
     ['OMP_NUM_THREADS was 2, is 1']
     """
     now = environment_record() if now is None else now
+    saved = {_EARLIER_NAMES.get(key, key): value for key, value in saved.items()}
     return [
         f"{key} was {saved.get(key, 'not recorded')}, is {now.get(key, 'not recorded')}"
         for key in sorted(saved.keys() | now.keys())

@@ -130,8 +130,8 @@ def test_assumed_classes_are_said(run):
 def test_fused_blocks_and_batch_norms_that_are_not(run):
     result = run("lowbit", "plan", "mobilenet_v3_small", "--recipe", W4A4, "--num-classes", 10, "--wide")
     fused, unfused = result.out.split("Fused in training on a CPU")[1].split("Batch norms that are not fused")
-    assert "batch norm + residual sum" in fused and "blocks.0, blocks.1, … blocks.10 (11)" in fused
-    assert unfused.strip()
+    assert "batch norm + residual sum" in fused and "blocks.2, blocks.4, … blocks.10 (6)" in fused
+    assert "no ReLU, ReLU6 or hard swish follows it" in unfused and "blocks.0.linear_conv.1" in unfused
     found = json.loads(run("lowbit", "plan", "resnet20", "--recipe", W4A4, "--json").out)
     assert (
         found["fused"]["layer1.0"] == "2 batch norms + ReLU, with the residual sum" and found["unfused"] == {}

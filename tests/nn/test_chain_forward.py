@@ -226,3 +226,12 @@ def test_it_is_fused_and_undone() -> None:
     assert list(net.state_dict()) == names and isinstance(net[0], Statements)
     unfuse(net)
     assert type(net[0]) is Statements
+
+
+def test_the_report_says_why_not() -> None:
+    net = nn.Sequential(Statements(), SecondReader())
+    net[0].act = False
+    assert fuse(net).unfused == {
+        "0.bn": "no ReLU, ReLU6 or hard swish follows it",
+        "1.bn": "the forward of SecondReader is neither known nor a chain of layers",
+    }

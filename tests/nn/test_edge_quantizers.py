@@ -119,6 +119,45 @@ def test_quantizers_of_ones_own_are_called_in_training_and_evaluation(replaced):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"scaling": "moving_average", "clip": "pact"}])
+@pytest.mark.parametrize("how", ["set_value", "dlpack", "add_"])
+def test_values_that_are_overwritten_between_layers_are_rounded(how, options):
+    other = 5 * np.random.default_rng(1).standard_normal([4, 4, 8, 8], dtype=np.float32)
+
+    def overwrite(_layer, _given, output):
+        if how == "set_value":
+            output.set_value(other)
+        elif how == "dlpack":
+            np.from_dlpack(output.detach())[...] = other
+        else:
+            with paddle.no_grad():
+                output.add_(paddle.to_tensor(other) - output)
+
+    answers, gradients = {}, {}
+    net = make(**options)
+    net[0].register_forward_post_hook(overwrite)
+    for executor in ("auto", "simulate"):
+        set_executor(net, executor)
+        net.train()
+        for layer in net.sublayers():
+            if isinstance(layer, Quantizer | nn.BatchNorm2D):
+                layer.eval()
+        net[1].first.input_quantizer.train()  # observes nothing, and takes the way of training
+        found = net(images())
+        found.sum().backward()
+        answers[executor, "training"] = found.numpy()
+        gradients[executor] = [p.grad.numpy() for p in (net[0].weight, net[1].first.weight)]
+        net.clear_gradients()
+        net.eval()
+        with paddle.no_grad():
+            answers[executor, "evaluation"] = net(images()).numpy()
+    expected = answers.pop(("auto", "evaluation"))
+    for found in answers.values():
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    for one, another in zip(*gradients.values(), strict=True):
+        np.testing.assert_allclose(one, another, rtol=1e-4, atol=1e-4)
+
+
 def test_a_copy_has_its_own_quantizers_and_a_checkpoint_all_of_them():
     net = make()
     other = copy.deepcopy(net)

@@ -350,6 +350,26 @@ def test_ranges_of_a_step(activation: Callable | None) -> None:
     np.testing.assert_array_equal(*found)
 
 
+def test_the_report_names_each_batch_norm_that_stays_and_no_other() -> None:
+    def report(net: nn.Layer) -> tuple[set[str], set[str]]:
+        found = fuse(net)
+        return set(found.fused), set(found.unfused)
+
+    fused, unfused = report(vision.mobilenet_v2())
+    assert {"features.0", "features.3"} <= fused and "features.1" not in fused  # that has no residual sum
+    assert {"features.1.conv.2", "features.2.conv.3"} <= unfused and "features.3.conv.3" not in unfused
+    fused, unfused = report(vision.mobilenet_v3_small())
+    assert {"blocks.0.linear_conv.1", "blocks.1.linear_conv.1"} <= unfused
+    assert "blocks.2" in fused and "blocks.2.linear_conv.1" not in unfused
+    two = nn.Sequential(
+        *(nn.Conv2D(3, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Conv2D(4, 4, 3), nn.BatchNorm2D(4)),
+        nn.LeakyReLU(),
+    )
+    found = fuse(two)
+    assert found.fused == {"": "batch norm + ReLU: 1"}
+    assert found.unfused == {"4": "no ReLU, ReLU6 or hard swish follows it"}
+
+
 def test_unfuse_gives_classes_back() -> None:
     net = build_model("resnet20", 10)
     before = [type(layer) for layer in net.sublayers(include_self=True)]
@@ -373,6 +393,26 @@ def test_a_hook_on_an_inner_layer_is_called(place: str) -> None:
     images = paddle.randn([2, 3, 32, 32])
     _assert_same(_step(plain, images), _step(fused, images))
     assert seen[0] and all(np.array_equal(a, b) for a, b in zip(seen[0], seen[1], strict=True))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_relu_of_a_named_group_sees_what_was_overwritten(overwrite: bool) -> None:
+    class Block(nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.relu, self.overwrite = nn.BatchNorm2D(3), nn.ReLU(), False
+
+        def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+            y = self.bn(x)
+            if self.overwrite:  # raises no version
+                y.set_value(paddle.full_like(y, -1.0))
+            return self.relu(y)
+
+    net, x = Block(), paddle.randn([2, 3, 4, 4])
+    fuse(net, groups=[["bn", "relu"]], example=x)
+    net.overwrite = overwrite
+    with fast_norm_ops():
+        assert bool((net(x) == 0).all()) == overwrite
 
 
 def test_mixed_precision_runs_unfused() -> None:

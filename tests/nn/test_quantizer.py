@@ -405,6 +405,18 @@ def four_of(*values) -> st.SearchStrategy:
     return st.lists(st.sampled_from(values), min_size=4, max_size=4)
 
 
+@pytest.mark.parametrize("scaling", ["moving_average", "fixed"])
+def test_powers_of_two_are_no_grid_for_the_kernel_that_observes(scaling):
+    quantizer, x = _quantizer(grid="log4", scaling=scaling), _batch()
+    if scaling == "fixed":
+        quantizer.start_calibration()
+        quantizer(x)
+        quantizer.end_calibration()
+    steps = np.abs(quantizer(x).numpy()) / float(quantizer.scale())
+    assert {*np.unique(steps.round(4))} <= {0, 1, 2, 4, 8, 16, 32, 64}
+    assert quantizer.known_scale(x) is None and quantizer.moving_scale() is None
+
+
 @pytest.mark.skipif(kernels() is None, reason="no C++ kernels")
 @settings(max_examples=60)
 @given(

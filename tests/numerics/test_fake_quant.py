@@ -15,11 +15,12 @@ from lowbit.numerics import (
     Stochastic,
     dequantize,
     fake_quantize,
+    pact_fake_quantize,
     parse_grid,
     parse_observer,
     quantize_to_integers,
 )
-from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, usable_bound
+from lowbit.numerics.fake_quant import clip_to_bound, lower_bound, rounded_bound, usable_bound
 from tests.support import numerics_twin as twin
 from tests.support.numerics_twin import (
     F32,
@@ -212,3 +213,20 @@ def test_a_bound_that_is_nan_shows():
     assert np.isnan(
         clip_to_bound(paddle.ones([2]), paddle.to_tensor([float("nan")]), signed=True).numpy()
     ).all()
+
+
+@given(st.integers(0, 2**16), st.sampled_from(["int8", "uint8", "int4", "uint2", "int8-narrow"]))
+def test_a_rounded_bound_clips_nothing_that_was_clipped_and_rounded(seed, word):
+    rng, grid = np.random.default_rng(seed), parse_grid(word)
+    scale = paddle.to_tensor(rng.uniform(0.01, 1, 1).astype(np.float32))
+    alpha = scale * float(rng.uniform(0.1, 1.2 * grid.highest))
+    x = paddle.to_tensor(rng.uniform(-1.5, 1.5, 200).astype(np.float32)) * alpha
+    bound = rounded_bound(alpha, scale, grid)
+    y = pact_fake_quantize(x, alpha, scale, grid)
+    np.testing.assert_array_equal(pact_fake_quantize(x, bound, scale, grid).numpy(), y.numpy())
+    assert float(y.abs().max()) <= float(bound)
+    y.stop_gradient = False
+    again = pact_fake_quantize(y, bound, scale, grid)
+    np.testing.assert_array_equal(again.numpy(), y.numpy())
+    again.sum().backward()
+    assert bool((y.grad == 1).all())

@@ -106,3 +106,10 @@ def test_what_changes_bits_changes_the_record(monkeypatch):
 def test_a_key_on_one_side_only_is_a_difference():
     assert environment_differences({}, {"cpu": "x"}) == ["cpu was not recorded, is x"]
     assert environment_differences({"cpu": "x"}, {}) == ["cpu was x, is not recorded"]
+
+
+def test_records_of_earlier_versions_are_read():
+    assert environment_differences({"neighbours": "lowbit"}, {"batch_norm": "lowbit"}) == []
+    assert environment_differences({"neighbours": "lowbit"}, {"batch_norm": "Paddle"}) == [
+        "batch_norm was lowbit, is Paddle"
+    ]

@@ -37,8 +37,8 @@ _PROGRAMS = 4  # compiled for a batch size of their own
 # Compiling a quantized file for a fixed size, OpenVINO 2026.4 moves quantization before concatenations
 # (MoveFakeQuantize), which ends the process with a segmentation fault for DenseNet121 and DPN68.
 _NOT_FOR_A_FIXED_SIZE = "Concat"
-# With one thread and a fixed size, OpenVINO 2026.4 computes nonsense for two small quantized Linear layers,
-# which it compiles together (as snippets); larger ones than this it does not.
+# For a fixed size of a few rows for each thread, OpenVINO 2026.4 computes nonsense for two small quantized
+# Linear layers, which it compiles together (as snippets); larger ones than this it does not.
 _SMALL = 256
 
 
@@ -148,7 +148,7 @@ class OpenVinoEngine:
             # Else inputs of Linear layers with uint8 weights are rounded once more, by ranges of their own.
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
-        if min(self.options.threads, cpu_info().cores) == 1 and sum(map(_is_small, model.get_ops())) > 1:
+        if sum(map(_is_small, model.get_ops())) > 1:
             settings["SNIPPETS_MODE"] = "DISABLE"
         try:
             with _amx_left_out():

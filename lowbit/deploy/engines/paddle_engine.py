@@ -15,6 +15,7 @@ from lowbit.deploy.engines.engine import (
     Signature,
     TensorInfo,
     check_batch,
+    check_input_count,
     check_one_in_one_out,
 )
 from lowbit.deploy.model_files import (
@@ -71,8 +72,8 @@ class PaddleEngine:
             _check_int8(self.files.model, onednn and not where.is_gpu)
         onednn = onednn and not where.is_gpu
         self.note: str | None = None  # a line for the user, when something is not as asked
-        if onednn and crashes_in_onednn(self.files.model):
-            self.note = f"{self.files.model} runs without oneDNN, whose `pad` corrupts memory (Paddle 3.3)"
+        if onednn and (why := why_not_in_onednn(self.files.model)):
+            self.note = f"{self.files.model} runs without oneDNN, {why} (Paddle 3.3)"
         elif onednn and self.description and not self.description.Global.onednn:
             self.note = (
                 f"{self.files.model} runs without oneDNN, which gives other answers or is far slower for it"
@@ -98,6 +99,7 @@ class PaddleEngine:
 
     def run_all(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """All outputs of a model of any inputs and outputs, given all inputs in their order."""
+        check_input_count(inputs, self._names[0], self.files.model)
         try:
             with math_threads_kept():
                 for handle, values in zip(self._inputs, inputs, strict=True):
@@ -122,13 +124,19 @@ class PaddleEngine:
         return Signature((images,), tuple(self._names[1]))
 
 
-def crashes_in_onednn(model: Path) -> bool:
-    """Whether the program has an operator that oneDNN's kernels in Paddle 3.3 bring down the process with.
+def why_not_in_onednn(model: Path) -> str | None:
+    """Why oneDNN's kernels in Paddle 3.3 cannot run the program, if that is so: it has such an operator.
 
     `pad` of a tensor's channels ends in a segmentation fault or a hang; `pad3d`, which padding of images
-    becomes, is sound. In a .json program `1.` stands for Paddle's own operators.
+    becomes, is sound. Interpolation ends in an error about its attribute `scale`, whether that is set or not.
+    In a .json program `1.` stands for Paddle's own operators.
     """
-    return model.suffix == ".json" and b'"1.pad"' in model.read_bytes()
+    program = model.read_bytes() if model.suffix == ".json" else b""
+    if b'"1.pad"' in program:
+        return "whose `pad` corrupts memory"
+    if b'"1.nearest_interp"' in program or b'"1.bilinear_interp"' in program:
+        return "which does not run `interpolate`"
+    return None
 
 
 def _check_int8(model: Path, onednn: bool) -> None:

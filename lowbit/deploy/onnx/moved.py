@@ -194,7 +194,9 @@ _NOTHING = np.finfo(np.float32).tiny  # what is added to change nothing; 0 would
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
 # A positive factor may be before or behind them.
 _SCALED = {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
+_REDUCTIONS = {"ReduceMean", "ReduceSum"}
 _OTHER_PLACES = {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split"}
+_ON_THE_WAY = _SCALED | _OTHER_PLACES | {"QuantizeLinear", "DequantizeLinear", "Clip", "Add"}
 
 
 def keep_scales_in_place(node: Node, graph: Graph) -> bool:
@@ -216,6 +218,41 @@ def _becomes_tokens(tensor: str, graph: Graph) -> bool:
     return any(consumer.kind in _OTHER_PLACES for consumer in consumers) or any(
         _becomes_tokens(consumer.outputs[0], graph) for consumer in consumers if consumer.kind in _SCALED
     )
+
+
+def becomes_joined_tokens(tensor: str, graph: Graph) -> bool:
+    """Whether channels become another axis, and are joined with other values there: not channel by channel.
+
+    For these OpenVINO 2026.4 gives the scale of a convolution's first channel to all of its channels if it
+    has a bias, but not if that is added behind it.
+    """
+    for consumer in graph.consumers(tensor):
+        if consumer.kind == "Concat":
+            if len(graph.shapes[consumer.outputs[0]]) == 3 or consumer.attributes["axis"] != 1:
+                return True
+        elif consumer.kind in _ON_THE_WAY and any(
+            becomes_joined_tokens(after, graph) for after in consumer.outputs
+        ):
+            return True
+    return False
+
+
+def reduce_in_floats(graph: Graph) -> None:
+    """Put an operator that changes nothing, in place, before means and sums of values on a grid.
+
+    OpenVINO 2026.4 computes these in integers otherwise, and rounds and clips the results, where no rounding
+    is next.
+    """
+    for node in [node for node in graph.nodes if node.kind in _REDUCTIONS]:
+        source = graph.producer(node.inputs[0])
+        readers = graph.consumers(node.outputs[0])
+        if source is None or source.kind != "DequantizeLinear":
+            continue
+        if any(reader.kind != "QuantizeLinear" for reader in readers) or node.outputs[0] in graph.outputs:
+            before, graph.nodes = graph.nodes, []
+            node.inputs[0] = unmoved(node.inputs[0], graph)
+            place = next(i for i, other in enumerate(before) if other is node)
+            graph.nodes = [*before[:place], *graph.nodes, *before[place:]]
 
 
 def unmoved(tensor: str, graph: Graph) -> str:

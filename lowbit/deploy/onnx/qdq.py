@@ -11,10 +11,12 @@ import numpy as np
 from lowbit.deploy.onnx.fold import DeployedLayer
 from lowbit.deploy.onnx.graph import MARK, PRODUCTS, Graph, Node, QuantizedConstant
 from lowbit.deploy.onnx.moved import (
+    becomes_joined_tokens,
     is_joined,
     join_tokens,
     keep_scales_in_place,
     quantize_moved,
+    reduce_in_floats,
     round_before_sums,
     unmoved,
 )
@@ -234,6 +236,7 @@ def quantize(
         quantize_moved(graph)
         if target != "gpu":
             round_before_sums(graph)
+            reduce_in_floats(graph)
         join_tokens(graph)
     for node in [node for node in graph.nodes if node.kind in PRODUCTS]:
         weight = graph.constants.get(node.inputs[1])
@@ -410,7 +413,8 @@ def _quantize_bias(
         graph.constant(np.zeros(len(bias), np.int32), f"{node.layer}.bias.zero"),
     ]
     node.inputs[2] = _insert(node, parts, 0, [len(bias)], graph)
-    if not packed and not fused and node.kind != "MatMul" and not _is_used_in_floats(node, graph):
+    apart = not packed and not fused and not _is_used_in_floats(node, graph)
+    if node.kind != "MatMul" and (apart or becomes_joined_tokens(node.outputs[0], graph)):
         _add_behind(node, graph)
 
 

@@ -141,6 +141,29 @@ def test_a_program_that_crashes_in_onednn_runs_without_it_and_says_so(tmp_path):
     np.testing.assert_allclose(engine.run(images), model(paddle.to_tensor(images)).numpy(), atol=1e-5)
 
 
+class _Enlarges(paddle.nn.Layer):
+    def __init__(self, mode):
+        super().__init__()
+        self.conv, self.larger = paddle.nn.Conv2D(3, 4, 3), paddle.nn.Upsample(scale_factor=2, mode=mode)
+
+    def forward(self, x):
+        return self.larger(self.conv(x)).mean([2, 3])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_interpolation_runs_without_onednn_and_says_so(tmp_path, mode):
+    model = _Enlarges(mode)
+    export_model(
+        model, tmp_path, model_name="larger", image_shape=(3, 8, 8), transform_ops=[], classes=list("abcd")
+    )
+    engine = PaddleEngine(tmp_path)
+    assert not engine.options.onednn and "does not run `interpolate`" in engine.note
+    images = np.random.default_rng(0).standard_normal((5, 3, 8, 8), dtype=np.float32)
+    np.testing.assert_allclose(engine.run(images), model(paddle.to_tensor(images)).numpy(), atol=1e-5)
+    with pytest.raises(LowbitError, match=r"takes 1 inputs \(x\), got 2"):
+        engine.run_all([images, images])
+
+
 class _DividesBesideAShortcut(paddle.nn.Layer):
     """oneDNN divides in place, so that the shortcut sees the quotient (Paddle 3.3)."""
 

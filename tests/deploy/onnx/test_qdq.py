@@ -95,6 +95,24 @@ def test_linear(bits, write, target):
     check(quantized(model, SHAPE, **rules(bits, bits)), write, target)
 
 
+def test_small_linear_layers_one_behind_the_other(write, target):
+    """OpenVINO's snippets compute nonsense there, for a few rows for each thread."""
+    model = quantized(
+        Net(lambda x, a, b: b(F.relu(a(x.flatten(1)))), nn.Linear(36, 16), nn.Linear(16, 8)),
+        (36, 1, 1),
+        **rules(8, 8, narrow=True, scaling="fixed"),
+    )
+    made = write(model, (36, 1, 1), target=target)
+    for count in (1, 2, 3, 6, 12):
+        images = normal(count, 36, 1, 1, seed=5)
+        expected = answers(model, images)
+        for threads in (1, 2, 4):
+            found = OpenVinoEngine(made.path, threads=threads).run(images)
+            np.testing.assert_allclose(
+                found, expected, atol=0.02 * np.abs(expected).max(), err_msg=str(threads)
+            )
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("inputs", [17, 33])
 def test_linear_in_4_bits_with_an_odd_number_of_inputs(bits, inputs, write, target):
@@ -124,10 +142,35 @@ class Tokens(nn.Layer):
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("two", [False, True])
 @pytest.mark.parametrize("outputs", ["full", "quantized"])
-def test_tokens_of_a_convolution(outputs, two, joined, write, target):
+@pytest.mark.parametrize("bias_attr", [False, nn.initializer.Normal(0.0, 0.5)])
+@pytest.mark.parametrize("behind", [nn.Identity, nn.ReLU])
+def test_tokens_of_a_convolution(behind, bias_attr, outputs, two, joined, write, target):
     paddle.seed(0)
     made = {"outputs": outputs} | rules(8, 8, narrow=True, scaling="fixed")
-    check(quantized(Tokens(joined=joined, two=two), SHAPE, **made), write, target)
+    model = Tokens(joined=joined, two=two, behind=behind, bias_attr=bias_attr)
+    model.conv[0].weight.set_value(model.conv[0].weight * (0.2 + paddle.rand([16, 1, 1, 1])))
+    check(quantized(model, SHAPE, **made), write, target)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.gelu(x.mean(1)),
+        lambda x: x * x.mean(1, keepdim=True),
+        lambda x: paddle.concat([x.mean(1, keepdim=True), x], 1),
+        lambda x: F.gelu(x.sum(1)),
+        lambda x: x.mean(1),
+    ],
+)
+def test_means_and_sums_of_tokens(function, write, target):
+    """OpenVINO rounds and clips them where no rounding is next."""
+    paddle.seed(0)
+    net = Net(
+        lambda x, conv, linear: linear(function(F.relu(conv(x)).flatten(2).transpose([0, 2, 1]))),
+        *(nn.Conv2D(4, 16, 2, stride=2), nn.Linear(16, 5)),
+    )
+    made = {"outputs": "quantized"} | rules(8, 8, narrow=True, scaling="fixed")
+    check(quantized(net, SHAPE, **made), write, target)
 
 
 @pytest.mark.parametrize("behind", [nn.ReLU, lambda: nn.MaxPool2D(2), lambda: nn.AvgPool2D(2)])

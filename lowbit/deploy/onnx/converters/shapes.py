@@ -116,6 +116,7 @@ def _reshape(op: Op, graph: Graph, sizes: list[Any]) -> str:
     """
     x, before = op.inputs[0], graph.shapes[op.inputs[0]]
     own = Fraction(graph.multiples.get(x, 1))
+    kept = {index for index, size in enumerate(sizes) if size == 0}
     sizes = [_copied(before[index], own) if size == 0 else size for index, size in enumerate(sizes)]
     if len(op.shape) == len(sizes):
         sizes = [op.shape[i] if size == -1 and op.shape[i] != -1 else size for i, size in enumerate(sizes)]
@@ -137,6 +138,10 @@ def _reshape(op: Op, graph: Graph, sizes: list[Any]) -> str:
         sizes[open_[0]] = int(total / known)
         open_ = []
     shape = [-1 if index in open_ else size for index, size in enumerate(sizes)]
+    if len(open_) > 1 and [sizes[index] for index in open_ if index not in kept] in ([], [-1]):
+        as_it_was = [0 if index in kept else size for index, size in enumerate(shape)]
+        y = graph.add("Reshape", [x, graph.constant(np.array(as_it_was, np.int64))], shape=shape)
+        return _with_multiple(y, graph.multiples.get(x) if 0 in kept else None, graph)
     if len(open_) > 1:
         if None not in sizes and not batch:
             raise op.refuse("makes a shape of which more than the batch's size is unknown")

@@ -64,12 +64,22 @@ class Heads(paddle.nn.Layer):
         return paddle.matmul(attention, v).transpose([0, 2, 1, 3]).reshape([b, n, 2 * c]).flatten(1)
 
 
+class OpenHeads(paddle.nn.Layer):
+    """The same with sizes that Paddle does not work out: the heads are flattened behind two unknown sizes."""
+
+    def forward(self, x):
+        tokens = x.flatten(2).transpose([0, 2, 1]).tile([1, 1, 6])
+        y = tokens.reshape([0, -1, 3, 2, 3]).transpose([2, 0, 3, 1, 4])
+        attention = paddle.nn.functional.softmax(paddle.matmul(y[0], y[1], transpose_y=True))
+        return paddle.matmul(attention, y[2]).transpose([0, 2, 1, 3]).flatten(2).mean(1)
+
+
 class FusedAttention(paddle.nn.Layer):
     def forward(self, x):
         return paddle.nn.functional.scaled_dot_product_attention(x, x, x).flatten(1)
 
 
-@pytest.mark.parametrize("kind", [Windows, Heads, FusedAttention])
+@pytest.mark.parametrize("kind", [Windows, Heads, OpenHeads, FusedAttention])
 def test_attention(kind, same_in_engines):
     same_in_engines(kind())
 
