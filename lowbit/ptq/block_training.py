@@ -155,6 +155,12 @@ class LearnedParts:
         shares = [layer.renew() for layer in self._layers]
         return [share for share in shares if share is not None]
 
+    def decay_weights(self, share: float) -> None:
+        """Move moving weights by this share of the way back to where they began."""
+        with paddle.no_grad():
+            for layer in self._layers:
+                layer.rounding.decay(share)
+
     def optimizers(self, rates: Sequence[float]) -> dict[str, tuple[paddle.optimizer.Optimizer, float]]:
         """Adam for weights, steps, and norms with biases, each with its rate; none where the rate is 0."""
         return {

@@ -83,6 +83,8 @@ def distill(
                 optimizer.set_lr(rate * slowed)
                 optimizer.step()
                 optimizer.clear_grad()
+            if settings.distill_decay:
+                parts.decay_weights(settings.distill_decay * slowed)
             if (step + 1) % _STEPS_APART == 0:
                 keep(_snapshot(step + 1, parts, optimizers))
             advance()

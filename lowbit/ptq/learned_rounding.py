@@ -245,6 +245,11 @@ class MovingWeight:
         with paddle.no_grad():
             self.scale = weight_scale(quantizer).detach().clone()
             self.value = parameter((weight.detach() / self.scale).numpy())
+            self._first = self.value.detach().clone()
+
+    def decay(self, share: float) -> None:
+        """Go this share of the way back to the first value."""
+        self.value.set_value(self.value + (self._first - self.value) * share)
 
     def learning(self) -> tuple[Tensor, None]:
         """The weight while it is learned: rounded, with the gradient of what was not clipped."""

@@ -169,6 +169,8 @@ class Reconstruction(FrozenSection):
     # Of the outputs of all blocks in the loss, relative to the answers. A few hundred answers are overfitted
     # easily; outputs of blocks have many more values.
     distill_block_weight: Annotated[Number, Field(ge=0)] = 30.0
+    # Share of the way back to where it began that each weight goes after a step, at the first learning rate.
+    distill_decay: Annotated[Number, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _full_inputs_are_for_compensation_alone(self) -> Reconstruction:

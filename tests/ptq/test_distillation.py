@@ -99,6 +99,24 @@ def test_weight_of_the_blocks():
     assert block_error(weighed) < block_error(alone)
 
 
+def test_decay_holds_weights_where_they_began():
+    """Steps, batch norms and biases learn all the same."""
+    rate = {"distill_learning_rate": 0.05}
+    start, free, held = (
+        _made(distill=distill, distill_decay=decay, **rate)[0]
+        for distill, decay in ((0, 0.0), (60, 0.0), (60, 0.9))
+    )
+
+    def integers(net: nn.Layer) -> list[np.ndarray]:
+        return [deployed_weight(layer)[0] for layer in net.sublayers() if is_quantized(layer)]
+
+    def changed(net: nn.Layer) -> int:
+        return sum(int((a != b).sum()) for a, b in zip(integers(net), integers(start), strict=True))
+
+    assert changed(held) == 0 < changed(free)
+    assert not _same(_state(held), _state(start))
+
+
 def test_blocks_that_are_done_are_not_trained_again(tmp_path):
     first = recipe(**{**SETTINGS, "iterations": 5, "distill": 0})
     reconstruct(calibrated(network(), first), [images(512)], first.reconstruction, folder=tmp_path)
@@ -121,7 +139,7 @@ def test_blocks_that_are_done_are_not_trained_again(tmp_path):
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_goes_on_after_a_kill_with_the_same_bits(tmp_path, monkeypatch, drop):
     monkeypatch.setattr(distillation, "_STEPS_APART", 4)
-    chosen = recipe(**{**SETTINGS, "distill": 10, "distill_drop": drop})
+    chosen = recipe(**{**SETTINGS, "distill": 10, "distill_drop": drop, "distill_decay": 0.1})
     whole = calibrated(network(), chosen)
     reconstruct(whole, [images(64)], chosen.reconstruction)
     begun, steps = [], []
@@ -251,6 +269,8 @@ def test_reference_computes_in_fp32():
         {"distill_drop": 2},
         {"distil": 5},
         {"distill_block_weight": -1},
+        {"distill_decay": 1},
+        {"distill_decay": -0.1},
     ],
 )
 def test_bad_settings_are_errors(settings):
