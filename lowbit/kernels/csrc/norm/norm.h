@@ -57,19 +57,38 @@ LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const 
                                              float* dbias, float* dother, float* largest,
                                              const uint8_t* places);
 
-// The same with a quantizer between the batch norm and its activation, none or hard swish; without a residual
-// and a pool. It enters the range of the batch norm's result, and quantizes that, as
-// lowbit_observe_and_mark. `q` is wanted with an activation. `largest` as above.
-LOWBIT_PUBLIC int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* by, float* y,
-                                                float* mean, float* inverse, float* running_mean,
-                                                float* running_variance, void* q, int8_t* clipped,
-                                                float* largest);
+// Quantizers before and after the activation that follows a batch norm, each or null, and what forward writes
+// for backward: the integers `q` of the first, wanted with an activation, and the marks of both, `clipped`
+// and `after_clipped`. `bytes`, if wanted, are the integers of the second.
+struct lowbit_norm_quantizers {
+    lowbit_observer *before, *after;
+    void* q;
+    int8_t* clipped;
+    void* bytes;
+    int8_t* after_clipped;
+};
 
-// dx, and dweight, dbias and dbound, each if wanted; dbound as lowbit_marked_grad, in another order of sums.
-LOWBIT_PUBLIC int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_observer* by,
-                                                 const void* q, const int8_t* clipped, const float* mean,
+// lowbit_batch_norm_forward with quantizers, which do as lowbit_observe_and_mark, and without a residual and
+// a pool; before the activation, none or hard swish, or after any of those above. With a second quantizer, y
+// is written only if wanted. `largest` as above, without a second quantizer. Returns how many values were NaN
+// when they came to the second quantizer, or a negative status.
+LOWBIT_PUBLIC int64_t lowbit_quantized_norm_forward(const lowbit_batch_norm* of,
+                                                    const lowbit_norm_quantizers* by, float* mean,
+                                                    float* inverse, float* running_mean,
+                                                    float* running_variance, float* y, float* largest);
+
+// The same with statistics and scales that are there: to get y after all.
+LOWBIT_PUBLIC int64_t lowbit_quantized_norm_values(const lowbit_batch_norm* of,
+                                                   const lowbit_norm_quantizers* by, const float* mean,
+                                                   const float* inverse, float* y, float* largest);
+
+// dx, which may be dy, and the other gradients if wanted; those of the bounds as lowbit_marked_grad, in
+// another order of sums.
+LOWBIT_PUBLIC int lowbit_quantized_norm_backward(const lowbit_batch_norm* of,
+                                                 const lowbit_norm_quantizers* by, const float* mean,
                                                  const float* inverse, const float* dy, float* dx,
-                                                 float* dweight, float* dbias, float* dbound);
+                                                 float* dweight, float* dbias, float* dbound,
+                                                 float* after_dbound);
 
 // y = x where x > 0, else 0 (also for NaN, as in Paddle); `bits`, (count + 7) / 8 bytes, tell where, lowest
 // bit first.
