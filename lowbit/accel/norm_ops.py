@@ -371,6 +371,12 @@ def channel_product(scale: Tensor, x: Tensor) -> Tensor | None:
     return ChannelProduct.apply(scale, x)
 
 
+def gates_are_replaced() -> bool:
+    """Whether means, ReLU and `channel_product` are lowbit's now, and a hard sigmoid has no wrapper."""
+    ours = all(_OVERRIDES.is_called_directly(name) for name in ("pool2d", "relu"))
+    return ours and isinstance(_C_ops.hardsigmoid, BuiltinFunctionType)
+
+
 def attached_scale(y: Tensor) -> IntegerScale | None:
     """The scale of every channel of every image, if Y, a product of integers, has one.
 

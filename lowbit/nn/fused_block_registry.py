@@ -19,6 +19,7 @@ from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 from lowbit.accel.norm_ops import channel_product, fused_batch_norm, padded_shortcut
 from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
+from lowbit.nn.excitation import quantized_excitation
 from lowbit.nn.fused_steps import (
     conv_norm_act,
     conv_norm_act_ranges,
@@ -131,6 +132,9 @@ def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
 
 @_known(mobilenetv3.SqueezeExcitation, "product with the scales of channels", "5cd2c84a0908")
 def _squeeze_excitation(self: Any, x: Tensor) -> Tensor:
+    y = quantized_excitation(self, x)
+    if y is not None:
+        return y
     scale = self._scale(x)
     y = channel_product(scale, x)
     return scale * x if y is None else y

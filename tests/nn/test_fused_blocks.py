@@ -20,6 +20,7 @@ from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
+from lowbit.kernels.library import openmp_runtime
 from lowbit.kernels.norm import Activation
 from lowbit.models import build_model
 from lowbit.nn import calibrate, fused_steps, qat_steps, qt_autograd
@@ -30,7 +31,7 @@ from lowbit.nn.fused_steps import conv_norm_act, conv_norm_act_ranges, norm_act
 from lowbit.nn.int_matmul import forward_in_multiples, forward_of_unrounded
 from lowbit.numerics.grid import BF16
 from lowbit.recipe import load_recipe
-from tests.support.gemm_cases import using
+from tests.support.gemm_cases import on_threads, using
 
 NETWORKS: dict[str, Callable[[], nn.Layer]] = {
     "resnet18": lambda: vision.resnet18(num_classes=10),
@@ -219,6 +220,20 @@ def test_chains_in_every_instruction_set(variant: str) -> None:
         with using(variant):
             found.append(_step(net, images))
     _assert_same(*found)
+
+
+@pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here")
+def test_chains_on_any_number_of_threads() -> None:
+    found, images = [], paddle.randn([3, 3, 64, 64])
+    for number in (1, 2, 5):
+        paddle.seed(0)
+        net = _sequence()
+        fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        with on_threads(number):
+            found.append(_step(net, images))
+    _assert_same(found[0], found[1])
+    _assert_same(found[0], found[2])
 
 
 def _halved(layer: nn.Layer) -> None:

@@ -9,7 +9,8 @@
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
 // thread. Files: batch_norm.h (with activations), batch_norm_backward.h, quantized_norm.h, max_pool.h and
 // channel_product.h have the loops, pair_sums.h the sums; norm.cpp compiles them for baseline, AVX2 and
-// AVX-512 and runs them in parallel over channels, chunks or planes.
+// AVX-512 and runs them in parallel over channels, chunks or planes. excitation.h calls some of them
+// together.
 #pragma once
 #include "common/channel_blocks.h"
 #include "quantize/quantize.h"
@@ -120,6 +121,9 @@ LOWBIT_PUBLIC int lowbit_max_pool_backward(const float* dy, const uint8_t* place
 // bits, as global average pooling (channel_mean.cpp).
 LOWBIT_PUBLIC int lowbit_channel_mean_forward(const float* x, float* y, int64_t rows, int64_t inner);
 LOWBIT_PUBLIC int lowbit_channel_mean_backward(const float* dy, float* dx, int64_t rows, int64_t inner);
+
+// The same dx, added to what is there.
+LOWBIT_PUBLIC int lowbit_channel_mean_add(const float* dy, float* dx, int64_t rows, int64_t inner);
 
 // Images of channels x height x width, of which every stride-th pixel is kept in both directions;
 // `zero_channels` channels of zeros are put before and as many after them.
