@@ -17,7 +17,6 @@ from lowbit.numerics.fused import new_tensor
 class Products(Protocol):
     """A convolution's products for one call; between forward and backward it holds their operands."""
 
-    alpha: Tensor | None  # PACT's parameter, by which X is clipped
     computes_again: bool  # whether Y is cheap to compute and large to save
     needs_ranges: bool  # whether backward has a use for the ranges of dY
 
@@ -28,18 +27,14 @@ class Products(Protocol):
         """Y once more."""
 
     def backward(self, dy: Tensor, ranges: Tensor | None) -> tuple[Tensor | None, ...]:
-        """dX, dW and, with alpha, its gradient, those that are wanted.
-
-        `ranges` are max |dY| of every channel of every image.
-        """
+        """dX and dW, those that are wanted; `ranges` are max |dY| of every channel of every image."""
 
 
 class ConvNormNode(PyLayer):
     """A convolution and the batch norm of its output, with all that follows in the same pass, as one node.
 
     The convolution's output is nobody else's: it is saved as integers or computed again, and its gradient
-    exists only between the two backward passes. `input_alpha` and `output_alpha` are those of the products
-    and of the batch norm's quantizer, if they learn PACT's parameter.
+    exists only between the two backward passes.
     """
 
     @staticmethod
@@ -50,12 +45,10 @@ class ConvNormNode(PyLayer):
         norm_weight: Tensor | None,
         norm_bias: Tensor | None,
         other: Tensor | None,
-        input_alpha: Tensor | None,
-        output_alpha: Tensor | None,
         products: Products,
         norm: NormPass,
     ) -> Tensor:
-        inputs = (x, weight, norm_weight, norm_bias, other, input_alpha, output_alpha)
+        inputs = (x, weight, norm_weight, norm_bias, other)
         ctx.given = [tensor is not None for tensor in inputs]
         ctx.learning = [tensor is not None and not tensor.stop_gradient for tensor in inputs]
         ctx.products, ctx.norm = products, norm
@@ -78,19 +71,18 @@ class ConvNormNode(PyLayer):
         product, is_ours = ctx.product, False
         if product is None and norm.multiples is None:
             product, is_ours = products.again(), True
-        of_product = any(ctx.learning[:2]) or ctx.learning[5]
+        of_product = any(ctx.learning[:2])
         largest = new_tensor([*dy.shape[:2], 1, 1]) if of_product and products.needs_ranges else None
         gradients = norm.backward(
             product,
             norm_weight,
             norm_bias,
             dy.contiguous(),
-            [of_product, *ctx.learning[2:5], ctx.learning[6]],
+            [of_product, *ctx.learning[2:]],
             overwrite=is_ours,
             largest=largest,
         )
-        of_product_, dweight, dbias, dother, *of_output = gradients
-        dx, dw, *of_input = products.backward(of_product_, largest) if of_product else (None, None)
-        of_alphas = (*of_input, None)[0], (*of_output, None)[0]
-        wanted = zip((dx, dw, dweight, dbias, dother, *of_alphas), ctx.learning, ctx.given, strict=True)
+        of_product_, *others = gradients
+        dx, dw = products.backward(of_product_, largest) if of_product else (None, None)
+        wanted = zip((dx, dw, *others), ctx.learning, ctx.given, strict=True)
         return tuple(gradient if learns else None for gradient, learns, given in wanted if given)

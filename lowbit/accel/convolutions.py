@@ -188,7 +188,6 @@ class FloatProducts:
     are `Products` of `lowbit.accel.conv_norm`.
     """
 
-    alpha: Tensor | None = None
     needs_ranges = False
 
     def __init__(

@@ -24,7 +24,6 @@ from lowbit.kernels.quantization import Layout
 from lowbit.numerics import fused
 from lowbit.numerics.exact import is_float32
 from lowbit.numerics.fused import new_tensor
-from lowbit.numerics.observed import MovingScale
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class NormPass:
     Kernels compute it; `pool` is a max-pool after a ReLU. `whole` lets it save integers instead of x.
     """
 
-    quantizer: MovingScale | None = None  # of the batch norm's result (QuantizedNormPass)
+    alphas: tuple[Tensor | None, Tensor | None] = (None, None)  # PACT's, of quantizers (QuantizedNormPass)
     largest: Tensor | None = None  # for max |y| of every channel of every image, which forward writes
 
     def __init__(

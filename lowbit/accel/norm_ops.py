@@ -293,12 +293,14 @@ def norm_pass(
     residual: Tensor | None = None,
     *,
     activation: Activation = Activation.NONE,
-    quantizer: MovingScale | None = None,
+    before: MovingScale | None = None,
+    after: MovingScale | None = None,
 ) -> NormPass | None:
     """What computes the batch norm of fp32 of this shape, `+ residual`, an activation; None as above.
 
-    With a `quantizer`, that of the batch norm's result.
+    `before` and `after` are quantizers around the activation.
     """
+    is_quantized = before is not None or after is not None
     if not (norm.training and paddle.is_grad_enabled()):
         return None
     if not (_OVERRIDES.is_called_directly("batch_norm") and _OVERRIDES.is_called_directly("relu")):
@@ -308,7 +310,8 @@ def norm_pass(
         return None
     if residual is not None and (not isinstance(residual, Tensor) or activation > Activation.RELU):
         return None
-    if quantizer is not None and (residual is not None or not QuantizedNormPass.has(activation)):
+    has_kernel = residual is None and QuantizedNormPass.has(activation, before=before is not None)
+    if is_quantized and not has_kernel:
         return None
     if activation is Activation.HARDSWISH and not _OVERRIDES.is_called_directly("hardswish"):
         return None
@@ -320,8 +323,8 @@ def norm_pass(
     channels = shape[1]
     mean, inverse = new_tensor([channels]), new_tensor([channels])
     statistics = Statistics(*running, mean, inverse, norm._epsilon, norm._momentum)
-    if quantizer is not None:
-        return QuantizedNormPass(statistics, activation, quantizer)
+    if is_quantized:
+        return QuantizedNormPass(statistics, activation, before, after)
     return NormPass(statistics, activation)
 
 
@@ -366,6 +369,12 @@ def channel_product(scale: Tensor, x: Tensor) -> Tensor | None:
     if 0 in x.shape or scale.shape != [*x.shape[:2], 1, 1]:
         return None
     return ChannelProduct.apply(scale, x)
+
+
+def gates_are_replaced() -> bool:
+    """Whether means, ReLU and `channel_product` are lowbit's now, and a hard sigmoid has no wrapper."""
+    ours = all(_OVERRIDES.is_called_directly(name) for name in ("pool2d", "relu"))
+    return ours and isinstance(_C_ops.hardsigmoid, BuiltinFunctionType)
 
 
 def attached_scale(y: Tensor) -> IntegerScale | None:

@@ -1,63 +1,109 @@
-"""A batch norm whose result is quantized before its activation, in one pass, for QAT."""
+"""A batch norm whose result is quantized before its activation, after it, or both, in one pass, for QAT."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from paddle import Tensor
 
 from lowbit.accel.fused_norm import NormPass, SavedMultiples, Statistics
-from lowbit.kernels.norm import Activation, norm_kernels
-from lowbit.kernels.quantization import CObserver
+from lowbit.kernels.norm import Activation, NormQuantizers, norm_kernels
 from lowbit.numerics.fused import new_tensor
-from lowbit.numerics.observed import MovingScale
+from lowbit.numerics.observed import MovingScale, Observed
+
+_BEFORE = (Activation.NONE, Activation.HARDSWISH)
 
 
 class QuantizedNormPass(NormPass):
-    """activation(quantized(batch norm of x)), where the activation is none or hard swish.
+    """after(activation(before(batch norm of x))), where `before` and `after` are quantizers, or None.
 
-    The range of the batch norm's result enters a moving average, which gives the scale. Backward needs the
-    integers, a byte each, and where values were clipped. The results are those of the batch norm,
-    `observed_fake_quantize` and the activation one after the other; the gradient of alpha has another order
-    of sums.
+    The range of what comes to a quantizer enters its moving average, which gives the scale. Backward needs
+    where values were clipped, and with `before` and an activation the integers, a byte per element each. The
+    results are those of the batch norm, `observed_fake_quantize` and the activation one after the other; the
+    gradients of alphas have another order of sums.
     """
 
-    def __init__(self, statistics: Statistics, activation: Activation, quantizer: MovingScale) -> None:
+    def __init__(
+        self,
+        statistics: Statistics,
+        activation: Activation,
+        before: MovingScale | None,
+        after: MovingScale | None = None,
+    ) -> None:
         super().__init__(statistics, activation)
-        self.quantizer = quantizer
-        self._integers: Tensor | None = None  # for the slope of the activation
-        self._marks: Tensor | None = None
-        self._kept: tuple[CObserver, Tensor] | None = None  # the quantizer, and the memory of its scale
+        self._before, self._after = before, after
+        self._by: NormQuantizers | None = None
+        self._kept: tuple[Tensor | None, ...] = ()  # the memory that `_by` names
 
     @staticmethod
-    def has(activation: Activation) -> bool:
-        """Whether the kernels have this activation after a quantizer."""
-        return activation in (Activation.NONE, Activation.HARDSWISH)
+    def has(activation: Activation, *, before: bool) -> bool:
+        """Whether the kernels have this activation, behind a quantizer if there is one `before`."""
+        return not before or activation in _BEFORE
+
+    @property
+    def alphas(self) -> tuple[Tensor | None, Tensor | None]:
+        """PACT's parameters of both quantizers."""
+        before, after = self._before, self._after
+        return (None if before is None else before.alpha, None if after is None else after.alpha)
 
     def forward(
         self, x: Tensor | SavedMultiples, weight: Tensor | None, bias: Tensor | None, other: Tensor | None
     ) -> Tensor:
         """Y."""
         assert isinstance(x, Tensor) and other is None  # callers have asked
-        statistics, shape, scale = self.statistics, x.shape, new_tensor([1])
-        y, self._marks = new_tensor(shape), new_tensor(shape, "int8")
-        if self.activation:
-            self._integers = new_tensor(shape, "int8" if self.quantizer.grid.signed else "uint8")
-        observer = self.quantizer.for_kernel(scale)
-        norm_kernels().quantized_norm_forward(
+        y = new_tensor(x.shape)
+        self._run(x, weight, bias, y, None)
+        return y
+
+    def operand(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Observed:
+        """What `after` makes of this batch as integers; with a NaN, which is none, as values."""
+        assert self._after is not None
+        data = new_tensor(x.shape, "int8" if self._after.grid.signed else "uint8")
+        has_nan = self._run(x, weight, bias, None, data)
+        if has_nan:
+            statistics, data = self.statistics, new_tensor(x.shape)
+            addresses = (one.data_ptr() for one in (statistics.mean, statistics.inverse, data))
+            norm_kernels().quantized_norm_values(self._norm(x.shape, x, weight, bias), self._by, *addresses)
+        return Observed(data, self._scale_after, None, has_nan)
+
+    def _run(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        y: Tensor | None,
+        integers: Tensor | None,
+    ) -> bool:
+        statistics, shape, before, after = self.statistics, x.shape, self._before, self._after
+        wanted = before is not None and bool(self.activation), before is not None, after is not None
+        count = math.prod(shape)
+        kept = new_tensor([sum(wanted) * count], "int8")  # one allocation, since each takes microseconds
+        places = accumulate((count * one for one in wanted), initial=kept.data_ptr())
+        q, clipped, after_clipped = (at if one else None for at, one in zip(places, wanted, strict=False))
+        scale = None if before is None else new_tensor([1])
+        if after is not None:
+            self._scale_after = new_tensor([1] * len(shape))
+        self._by = NormQuantizers(
+            None if before is None else before.for_kernel(scale),
+            None if after is None else after.for_kernel(self._scale_after),
+            q=q,
+            clipped=clipped,
+            integers=None if integers is None else integers.data_ptr(),
+            after_clipped=after_clipped,
+        )
+        self._kept = scale, kept
+        nan_count = norm_kernels().quantized_norm_forward(
             self._norm(shape, x, weight, bias),
-            observer,
-            y.data_ptr(),
+            self._by,
             statistics.mean.data_ptr(),
             statistics.inverse.data_ptr(),
             statistics.running_mean.data_ptr(),
             statistics.running_variance.data_ptr(),
-            q=None if self._integers is None else self._integers.data_ptr(),
-            clipped=self._marks.data_ptr(),
-            largest=None if self.largest is None else self.largest.data_ptr(),
+            None if y is None else y.data_ptr(),
         )
-        self._kept = observer, scale
-        return y
+        return bool(nan_count)
 
     def backward(
         self,
@@ -70,21 +116,25 @@ class QuantizedNormPass(NormPass):
         overwrite: bool = False,
         largest: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of x, weight, bias, of nothing, and of alpha, those that are wanted."""
-        _, *of_channels, _, of_alpha = learning
-        assert x is not None and largest is None and self._kept is not None
-        statistics, dx = self.statistics, x if overwrite else new_tensor(dy.shape)
+        """The gradients of x, weight, bias, and of both alphas, those that are wanted.
+
+        `overwrite`: dX takes the memory of dY.
+        """
+        _, *of_channels, of_before, of_after = learning
+        assert x is not None and largest is None and self._by is not None
+        statistics, dx = self.statistics, dy if overwrite else new_tensor(dy.shape)
         dweight, dbias = (new_tensor(statistics.mean.shape) if learns else None for learns in of_channels)
-        dalpha = new_tensor(self.quantizer.alpha.shape) if of_alpha else None
+        dbefore, dafter = (
+            None if alpha is None or not learns else new_tensor(alpha.shape)
+            for alpha, learns in zip(self.alphas, (of_before, of_after), strict=True)
+        )
         norm_kernels().quantized_norm_backward(
             self._norm(dy.shape, x, weight, bias),
-            self._kept[0],
+            self._by,
             statistics.mean.data_ptr(),
             statistics.inverse.data_ptr(),
             dy.data_ptr(),
             dx.data_ptr(),
-            *(None if gradient is None else gradient.data_ptr() for gradient in (dweight, dbias, dalpha)),
-            q=None if self._integers is None else self._integers.data_ptr(),
-            clipped=self._marks.data_ptr(),
+            *(None if one is None else one.data_ptr() for one in (dweight, dbias, dbefore, dafter)),
         )
-        return dx, dweight, dbias, None, dalpha
+        return dx, dweight, dbias, dbefore, dafter

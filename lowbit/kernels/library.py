@@ -1,7 +1,8 @@
 """The compiled library: finding and loading it, its instruction sets, its threads and its errors.
 
 The bindings of its functions are in modules named after the folders of csrc/: `gemm` (with winograd/ and
-depthwise/) and `unrounded`, `quantization` (quantize/), `norm`, `optimizer` and `fp32_winograd`.
+depthwise/) and `unrounded`, `quantization` (quantize/), `norm` and `excitation` (norm/), `optimizer` and
+`fp32_winograd`.
 """
 
 from __future__ import annotations

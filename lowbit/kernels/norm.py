@@ -68,6 +68,29 @@ class Shortcut(NamedTuple):
     zero_channels: int
 
 
+class NormQuantizers(NamedTuple):
+    """lowbit_norm_quantizers: those of a batch norm's result, before and after its activation, each or None.
+
+    Forward writes, at these addresses, what backward reads: a byte per element each. The integers `q` of the
+    first are wanted with an activation, the marks `clipped` and `after_clipped` with their quantizers.
+    `integers`, if wanted, are those of the second.
+    """
+
+    before: CObserver | None
+    after: CObserver | None = None
+    q: int | None = None
+    clipped: int | None = None
+    integers: int | None = None
+    after_clipped: int | None = None
+
+
+class _NormQuantizers(ctypes.Structure):
+    _fields_ = [
+        *((name, OBSERVER) for name in ("before", "after")),
+        *((name, ctypes.c_void_p) for name in NormQuantizers._fields[2:]),
+    ]
+
+
 class _Shortcut(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in Shortcut._fields]
 
@@ -88,12 +111,13 @@ class _Norm(ctypes.Structure):
 
 
 _NORM, _POOL, _INT64, _STATUS = ctypes.POINTER(_Norm), ctypes.POINTER(_Pool), ctypes.c_int64, ctypes.c_int
-_SHORTCUT = ctypes.POINTER(_Shortcut)
+_SHORTCUT, _QUANTIZERS = ctypes.POINTER(_Shortcut), ctypes.POINTER(_NormQuantizers)
 _SIGNATURES: Signatures = {
     "lowbit_batch_norm_forward": (_STATUS, [_NORM] + [ADDRESS] * 6 + [MULTIPLES] + [ADDRESS] * 2),
     "lowbit_batch_norm_backward": (_STATUS, [_NORM, ADDRESS, MULTIPLES] + [ADDRESS] * 9),
-    "lowbit_quantized_norm_forward": (_STATUS, [_NORM, OBSERVER] + [ADDRESS] * 8),
-    "lowbit_quantized_norm_backward": (_STATUS, [_NORM, OBSERVER] + [ADDRESS] * 9),
+    "lowbit_quantized_norm_forward": (_INT64, [_NORM, _QUANTIZERS] + [ADDRESS] * 6),
+    "lowbit_quantized_norm_values": (_INT64, [_NORM, _QUANTIZERS] + [ADDRESS] * 4),
+    "lowbit_quantized_norm_backward": (_STATUS, [_NORM, _QUANTIZERS] + [ADDRESS] * 8),
     "lowbit_relu_forward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_relu_backward": (_STATUS, [ADDRESS] * 3 + [_INT64]),
     "lowbit_hardswish_forward": (_STATUS, [ADDRESS] * 2 + [_INT64]),
@@ -172,28 +196,33 @@ class NormKernels:
     def quantized_norm_forward(
         self,
         norm: Norm,
-        by: CObserver,
-        y: int,
+        by: NormQuantizers,
         mean: int,
         inverse: int,
         running_mean: int,
         running_variance: int,
+        y: int | None,
         *,
-        q: int | None,
-        clipped: int,
         largest: int | None = None,
-    ) -> None:
-        """`batch_norm_forward` with a quantizer before the activation, none or hard swish.
+    ) -> int:
+        """`batch_norm_forward` with quantizers; how many values were NaN before the second.
 
-        The integers `q` are wanted with an activation, the marks `clipped` in any case: a byte each.
+        With a quantizer before it, the activation is none or hard swish. `largest` are those of Y without a
+        second quantizer; with one, Y may not be wanted.
         """
         statistics = mean, inverse, running_mean, running_variance
-        self._library.lowbit_quantized_norm_forward(_norm(norm), by, y, *statistics, q, clipped, largest)
+        return self._library.lowbit_quantized_norm_forward(
+            _norm(norm), _quantizers(by), *statistics, y, largest
+        )
+
+    def quantized_norm_values(self, norm: Norm, by: NormQuantizers, mean: int, inverse: int, y: int) -> None:
+        """Y, where `quantized_norm_forward` has not written it."""
+        self._library.lowbit_quantized_norm_values(_norm(norm), _quantizers(by), mean, inverse, y, None)
 
     def quantized_norm_backward(
         self,
         norm: Norm,
-        by: CObserver,
+        by: NormQuantizers,
         mean: int,
         inverse: int,
         dy: int,
@@ -201,14 +230,12 @@ class NormKernels:
         dweight: int | None,
         dbias: int | None,
         dbound: int | None,
-        *,
-        q: int | None,
-        clipped: int,
+        after_dbound: int | None = None,
     ) -> None:
-        """dX, and the other gradients that are wanted."""
-        gradients = dx, dweight, dbias, dbound
+        """dX, which may be dY, and the other gradients that are wanted."""
+        gradients = dx, dweight, dbias, dbound, after_dbound
         self._library.lowbit_quantized_norm_backward(
-            _norm(norm), by, q, clipped, mean, inverse, dy, *gradients
+            _norm(norm), _quantizers(by), mean, inverse, dy, *gradients
         )
 
     def relu_forward(self, x: int, y: int, bits: int, count: int) -> None:
@@ -266,6 +293,12 @@ def _norm(norm: Norm) -> Any:
     x, weight, bias, layout, *rest, pool = norm
     c_pool = None if pool is None else ctypes.pointer(_Pool(*pool))
     return ctypes.byref(_Norm(x, weight, bias, CLayout(*layout), *rest, c_pool))
+
+
+def _quantizers(by: NormQuantizers) -> Any:
+    before, after, *addresses = by
+    pointers = (None if one is None else ctypes.pointer(one) for one in (before, after))
+    return ctypes.byref(_NormQuantizers(*pointers, *addresses))
 
 
 @cache

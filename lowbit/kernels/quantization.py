@@ -160,7 +160,7 @@ _SIGNATURES: Signatures = {
         [ADDRESS] * 3 + [_AXES, ctypes.POINTER(CLevels), ctypes.POINTER(CDraw), _INT32, ctypes.c_uint64],
     ),
     "lowbit_from_integers": (_STATUS, [ADDRESS] * 3 + [_AXES, _INT32]),
-    "lowbit_observe_and_mark": (_INT64, [ADDRESS] * 4 + [_INT64, OBSERVER, ADDRESS, _INT64]),
+    "lowbit_observe_and_mark": (_INT64, [ADDRESS] * 4 + [_INT64, OBSERVER]),
     "lowbit_quantize_and_mark": (_INT64, [ADDRESS] * 6 + [_INT64, _Grid]),
     "lowbit_marked_grad": (_STATUS, [ADDRESS] * 4 + [_INT64]),
     "lowbit_to_dynamic_integers": (
@@ -311,15 +311,9 @@ class QuantizeKernels:
         clipped: int,
         count: int,
         by: CObserver,
-        *,
-        largest: int | None = None,
-        rows: int = 0,
     ) -> int:
-        """Enters the range of x into an average; then `quantize_and_mark` with the scale that this gives.
-
-        `largest`, where they are known, are the address of `rows` numbers that have the range of x.
-        """
-        return self._library.lowbit_observe_and_mark(x, y, q, clipped, count, by, largest, rows)
+        """Enters the range of x into an average; then `quantize_and_mark` with the scale that this gives."""
+        return self._library.lowbit_observe_and_mark(x, y, q, clipped, count, by)
 
     def marked_grad(self, dy: int, clipped: int, dx: int | None, dbound: int | None, count: int) -> None:
         """What `quantize_grad` computes; dX may be dY."""

@@ -27,7 +27,7 @@ from typing import Any
 import paddle.nn.functional as F
 from paddle import nn
 
-from lowbit.nn.fused_steps import has_hooks
+from lowbit.nn.plain_layers import has_hooks
 
 _PACKAGES = {"paddle", "lowbit", "builtins"}
 _FUNCTIONS = {"relu": nn.ReLU(), "relu6": nn.ReLU6(), "hardswish": nn.Hardswish()}

@@ -269,8 +269,3 @@ def only_edge(layer: nn.Layer) -> Quantizer | None:
     if len(hooks) != 1 or layer._forward_pre_hooks or type(quantizer) is not Quantizer:
         return None
     return quantizer if _quantize_output in hooks.values() and quantizer.is_plain else None
-
-
-def quantize_edge(layer: nn.Layer, output: Tensor) -> Tensor:
-    """What the hook of a layer with `only_edge` makes of its output."""
-    return _quantize_output(layer, (), output)

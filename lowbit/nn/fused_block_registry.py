@@ -7,8 +7,6 @@ source, and its subclasses, run as they are. To add a class, write its forward w
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +19,16 @@ from paddle.vision.models import mobilenetv2, mobilenetv3, resnet
 from lowbit.accel.norm_ops import channel_product, fused_batch_norm, padded_shortcut
 from lowbit.kernels.norm import Activation
 from lowbit.models import resnet_cifar
+from lowbit.nn.excitation import quantized_excitation
 from lowbit.nn.fused_steps import (
     conv_norm_act,
     conv_norm_act_ranges,
     is_norm,
     norm_act,
-    run_sequential,
+    run_modules,
     with_residual,
 )
+from lowbit.nn.plain_layers import function_digest
 
 FusedForward = Callable[[Any, Tensor], Tensor]
 
@@ -65,11 +65,7 @@ REGISTRY: dict[type[nn.Layer], KnownBlock] = {}
 
 def source_digest(kind: type[nn.Layer]) -> str:
     """A short digest of the source of a class's forward; white space does not count."""
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):  # no source: not the code that we know
-        return ""
-    return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:12]
+    return function_digest(kind.forward)
 
 
 def _known(
@@ -99,7 +95,7 @@ def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
 @_known(resnet.BasicBlock, "2 batch norms + ReLU, with the residual sum", "a1ef458c00df")
 def _basic_block(self: Any, x: Tensor) -> Tensor:
     out, ranges = conv_norm_act_ranges(self.conv1, self.bn1, x, self.relu)
-    identity = x if self.downsample is None else run_sequential(self.downsample, x)
+    identity = x if self.downsample is None else run_modules([self.downsample], x)
     return conv_norm_act(self.conv2, self.bn2, out, self.relu, identity, ranges=ranges)
 
 
@@ -107,7 +103,7 @@ def _basic_block(self: Any, x: Tensor) -> Tensor:
 def _bottleneck(self: Any, x: Tensor) -> Tensor:
     out, ranges = conv_norm_act_ranges(self.conv1, self.bn1, x, self.relu)
     out, ranges = conv_norm_act_ranges(self.conv2, self.bn2, out, self.relu, ranges=ranges)
-    identity = x if self.downsample is None else run_sequential(self.downsample, x)
+    identity = x if self.downsample is None else run_modules([self.downsample], x)
     return conv_norm_act(self.conv3, self.bn3, out, self.relu, identity, ranges=ranges)
 
 
@@ -138,29 +134,25 @@ def _cifar_resnet(self: Any, x: Tensor) -> Tensor:
     return self.linear(self.avgpool(x).flatten(1))
 
 
-def _is_residual(block: Any) -> bool:
-    return bool(block.use_res_connect)
-
-
-@_known(mobilenetv2.InvertedResidual, "batch norm + residual sum", "11ddfcc68000", _is_residual, "conv")
+@_known(mobilenetv2.InvertedResidual, "batch norm + residual sum", "11ddfcc68000", branch="conv")
 def _inverted_residual_v2(self: Any, x: Tensor) -> Tensor:
-    if not self.use_res_connect:
-        return self.conv(x)
-    return with_residual(self.conv, x, x)
+    return with_residual([self.conv], x, x) if self.use_res_connect else run_modules([self.conv], x)
 
 
 @_known(mobilenetv3.InvertedResidual, "batch norm + residual sum", "352ecac7bdf4", branch="linear_conv")
 def _inverted_residual_v3(self: Any, x: Tensor) -> Tensor:
-    y = self.expand_conv(x) if self.expand else x
-    y = self.bottleneck_conv(y)
-    y = self.mid_se(y) if self.use_se else y
-    if self.use_res_connect:
-        return with_residual(self.linear_conv, y, x)
-    return run_sequential(self.linear_conv, y)
+    y, modules = x, [self.expand_conv, self.bottleneck_conv] if self.expand else [self.bottleneck_conv]
+    if self.use_se:
+        y, modules = self.mid_se(run_modules(modules, y)), []
+    modules.append(self.linear_conv)
+    return with_residual(modules, y, x) if self.use_res_connect else run_modules(modules, y)
 
 
 @_known(mobilenetv3.SqueezeExcitation, "product with the scales of channels", "5cd2c84a0908")
 def _squeeze_excitation(self: Any, x: Tensor) -> Tensor:
+    y = quantized_excitation(self, x)
+    if y is not None:
+        return y
     scale = self._scale(x)
     y = channel_product(scale, x)
     return scale * x if y is None else y

@@ -1,8 +1,9 @@
 """Fused blocks: batch norm, residual sum and activation in one pass and one autograd node, by conversion.
 
-A convolution in low precision before the batch norm is in the same node; in QAT where the batch norm's
-output is quantized, with that quantizer. So is the first convolution of a network in fp32 that a max-pool
-follows: its output, the largest tensor of all, is computed again in the backward pass.
+A convolution in low precision before the batch norm is in the same node; in QAT, where a quantizer follows,
+with that, and so are the next convolutions up to a tensor that others read. So is the first convolution of a
+network in fp32 that a max-pool follows: its output, the largest tensor of all, is computed again in the
+backward pass.
 
 A block is converted only where its code is known: classes of `fused_block_registry`, layers next to each
 other in `nn.Sequential` or in a forward that is a chain (`chain_forward`), or layers that the user names.
@@ -34,7 +35,8 @@ from lowbit.errors import LowbitError, did_you_mean
 from lowbit.kernels.norm import Activation
 from lowbit.nn.chain_forward import chain_modules
 from lowbit.nn.fused_block_registry import REGISTRY, FusedForward
-from lowbit.nn.fused_steps import has_hooks, is_norm, norms_before_activations, run_layers
+from lowbit.nn.fused_steps import norms_before_activations, run_layers
+from lowbit.nn.plain_layers import has_hooks, is_norm
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ GPUs, export.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import paddle.nn.functional as F
 from paddle import Tensor, nn
 
 from lowbit.accel.conv_norm import ConvNormNode, Products
@@ -18,49 +17,20 @@ from lowbit.accel.convolutions import FloatProducts, conv2d_is_replaced
 from lowbit.accel.fused_norm import NormPass, is_plain
 from lowbit.accel.norm_ops import fused_batch_norm, max_pool_of, norm_pass
 from lowbit.kernels.norm import Activation
-from lowbit.nn.edge_quantizers import only_edge, quantize_edge
-from lowbit.nn.int_forward import may_run_in_integers, qat_products
 from lowbit.nn.linear_ops import geometry_of
+from lowbit.nn.plain_layers import (
+    ACTIVATIONS,
+    activation_kind,
+    has_hooks,
+    is_norm,
+    is_plain_conv,
+    is_plain_norm,
+)
+from lowbit.nn.qat_steps import qat_chain
 from lowbit.nn.qt_autograd import Operands, QTProducts
 from lowbit.nn.quant_layers import QuantizedConv2D
 from lowbit.numerics.exact import as_float32
 from lowbit.numerics.fused import new_tensor
-from lowbit.numerics.observed import note_largest
-
-_ACTIVATIONS = {
-    nn.ReLU: Activation.RELU,
-    nn.ReLU6: Activation.RELU6,
-    nn.Hardswish: Activation.HARDSWISH,
-}
-_FUNCTIONS = {F.relu: Activation.RELU, F.relu6: Activation.RELU6, F.hardswish: Activation.HARDSWISH}
-
-
-def activation_kind(
-    activation: nn.Layer | Callable[[Tensor], Tensor] | None, *, may_have_edge: bool = False
-) -> Activation | None:
-    """What the kernels call it; None for one that they do not have, or with hooks other than an edge's."""
-    if activation is None:
-        return Activation.NONE
-    if not isinstance(activation, nn.Layer):
-        return _FUNCTIONS.get(activation)
-    if (has_hooks(activation) and not may_have_edge) or "forward" in vars(activation):
-        return None
-    return _ACTIVATIONS.get(type(activation))
-
-
-def is_norm(layer: nn.Layer | None) -> bool:
-    """Whether the layer is a batch norm that the kernels compute; subclasses are not."""
-    return type(layer) is nn.BatchNorm2D
-
-
-def is_plain_norm(layer: nn.Layer) -> bool:
-    """Whether it is such a batch norm, and nothing but its own code runs when it is called."""
-    return is_norm(layer) and not has_hooks(layer) and "forward" not in vars(layer)
-
-
-def has_hooks(layer: nn.Layer) -> bool:
-    """Whether a call of the layer also calls hooks."""
-    return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
 
 
 def norm_act(
@@ -138,13 +108,13 @@ def _as_one_node(
     wants_ranges: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
     """y and, if wanted, its ranges; None where the layers must run one by one."""
-    if not (_is_plain_conv(conv) and isinstance(x, Tensor) and is_plain(x)):
+    if not (is_plain_conv(conv) and isinstance(x, Tensor) and is_plain(x)):
         return None
     if type(conv) is QuantizedConv2D and conv.plan.is_straight_through:
         if pool is not None or residual is not None:
             return None
-        y = _qat_node(conv, norm, x, activation)
-        return None if y is None else (y, None)
+        found = qat_chain([conv, norm] if activation is None else [conv, norm, activation], x)
+        return None if found is None else (found[0], None)
     in_low_precision = type(conv) is QuantizedConv2D
     kind = activation_kind(activation)
     if kind is None or not is_plain_norm(norm) or not (in_low_precision or pool is not None):
@@ -177,47 +147,6 @@ def _as_one_node(
     return _node(x, weight, norm, residual, products, norm_of_batch), norm_of_batch.largest
 
 
-def _is_plain_conv(conv: nn.Layer) -> bool:
-    """Whether it is a convolution of training, as lowbit or Paddle wrote it, of which nothing is added."""
-    if type(conv) not in (QuantizedConv2D, nn.Conv2D) or has_hooks(conv):
-        return False
-    if "forward" in vars(conv) or "effective_weight_and_bias" in vars(conv):
-        return False
-    layout = (conv._padding_mode, conv._data_format)
-    return conv.bias is None and conv.training and layout == ("zeros", "NCHW")
-
-
-def _qat_node(
-    conv: QuantizedConv2D,
-    norm: nn.Layer,
-    x: Tensor,
-    activation: nn.Layer | Callable[[Tensor], Tensor] | None,
-) -> Tensor | None:
-    """The same of QAT, for a batch norm whose output is quantized; that of the activation may be, too.
-
-    Without a quantizer there is nothing to gain: the convolution's output would live longer in backward.
-    """
-    edge = only_edge(norm) if is_norm(norm) and "forward" not in vars(norm) else None
-    moving = None if edge is None else edge.moving_scale()
-    if moving is None or not may_run_in_integers(conv, x):
-        return None
-    has_edge = isinstance(activation, nn.Layer) and only_edge(activation) is not None
-    kind = activation_kind(activation, may_have_edge=has_edge)
-    geometry = None if kind is None else geometry_of(conv, x.shape)
-    if geometry is None:
-        return None
-    norm_of_batch = norm_pass(norm, geometry.output, activation=kind, quantizer=moving)
-    products = None if norm_of_batch is None else qat_products(conv, x, conv.weight)
-    if products is None:
-        return None
-    if kind is Activation.NONE or not has_edge:
-        return _node(x, conv.weight, norm, None, products, norm_of_batch)
-    norm_of_batch.largest = new_tensor(geometry.output[:2])
-    y = _node(x, conv.weight, norm, None, products, norm_of_batch)
-    note_largest(y, norm_of_batch.largest)
-    return quantize_edge(activation, y)
-
-
 def _node(
     x: Tensor,
     weight: Tensor,
@@ -226,40 +155,45 @@ def _node(
     products: Products,
     norm_of_batch: NormPass,
 ) -> Tensor:
-    quantizer = norm_of_batch.quantizer
-    alphas = products.alpha, None if quantizer is None else quantizer.alpha
-    inputs = (x, weight, norm.weight, norm.bias, residual, *alphas)
+    inputs = (x, weight, norm.weight, norm.bias, residual)
     return ConvNormNode.apply(*inputs, products, norm_of_batch)
 
 
-def with_residual(layers: nn.Layer, x: Tensor, residual: Tensor) -> Tensor:
-    """`layers(x) + residual`; the sum is fused with a convolution and a batch norm at the end."""
-    members = _members(layers)
-    if members is None or len(members) < 2 or not is_plain_norm(members[-1]):
-        return run_sequential(layers, x) + residual
-    *first, last, norm = members
+def with_residual(modules: Sequence[nn.Layer], x: Tensor, residual: Tensor) -> Tensor:
+    """One module after the other, `+ residual`; a convolution and a batch norm at the end with the sum."""
+    layers = _flat(modules)
+    if len(layers) < 2 or not is_plain_norm(layers[-1]):
+        return run_layers(layers, x) + residual
+    *first, last, norm = layers
     return conv_norm_act(last, norm, run_layers(first, x), None, residual)
 
 
-def run_sequential(layers: nn.Layer, x: Tensor) -> Tensor:
-    """`layers(x)`; the members of a Sequential with what can be fused."""
-    members = _members(layers)
-    return layers(x) if members is None else run_layers(members, x)
+def run_modules(modules: Sequence[nn.Layer], x: Tensor) -> Tensor:
+    """One module after the other; the members of Sequentials with what can be fused, also across them."""
+    return run_layers(_flat(modules), x)
 
 
-def _members(layers: nn.Layer) -> list[nn.Layer] | None:
-    """Those of a Sequential that only calls them one after the other; None for others."""
-    own = getattr(type(layers), "_plain", type(layers)).forward is nn.Sequential.forward
-    if not own or has_hooks(layers) or "forward" in vars(layers):
-        return None
-    return list(layers._sub_layers.values())
+def _flat(modules: Sequence[nn.Layer]) -> list[nn.Layer]:
+    """The modules, with the members of those Sequentials that only call them one after the other."""
+    layers: list[nn.Layer] = []
+    for module in modules:
+        own = getattr(type(module), "_plain", type(module)).forward is nn.Sequential.forward
+        if own and not has_hooks(module) and "forward" not in vars(module):
+            layers += _flat(list(module._sub_layers.values()))
+        else:
+            layers.append(module)
+    return layers
 
 
 def run_layers(layers: list[nn.Layer], x: Tensor) -> Tensor:
+    """One after the other, with what can be fused."""
     followed, place = norms_before_activations(layers), 0
     while place < len(layers):
         layer, after = layers[place], layers[place + 1 : place + 3]
-        if place in followed:
+        if type(layer) is QuantizedConv2D and layer.plan.is_straight_through:
+            found = qat_chain(layers[place:], x)
+            x, done = (layer(x), 1) if found is None else found
+        elif place in followed:
             x, done = norm_act(layer, x, after[0]), 2
         elif place + 1 in followed:
             x, done = conv_norm_act(layer, after[0], x, after[1]), 3
@@ -274,4 +208,4 @@ def run_layers(layers: list[nn.Layer], x: Tensor) -> Tensor:
 def norms_before_activations(layers: list[nn.Layer]) -> set[int]:
     """The places of batch norms that an activation follows."""
     pairs = enumerate(pairwise(layers))
-    return {at for at, (norm, act) in pairs if is_norm(norm) and type(act) in _ACTIVATIONS}
+    return {at for at, (norm, act) in pairs if is_norm(norm) and type(act) in ACTIVATIONS}

@@ -24,7 +24,8 @@ from lowbit.numerics import fused, nearest
 from lowbit.numerics.exact import add, as_float32, as_type_of, divide, is_float32, multiply
 from lowbit.numerics.fake_quant import on_grid, straight_through, usable_bound
 from lowbit.numerics.fused import Clipped, on_grid_marked
-from lowbit.numerics.observed import fits
+from lowbit.numerics.grid import Grid
+from lowbit.numerics.observed import MovingScale, Observed, fits
 
 _EXACT = "_lowbit_exact_product"
 FROZEN = "lowbit_frozen"
@@ -199,22 +200,17 @@ def qat_products(layer: nn.Layer, x: Tensor, weight: Tensor, *geometry: Any) -> 
     """
     if getattr(layer, "_padding_mode", "zeros") != "zeros":
         return None
-    made = _weight_operand(layer.weight_quantizer, weight)
+    made = weight_operand(layer.weight_quantizer, weight)
     if made is None:
         return None
-    found = _input_operand(layer.input_quantizer, x)
-    if found is None:
-        return None
-    (weight_operand, of_weight), (input_operand, clipped, alpha) = made, found
-    learns_alpha = alpha is not None and not alpha.stop_gradient
-    return QATProducts(
-        layer.linear_op(x, *geometry),
-        (input_operand, weight_operand),
-        clipped=clipped,
-        alpha=alpha,
-        of_weight=of_weight,
-        learning=(not x.stop_gradient, not weight.stop_gradient, learns_alpha),
-    )
+    products = QATProducts(layer.linear_op(x, *geometry), made, not weight.stop_gradient)
+    return products if products.quantize(layer.input_quantizer, x) else None
+
+
+def chained_products(layer: nn.Layer, linear_op: LinearOp, by: MovingScale) -> QATProducts | None:
+    """`qat_products` for an input that is yet to be made, quantized `by` the layer's `moving_scale`."""
+    made = weight_operand(layer.weight_quantizer, layer.weight)
+    return None if made is None else QATProducts(linear_op, made, not layer.weight.stop_gradient, by.grid)
 
 
 def _input_operand(quantizer: Quantizer, x: Tensor) -> tuple[QTensor, Clipped | None, Tensor | None] | None:
@@ -241,7 +237,7 @@ def _input_operand(quantizer: Quantizer, x: Tensor) -> tuple[QTensor, Clipped | 
     return operand, None if alpha is None and clipped.is_empty else clipped, alpha
 
 
-def _weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, KnownScale | None] | None:
+def weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, KnownScale | None] | None:
     """The integers of a weight with dynamic scales, or with a NaN the values; how, if any may be clipped."""
     made = quantizer.dynamic_operand(weight)
     if made is None:
@@ -258,42 +254,56 @@ def _weight_operand(quantizer: Quantizer, weight: Tensor) -> tuple[QTensor, Know
 class QATProducts:
     """Y of quantized X and W, with their gradients straight through; of PACT's alpha, too.
 
-    These are `Products` of `lowbit.accel.conv_norm`. Between forward and backward it holds the integers, and
-    nothing of X but where it was clipped.
+    These are `ChainedProducts` of `lowbit.accel.conv_norm_chain`. X comes by `quantize` or `take`. Between
+    forward and backward it holds the integers, and nothing of X but where it was clipped.
     """
-
-    computes_again = needs_ranges = False
 
     def __init__(
         self,
         linear_op: LinearOp,
-        operands: tuple[QTensor, QTensor],
-        *,
-        clipped: Clipped | None,
-        alpha: Tensor | None,
-        of_weight: KnownScale | None,
-        learning: tuple[bool, bool, bool],
+        weight: tuple[QTensor, KnownScale | None],
+        learns_weight: bool,
+        grid: Grid | None = None,
     ) -> None:
-        self.alpha: Tensor | None = alpha
-        self._linear_op, self._clipped = linear_op, clipped
-        self._operands: tuple[QTensor, ...] = operands  # until forward
-        self._of_weight, self._learning = of_weight, learning  # of X, W and alpha
+        self.alpha: Tensor | None = None
+        self._linear_op, self._grid = linear_op, grid  # the grid of X that is taken
+        self._clipped: Clipped | None = None
+        self._w, self._of_weight = weight
+        self._x: QTensor | None = None
+        self._learning = True, learns_weight, False  # X, W and alpha
         self._saved: tuple[SavedQTensor, ...] = ()  # X and W
         self._weight: tuple[Tensor, ...] = ()
         self._version: int | None = None  # of the weight
 
-    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, None]:
+    def quantize(self, quantizer: Quantizer, x: Tensor) -> bool:
+        """Let X be x, quantized; False, and nothing done, where the quantizer needs a node of its own."""
+        found = _input_operand(quantizer, x)
+        if found is None:
+            return False
+        self._x, self._clipped, self.alpha = found
+        learns_alpha = self.alpha is not None and not self.alpha.stop_gradient
+        self._learning = not x.stop_gradient, self._learning[1], learns_alpha
+        return True
+
+    def take(self, x: Observed) -> None:
+        """Let X be these integers, or with a NaN these values; its gradient is that behind the quantizer."""
+        assert self._grid is not None
+        if x.has_nan:
+            self._x = QTensor(data=x.data)
+        else:
+            bounds = {"lowest": self._grid.lowest, "highest": self._grid.highest}
+            self._x = QTensor(data=x.data, scale=x.scale, **bounds)
+
+    def forward(self, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
         """Y, whose integers nobody needs."""
-        operands, linear_op = self._operands, self._linear_op
+        assert self._x is not None
+        operands, linear_op = (self._x, self._w), self._linear_op
         self._weight, self._version = (weight,), fused.version(weight)
-        self._saved, self._operands = tuple(map(SavedQTensor, operands)), ()
+        self._saved, self._x = tuple(map(SavedQTensor, operands)), None
         y = in_integers(linear_op, "forward", *operands)
         return linear_op.forward(*(operand.values() for operand in operands)) if y is None else y, None
 
-    def again(self) -> Tensor:
-        raise NotImplementedError("Y is saved")
-
-    def backward(self, dy: Tensor, ranges: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    def backward(self, dy: Tensor) -> tuple[Tensor | None, ...]:
         """dX, dW and the gradient of alpha, those that are wanted."""
         _check_first_order()
         (weight,), (x, w) = self._weight, self._saved

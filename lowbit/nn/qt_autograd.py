@@ -93,7 +93,6 @@ class QTProducts:
     a byte (as it is, where `grad_weight` takes it in full precision), never as a float copy.
     """
 
-    alpha: Tensor | None = None
     computes_again, needs_ranges = False, True
 
     def __init__(

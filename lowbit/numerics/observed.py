@@ -24,11 +24,14 @@ _STATE = MovingAverage._fields[1:]
 
 @dataclass(frozen=True, eq=False)  # no tuple: Paddle takes the tensors of one for a PyLayer's inputs
 class Observed:
-    """A quantized tensor: values or integers, its scale, where it was clipped, whether a value was NaN."""
+    """A quantized tensor: values or integers, its scale, where it was clipped, whether a value was NaN.
+
+    What was clipped is None where somebody else has the gradient.
+    """
 
     data: Tensor
     scale: Tensor
-    clipped: Clipped
+    clipped: Clipped | None
     has_nan: bool
 
 
@@ -53,13 +56,9 @@ class MovingScale:
         scale = new_tensor([1] * len(shape))
         y = new_tensor(shape, "float32" if not integers else "int8" if grid.signed else "uint8")
         marks, at = new_tensor(shape, "int8"), y.data_ptr()
-        # With PACT on an unsigned grid, negative values do not count.
-        largest = _known_largest(x) if grid.signed or self.alpha is None else None
         broken = quantize_kernels().observe_and_mark(
             *(x.data_ptr(), None if integers else at, at if integers else None, marks.data_ptr()),
             *(math.prod(shape), self.for_kernel(scale)),
-            largest=None if largest is None else largest.data_ptr(),
-            rows=0 if largest is None else math.prod(largest.shape),
         )
         return Observed(y, scale, Clipped(marks), bool(broken))
 
@@ -68,24 +67,6 @@ class MovingScale:
         average = MovingAverage(self.rate, *[self.state[name].data_ptr() for name in _STATE])
         alpha = None if self.alpha is None else self.alpha.data_ptr()
         return observer(alpha, levels(self.grid), average, scale.data_ptr())
-
-
-_LARGEST = "_lowbit_largest"  # on a tensor: magnitudes, and its version
-
-
-def note_largest(x: Tensor, largest: Tensor) -> None:
-    """Let a quantizer know max |x| of the parts that `x` is made of.
-
-    Only for a tensor that goes to the quantizer and to nobody else: `set_value` and views by DLPack change
-    values without raising the version.
-    """
-    setattr(x, _LARGEST, (largest, x.inplace_version))
-
-
-def _known_largest(x: Tensor) -> Tensor | None:
-    """What was noted, unless `x` was changed since then."""
-    largest, version = getattr(x, _LARGEST, (None, None))
-    return largest if largest is not None and version == x.inplace_version else None
 
 
 def fits(x: Tensor) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lowbit.kernels import kernels, why_missing
 from lowbit.kernels.gemm import Multiples
 from lowbit.kernels.library import openmp_runtime
-from lowbit.kernels.norm import Activation, Norm, Pool, norm_kernels
+from lowbit.kernels.norm import Activation, Norm, NormQuantizers, Pool, norm_kernels
 from lowbit.kernels.quantization import Layout, Levels, MovingAverage, observer, quantize_kernels
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
@@ -432,89 +432,154 @@ class _Average:
         return [self._floats.copy(), self._counts.copy(), self.scale.copy()]
 
 
-@settings(max_examples=100)
+_LEVELS = [Levels(-127, 127, True), Levels(-8, 7, True), Levels(0, 255, False)]
+_ALPHAS = [None, 0.5, 4.0, -1.0, np.nan]
+_QUANTIZERS = st.none() | st.tuples(st.sampled_from(_ALPHAS), st.sampled_from(_LEVELS))
+
+
+@settings(max_examples=300)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 40), st.sampled_from([1, 7, 49, 300])),
-    activation=st.sampled_from([Activation.NONE, Activation.HARDSWISH]),
-    levels=st.sampled_from([Levels(-127, 127, True), Levels(-8, 7, True), Levels(0, 255, False)]),
-    alpha=st.sampled_from([None, 0.5, 4.0, -1.0, np.nan]),
+    activation=st.sampled_from(list(Activation)),
+    quantizers=st.tuples(_QUANTIZERS, _QUANTIZERS),
+    wants_y=st.booleans(),
+    gain=st.sampled_from([0.01, 0.3, 2.0]),
     special=st.sampled_from([None, 0.0, np.nan, np.inf, -np.inf]),
     seed=st.integers(0, 1000),
 )
-def test_a_quantizer_before_the_activation(shape, activation, levels, alpha, special, seed):
-    """Against batch norm, quantizer and activation one after the other."""
+def test_quantizers_before_and_after_the_activation(
+    shape, activation, quantizers, wants_y, gain, special, seed
+):
+    """Against batch norm, quantizer, activation and quantizer one after the other."""
+    before, after = quantizers
+    assume(before is not None or after is not None)
+    assume(before is None or activation in (Activation.NONE, Activation.HARDSWISH))
     random, channels, count = np.random.default_rng(seed), shape[1], int(np.prod(shape))
     x = (3 * random.standard_normal(shape) + random.uniform(-2, 2)).astype(F32)
     if special is not None:
         x[:, 0] = special if special == 0 else x[:, 0]
         x.flat[seed % count] = special
     dy = random.standard_normal(shape).astype(F32)
-    weight, bias = random.uniform(-2, 2, (2, channels)).astype(F32)
+    weight, bias = (gain * random.uniform(-1, 1, (2, channels))).astype(F32)
     plain = Norm(_at(x), _at(weight), _at(bias), Layout(*shape), 1e-5, 0.9)
     own, others = norm_kernels(), quantize_kernels()
 
+    def averages() -> list[_Average | None]:
+        return [None if one is None else _Average(*one) for one in quantizers]
+
+    def states(of: list[_Average | None]) -> list[np.ndarray]:
+        return [value for one in of if one is not None for value in one.state()]
+
     def in_one_pass() -> list[np.ndarray]:
-        norm, average = plain._replace(activation=activation), _Average(alpha, levels)
-        statistics = np.ones((4, channels), F32)
+        norm, both, statistics = (
+            plain._replace(activation=activation),
+            averages(),
+            np.ones((4, channels), F32),
+        )
         rows = [_at(row) for row in statistics]
-        y, q, clipped = _Result(shape), _Result(shape, np.int8), _Result(shape, np.int8)
-        largest, dx, sums = _Result(shape[:2]), _Result(shape), np.zeros((2, channels), F32)
-        marks, dbound = {"q": q.at if activation else None, "clipped": clipped.at}, np.zeros(1, F32)
-        own.quantized_norm_forward(norm, average.observer, y.at, *rows, **marks, largest=largest.at)
-        gradients = dx.at, _at(sums[0]), _at(sums[1]), _at(dbound) if alpha is not None else None
-        own.quantized_norm_backward(norm, average.observer, *rows[:2], _at(dy), *gradients, **marks)
-        found = [y.checked(), clipped.checked(), largest.checked(), dx.checked(), sums, statistics, dbound]
-        q.checked()
+        y, largest = _Result(shape), _Result(shape[:2])
+        q, clipped, integers, after_clipped = (_Result(shape, np.int8) for _ in range(4))
+        by = NormQuantizers(
+            *(None if one is None else one.observer for one in both),
+            q=q.at if before is not None and activation else None,
+            clipped=None if before is None else clipped.at,
+            integers=None if after is None else integers.at,
+            after_clipped=None if after is None else after_clipped.at,
+        )
+        at_largest = largest.at if after is None else None
+        at_y = y.at if wants_y or after is None else None
+        nan_count = own.quantized_norm_forward(norm, by, *rows, at_y, largest=at_largest)
+        if at_y is None:
+            own.quantized_norm_values(norm, by, *rows[:2], y.at)
+        dx, sums, bounds = _Result(shape), np.zeros((2, channels), F32), np.zeros((2, 1), F32)
+        learning = [one is not None and one[0] is not None for one in quantizers]
+        at_bounds = [_at(bound) if learns else None for bound, learns in zip(bounds, learning, strict=True)]
+        own.quantized_norm_backward(
+            norm, by, *rows[:2], _at(dy), dx.at, _at(sums[0]), _at(sums[1]), *at_bounds
+        )
+        in_place = dy.copy()
+        own.quantized_norm_backward(
+            norm, by, *rows[:2], _at(in_place), _at(in_place), _at(sums[0]), _at(sums[1]), *at_bounds
+        )
+        np.testing.assert_array_equal(in_place, dx.checked())
+        floats = [dx.checked(), sums, statistics, *bounds, y.checked()]
+        if after is None:
+            floats.append(largest.checked())
         # The sign of a NaN depends on the instruction set.
-        return [np.where(one == one, one, one.dtype.type(np.nan)) for one in found[:1] + found[2:]] + [
-            found[1],
-            *average.state(),
-        ]
+        results = [np.where(one == one, one, one.dtype.type(np.nan)) for one in floats]
+        results += [np.array([nan_count]), *states(both)]
+        results += [clipped.checked()] if before is not None else []
+        results += [integers.checked(), after_clipped.checked()] if after is not None else []
+        q.checked()
+        return results
 
     def one_after_the_other() -> list[np.ndarray]:
-        average, statistics = _Average(alpha, levels), np.ones((4, channels), F32)
+        both, statistics = averages(), np.ones((4, channels), F32)
         rows = [_at(row) for row in statistics]
-        normalized, values, y = (np.zeros(shape, F32) for _ in range(3))
-        clipped, dx, dbound = np.zeros(shape, np.int8), np.zeros(shape, F32), np.zeros(1, F32)
-        sums, given_ = np.zeros((2, channels), F32), dy.copy()
-        own.batch_norm_forward(plain, _at(normalized), *rows)
-        others.observe_and_mark(_at(normalized), _at(values), None, _at(clipped), count, average.observer)
-        y = values.copy()
-        if activation:
-            own.hardswish_forward(_at(values), _at(y), count)
-            own.hardswish_backward(_at(values), _at(dy), _at(given_), count)
-        bound = _at(dbound) if alpha is not None else None
-        others.marked_grad(_at(given_), _at(clipped), _at(given_), bound, count)
-        own.batch_norm_backward(plain, *rows[:2], _at(given_), _at(dx), _at(sums[0]), _at(sums[1]))
-        return [y, np.abs(y).max(axis=2), dx, sums, statistics, dbound, clipped, *average.state()]
+        values, quantized, activated, y = (np.zeros(shape, F32) for _ in range(4))
+        integers, clipped, after_clipped = np.zeros((3, *shape), np.int8)
+        given_, dx, sums = dy.copy(), np.zeros(shape, F32), np.zeros((2, channels), F32)
+        bounds, nan_count = np.zeros((2, 1), F32), 0
+        if before is None:
+            norm = plain._replace(activation=activation)
+            own.batch_norm_forward(norm, _at(activated), *rows)
+        else:
+            norm = plain
+            own.batch_norm_forward(plain, _at(values), *rows)
+            others.observe_and_mark(_at(values), _at(quantized), None, _at(clipped), count, both[0].observer)
+            activated = quantized.copy()
+            if activation:
+                own.hardswish_forward(_at(quantized), _at(activated), count)
+        y = activated
+        if after is not None:
+            y = np.zeros(shape, F32)
+            nan_count = others.observe_and_mark(
+                _at(activated), _at(y), _at(integers), _at(after_clipped), count, both[1].observer
+            )
+            bound = _at(bounds[1]) if after[0] is not None else None
+            others.marked_grad(_at(given_), _at(after_clipped), _at(given_), bound, count)
+        if before is not None:
+            if activation:
+                own.hardswish_backward(_at(quantized), _at(given_), _at(given_), count)
+            bound = _at(bounds[0]) if before[0] is not None else None
+            others.marked_grad(_at(given_), _at(clipped), _at(given_), bound, count)
+        own.batch_norm_backward(norm, *rows[:2], _at(given_), _at(dx), _at(sums[0]), _at(sums[1]))
+        results = [dx, sums, statistics, *bounds, y]
+        if after is None:
+            results.append(np.abs(y).max(axis=2))
+        results += [np.array([nan_count]), *states(both)]
+        results += [clipped] if before is not None else []
+        return results + ([integers, after_clipped] if after is not None else [])
 
     found, expected = _in_every_variant(in_one_pass), one_after_the_other()
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        if number == 5:  # the bound's gradient: another order of sums, in fp64
+        if number in (3, 4):  # the bounds' gradients: another order of sums, in fp64
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
         else:
             np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here")
-def test_a_quantizer_in_several_threads(threads):
+def test_quantizers_in_several_threads(threads):
     random, shape = np.random.default_rng(0), (4, 70, 1000)
     x, dy = random.standard_normal((2, *shape)).astype(F32)
     norm = Norm(_at(x), None, None, Layout(*shape), 1e-5, 0.9, activation=Activation.HARDSWISH)
     found = []
     for number in (1, 2, 3, 16):
         threads(number)
-        average, statistics = _Average(2.5, Levels(-127, 127, True)), np.ones((4, 70), F32)
-        (y, dx), (q, clipped) = np.zeros((2, *shape), F32), np.zeros((2, *shape), np.int8)
-        rows, sums = [_at(row) for row in statistics], np.zeros((3, 70), F32)
-        marks = {"q": _at(q), "clipped": _at(clipped)}
-        norm_kernels().quantized_norm_forward(norm, average.observer, _at(y), *rows, **marks)
-        gradients = _at(dx), *(_at(row) for row in sums)
-        norm_kernels().quantized_norm_backward(
-            norm, average.observer, *rows[:2], _at(dy), *gradients, **marks
+        both = [_Average(2.5, Levels(-127, 127, True)), _Average(1.5, Levels(-127, 127, True))]
+        statistics, (y, dx), bytes_ = (
+            np.ones((4, 70), F32),
+            np.zeros((2, *shape), F32),
+            np.zeros((4, *shape), np.int8),
         )
-        found.append([y, dx, q, clipped, sums, statistics, *average.state()])
-    assert found[0][3].any()
+        rows, sums = [_at(row) for row in statistics], np.zeros((4, 70), F32)
+        by = NormQuantizers(*(one.observer for one in both), *(_at(one) for one in bytes_))
+        norm_kernels().quantized_norm_forward(norm, by, *rows, _at(y))
+        gradients = _at(dx), *(_at(row) for row in sums)
+        norm_kernels().quantized_norm_backward(norm, by, *rows[:2], _at(dy), *gradients)
+        found.append([y, dx, *bytes_, sums, statistics, *both[0].state(), *both[1].state()])
+    assert found[0][3].any() and found[0][5].any()
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other)

@@ -20,9 +20,10 @@ from lowbit.accel.convolutions import fast_convolutions
 from lowbit.accel.norm_ops import fast_norm_ops
 from lowbit.errors import LowbitError
 from lowbit.kernels import kernels
+from lowbit.kernels.library import openmp_runtime
 from lowbit.kernels.norm import Activation
 from lowbit.models import build_model
-from lowbit.nn import calibrate, fused_steps, qt_autograd
+from lowbit.nn import calibrate, fused_steps, qat_steps, qt_autograd
 from lowbit.nn.convert import prepare
 from lowbit.nn.edge_quantizers import without_edges
 from lowbit.nn.fused_blocks import fuse, unfuse
@@ -30,7 +31,7 @@ from lowbit.nn.fused_steps import conv_norm_act, conv_norm_act_ranges, norm_act
 from lowbit.nn.int_matmul import forward_in_multiples, forward_of_unrounded
 from lowbit.numerics.grid import BF16
 from lowbit.recipe import load_recipe
-from tests.support.gemm_cases import using
+from tests.support.gemm_cases import on_threads, using
 
 NETWORKS: dict[str, Callable[[], nn.Layer]] = {
     "resnet18": lambda: vision.resnet18(num_classes=10),
@@ -141,15 +142,98 @@ def test_a_hook_beside_a_quantizer_of_outputs_is_called(place: str) -> None:
     _assert_same(*found)
 
 
-def test_which_convolutions_of_qat_are_in_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes, net, images = _nodes(monkeypatch), _sequence(), paddle.randn([2, 3, 32, 32])
+def _chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many convolutions every chain from now on has."""
+    lengths, run = [], qat_steps.run_chain
+    monkeypatch.setattr(qat_steps, "run_chain", lambda x, links: lengths.append(len(links)) or run(x, links))
+    return lengths
+
+
+def test_which_convolutions_of_qat_are_in_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to squeeze-and-excitation, a sum, or another block, where others read."""
+    lengths, net, images = _chains(monkeypatch), _sequence(), paddle.randn([2, 3, 32, 32])
     fuse(net)
     _prepare(net, "qat_w8a8", images)
     _step(net, images)
-    assert [norm.quantizer is not None for *_, norm in nodes] == [True] * 8
+    assert lengths == [1, 1, 3, 3, 2, 1, 2]
     with without_edges(net):
         _step(net, images)
-    assert len(nodes) == 8
+    assert lengths[7:] == [2]  # one whose first input is on no edge
+
+
+_INNER = [
+    *("2.expand_conv", "2.expand_conv.0", "2.expand_conv.0.input_quantizer", "2.expand_conv.1"),
+    *("2.expand_conv.2", "2.bottleneck_conv.0", "2.bottleneck_conv.0.input_quantizer"),
+    *("2.linear_conv.0.weight_quantizer", "4.expand_conv.2", "4.mid_se"),
+]
+
+
+@pytest.mark.parametrize("place", _INNER)
+@pytest.mark.parametrize("kind", ["post", "pre"])
+def test_a_hook_inside_a_chain_is_called(place: str, kind: str) -> None:
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for is_fused in (False, True):
+        paddle.seed(0)
+        net, seen = _sequence(), []
+        if is_fused:
+            fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        layer = dict(net.named_sublayers())[place]
+        if kind == "post":
+            layer.register_forward_post_hook(lambda _, __, y, seen=seen: seen.append(y.numpy()))
+        else:
+            layer.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].numpy()))
+        step = _step(net, images)
+        assert len(seen) == 1
+        found.append({"seen": seen[0]} | step)
+    _assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    ["2.expand_conv.0.weight", "2.bottleneck_conv.1.bias", "2.bottleneck_conv.0.input_quantizer.alpha.value"],
+)
+def test_a_frozen_parameter_in_a_chain_gets_no_gradient(frozen: str) -> None:
+    found, images = [], paddle.randn([2, 3, 32, 32])
+    for is_fused in (False, True):
+        paddle.seed(0)
+        net = _sequence()
+        if is_fused:
+            fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        dict(net.named_parameters())[frozen].stop_gradient = True
+        found.append(_step(net, images))
+    _assert_same(*found)
+    assert f"grad {frozen}" not in found[0]
+
+
+@pytest.mark.parametrize("variant", kernels().variants if kernels() else [])
+def test_chains_in_every_instruction_set(variant: str) -> None:
+    """An odd size, so that strips and rows end anywhere."""
+    found, images = [], paddle.randn([3, 3, 37, 45])
+    for is_fused in (False, True):
+        paddle.seed(0)
+        net = _sequence()
+        if is_fused:
+            fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        with using(variant):
+            found.append(_step(net, images))
+    _assert_same(*found)
+
+
+@pytest.mark.skipif(openmp_runtime() is None, reason="Paddle's wheel has no OpenMP runtime here")
+def test_chains_on_any_number_of_threads() -> None:
+    found, images = [], paddle.randn([3, 3, 64, 64])
+    for number in (1, 2, 5):
+        paddle.seed(0)
+        net = _sequence()
+        fuse(net)
+        _prepare(net, "qat_w8a8", images)
+        with on_threads(number):
+            found.append(_step(net, images))
+    _assert_same(found[0], found[1])
+    _assert_same(found[0], found[2])
 
 
 def _halved(layer: nn.Layer) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lowbit.kernels import kernels, why_missing
 from lowbit.numerics import fake_quantize, pact_fake_quantize, parse_grid, parse_scaling, scale_from_range
 from lowbit.numerics.fake_quant import usable_bound
-from lowbit.numerics.observed import MovingScale, fits, note_largest, observed_fake_quantize
+from lowbit.numerics.observed import MovingScale, fits, observed_fake_quantize
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason=f"no kernels: {why_missing()}")
 RATE = 0.9
@@ -66,28 +66,6 @@ def test_several_batches_are_as_by_one_operator_after_the_other(grid, alpha, see
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     assert int(moving.state["entered"]) == 3
-
-
-@pytest.mark.parametrize("grid", ["int8", "uint8"])
-@pytest.mark.parametrize("change", [None, "in place", "another tensor"])
-def test_known_magnitudes_count_as_long_as_the_tensor_is_the_same(grid, change):
-    alpha = paddle.to_tensor([9.0])
-    one, other = _moving(grid, alpha), _moving(grid, alpha)
-    x = _batch(3).detach()
-    note_largest(x, x.abs().max(axis=[2, 3]))
-    if change == "in place":
-        x.scale_(2.0)
-    elif change == "another tensor":
-        x = x * 2.0
-    found, expected = one.quantize(x), other.quantize(paddle.to_tensor(x.numpy()))
-    np.testing.assert_array_equal(found.scale.numpy(), expected.scale.numpy())
-    np.testing.assert_array_equal(found.data.numpy(), expected.data.numpy())
-
-
-def test_known_magnitudes_are_read_instead_of_the_tensor():
-    moving, x = _moving("int8"), _batch(3).detach()
-    note_largest(x, paddle.to_tensor([1.0, 254.0]))
-    assert moving.quantize(x).scale.item() == 2.0
 
 
 def test_what_does_not_fit():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lowbit.kernels import gemm, kernels
 from lowbit.kernels.gemm import Geometry, Operand
+from lowbit.kernels.library import openmp_runtime
 from tests.support import gemm_reference as twin
 
 VARIANTS = kernels().variants if kernels() else ["none"]
@@ -42,6 +43,18 @@ def using(variant: str) -> Iterator[None]:
         yield
     finally:
         kernels().select_variant(before)
+
+
+@contextmanager
+def on_threads(number: int) -> Iterator[None]:
+    """Kernels run on so many threads."""
+    runtime = openmp_runtime()
+    before = runtime.omp_get_max_threads()
+    runtime.omp_set_num_threads(number)
+    try:
+        yield
+    finally:
+        runtime.omp_set_num_threads(before)
 
 
 def at(array: np.ndarray) -> int:

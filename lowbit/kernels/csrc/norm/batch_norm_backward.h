@@ -81,16 +81,18 @@ LOWBIT_INLINE void with_given(const Backward& in, int64_t c, int64_t at, float* 
     }
 }
 
-// dweight, dbias and dother, each if wanted, and the terms of dx. `scratch` holds four rows.
-template <AddPairs kAdd>
+// dweight, dbias and dother, each if wanted, and the terms of dx. `scratch` holds four rows. Before an image
+// is read, prepare(image) is called, which may write the dy of these channels.
+template <AddPairs kAdd, class Prepare>
 LOWBIT_INLINE void backward_sums(const Backward& in, Channels channels, float* dweight, float* dbias,
-                                 float* dother, ChannelTerms terms, float* scratch) {
+                                 float* dother, ChannelTerms terms, float* scratch, Prepare prepare) {
     const lowbit_layout layout = in.of.layout;
     const double count = double(layout.outer * layout.inner);
     float *x_row = scratch + 2 * layout.inner, *given_row = x_row + layout.inner;
     PairSums sums[kMaxChannels];
     for_each_row(layout, channels, [&](int64_t k, int64_t image, int64_t at) LOWBIT_INLINE_LAMBDA {
         const int64_t c = channels.first + k;
+        if (k == 0) prepare(image);
         float* to = dother ? dother + at : given_row;
         if (!in.of.pool && (!in.of.activation || in.bits)) {
             if (in.bits) relu_backward(in.dy + at, in.bits + bits_at(at, layout.inner), to, layout.inner);

@@ -27,17 +27,20 @@ LOWBIT_INLINE void means_of_rows(const float* x, float* y, int64_t rows, int64_t
     for (; row < rows; ++row) row_means<1>(x + row * inner, y + row, inner);
 }
 
+template <bool kAdd>
 LOWBIT_INLINE void spread_over_rows(const float* dy, float* dx, int64_t rows, int64_t inner) {
     const float share = float(1.0 / double(inner));
     for (int64_t row = 0; row < rows; ++row) {
         const float each = share * dy[row] + 0.0f;  // Paddle adds it to zeros
-        for (int64_t i = 0; i < inner; ++i) dx[row * inner + i] = each;
+        float* to = dx + row * inner;
+        for (int64_t i = 0; i < inner; ++i) to[i] = kAdd ? to[i] + each : each;
     }
 }
 
 struct Loops {
     void (*means)(const float* x, float* y, int64_t rows, int64_t inner);
     void (*spread)(const float* dy, float* dx, int64_t rows, int64_t inner);
+    void (*add)(const float* dy, float* dx, int64_t rows, int64_t inner);
 };
 
 #define LOWBIT_CHANNEL_MEAN(NAME, TARGET)                                         \
@@ -46,9 +49,12 @@ struct Loops {
         means_of_rows(x, y, rows, inner);                                         \
     }                                                                             \
     TARGET void spread(const float* dy, float* dx, int64_t rows, int64_t inner) { \
-        spread_over_rows(dy, dx, rows, inner);                                    \
+        spread_over_rows<false>(dy, dx, rows, inner);                             \
     }                                                                             \
-    const Loops loops = {means, spread};                                          \
+    TARGET void add(const float* dy, float* dx, int64_t rows, int64_t inner) {    \
+        spread_over_rows<true>(dy, dx, rows, inner);                              \
+    }                                                                             \
+    const Loops loops = {means, spread, add};                                     \
     }
 
 #if LOWBIT_X86
@@ -73,6 +79,15 @@ int lowbit_channel_mean_backward(const float* dy, float* dx, int64_t rows, int64
         const Loops& own = LOWBIT_CHOOSE(loops);
         lowbit::parallel_ranges(rows, inner, [&](int64_t first, int64_t last) {
             own.spread(dy + first, dx + first * inner, last - first, inner);
+        });
+    });
+}
+
+int lowbit_channel_mean_add(const float* dy, float* dx, int64_t rows, int64_t inner) {
+    return lowbit::guarded([&] {
+        const Loops& own = LOWBIT_CHOOSE(loops);
+        lowbit::parallel_ranges(rows, inner, [&](int64_t first, int64_t last) {
+            own.add(dy + first, dx + first * inner, last - first, inner);
         });
     });
 }

@@ -12,10 +12,13 @@
 
 namespace {
 
+using lowbit::checked;
 using lowbit::Scratch;
 using lowbit::norm::Backward;
 using lowbit::norm::Channels;
 using lowbit::norm::ChannelTerms;
+using lowbit::norm::QuantizedMarks;
+using lowbit::norm::QuantizedRows;
 using lowbit::norm::Statistics;
 
 // The loops over a few channels, a chunk or a plane, for one instruction set.
@@ -38,14 +41,14 @@ struct Kernels {
     void (*max_pool_forward)(const float* x, float* y, uint8_t* places, const lowbit_pool& of, float* best,
                              int32_t* at);
     void (*max_pool_backward)(const float* dy, const uint8_t* places, float* dx, const lowbit_pool& of);
-    float (*statistics_and_range)(const lowbit_batch_norm& of, Channels channels, Statistics to,
-                                  bool is_signed);
-    void (*quantized_rows)(const lowbit_batch_norm& of, Channels channels, const float* mean,
-                           const float* inverse, const lowbit_observer& by, float* y, uint8_t* q,
-                           int8_t* clipped, float* largest);
-    void (*before_quantizer)(const float* dy, const uint8_t* q, const int8_t* clipped,
-                             const lowbit_observer& by, int32_t activation, float* dx, double* sum,
-                             int64_t count);
+    void (*statistics_and_ends)(const lowbit_batch_norm& of, Channels channels, Statistics to, float* ends);
+    int64_t (*quantized_rows)(const lowbit_batch_norm& of, Channels channels, const float* mean,
+                              const float* inverse, const lowbit_norm_quantizers& by,
+                              const QuantizedRows& to);
+    void (*quantized_backward_sums)(const Backward& in, Channels channels, const float* dy,
+                                    const QuantizedMarks& marks, const lowbit_norm_quantizers& by,
+                                    int32_t activation, float* dx, float* dweight, float* dbias, double* sums,
+                                    double* after_sums, ChannelTerms terms, float* scratch);
 };
 
 #define LOWBIT_NORM_KERNELS(NAME, TARGET, ADD)                                                               \
@@ -60,8 +63,8 @@ struct Kernels {
     }                                                                                                        \
     TARGET void backward_sums(const Backward& in, Channels channels, float* dweight, float* dbias,           \
                               float* dother, ChannelTerms terms, float* scratch) {                           \
-        lowbit::norm::backward_sums<lowbit::norm::ADD>(in, channels, dweight, dbias, dother, terms,          \
-                                                       scratch);                                             \
+        lowbit::norm::backward_sums<lowbit::norm::ADD>(in, channels, dweight, dbias, dother, terms, scratch, \
+                                                       [](int64_t) {});                                      \
     }                                                                                                        \
     TARGET void backward_rows(const Backward& in, Channels channels, int64_t image, ChannelTerms terms,      \
                               float* dx, float* largest, float* scratch) {                                   \
@@ -94,25 +97,34 @@ struct Kernels {
                                   const lowbit_pool& of) {                                                   \
         lowbit::norm::max_pool_backward(dy, places, dx, of);                                                 \
     }                                                                                                        \
-    TARGET float statistics_and_range(const lowbit_batch_norm& of, Channels channels, Statistics to,         \
-                                      bool is_signed) {                                                      \
-        return lowbit::norm::statistics_and_range<lowbit::norm::ADD>(of, channels, to, is_signed);           \
+    TARGET void statistics_and_ends(const lowbit_batch_norm& of, Channels channels, Statistics to,           \
+                                    float* ends) {                                                           \
+        lowbit::norm::statistics_and_ends<lowbit::norm::ADD>(of, channels, to, ends);                        \
     }                                                                                                        \
-    TARGET void quantized_rows(const lowbit_batch_norm& of, Channels channels, const float* mean,            \
-                               const float* inverse, const lowbit_observer& by, float* y, uint8_t* q,        \
-                               int8_t* clipped, float* largest) {                                            \
-        lowbit::norm::quantized_rows(of, channels, mean, inverse, by, y, q, clipped, largest);               \
+    TARGET int64_t quantized_rows(const lowbit_batch_norm& of, Channels channels, const float* mean,         \
+                                  const float* inverse, const lowbit_norm_quantizers& by,                    \
+                                  const QuantizedRows& to) {                                                 \
+        return lowbit::norm::quantized_rows(of, channels, mean, inverse, by, to);                            \
     }                                                                                                        \
-    TARGET void before_quantizer(const float* dy, const uint8_t* q, const int8_t* clipped,                   \
-                                 const lowbit_observer& by, int32_t activation, float* dx, double* sum,      \
-                                 int64_t count) {                                                            \
-        lowbit::norm::before_quantizer(dy, q, clipped, by, activation, dx, sum, count);                      \
+    TARGET void quantized_backward_sums(const Backward& in, Channels channels, const float* dy,              \
+                                        const QuantizedMarks& marks, const lowbit_norm_quantizers& by,       \
+                                        int32_t activation, float* dx, float* dweight, float* dbias,         \
+                                        double* sums, double* after_sums, ChannelTerms terms,                \
+                                        float* scratch) {                                                    \
+        lowbit_batch_norm of = in.of;                                                                        \
+        of.activation = activation;                                                                          \
+        const auto prepare = [&](int64_t image) LOWBIT_INLINE_LAMBDA {                                       \
+            lowbit::norm::before_quantizers_of_image(dy, marks, by, of, channels, image, dx, sums,           \
+                                                     after_sums);                                            \
+        };                                                                                                   \
+        lowbit::norm::backward_sums<lowbit::norm::ADD>(in, channels, dweight, dbias, nullptr, terms,         \
+                                                       scratch, prepare);                                    \
     }                                                                                                        \
-    const Kernels kernels = {batch_norm_forward, backward_sums,     backward_rows,                           \
-                             relu_forward,       relu_backward,     hardswish_forward,                       \
-                             hardswish_backward, channel_product,   channel_product_backward,                \
-                             max_pool_forward,   max_pool_backward, statistics_and_range,                    \
-                             quantized_rows,     before_quantizer};                                          \
+    const Kernels kernels = {batch_norm_forward, backward_sums,          backward_rows,                      \
+                             relu_forward,       relu_backward,          hardswish_forward,                  \
+                             hardswish_backward, channel_product,        channel_product_backward,           \
+                             max_pool_forward,   max_pool_backward,      statistics_and_ends,                \
+                             quantized_rows,     quantized_backward_sums};                                   \
     }
 
 #if LOWBIT_X86
@@ -145,6 +157,42 @@ void parallel_chunks(int64_t count, Body body) {
         const int64_t first = item * kChunk, left = count - first;
         body(first, left < kChunk ? left : kChunk);
     });
+}
+
+// The values that a quantizer's range counts: all of them, or, with PACT on an unsigned grid, those above 0.
+bool counts_negative(const lowbit_observer& by) { return !by.alpha || by.grid.is_signed; }
+
+float range_of(float value, const lowbit_observer& by) {
+    return counts_negative(by) ? std::fabs(value) : value;
+}
+
+// Of two ranges; NaN stays.
+float larger(float range, float other) { return range != range || other <= range ? range : other; }
+
+float range_before_activation(const float* ends, int64_t channels, const lowbit_observer& by) {
+    float range = 0;
+    for (int64_t i = 0; i < 2 * channels; ++i) range = larger(range, range_of(ends[i], by));
+    return range;
+}
+
+// The range of what comes to the quantizer after the activation; NaN where the ends of the batch norm's
+// values do not tell it.
+float range_after_activation(const float* ends, const lowbit_batch_norm& of,
+                             const lowbit_norm_quantizers& by) {
+    // Below 0, hard swish goes down to -0.375 and up again: from there on, a larger value has the range.
+    constexpr float kTurn = 0.376f;
+    float range = 0;
+    for (int64_t i = 0; i < 2 * of.layout.channels; ++i) {
+        float value = ends[i];
+        if (by.before) {
+            int8_t clipped;
+            lowbit::norm::mark_by(lowbit::mark_calls(), *by.before, &ends[i], &value, nullptr, &clipped, 1);
+        }
+        lowbit::norm::activate(&value, of.activation, &value, 1);
+        range = larger(range, range_of(value, *by.after));
+    }
+    const bool is_known = of.activation != LOWBIT_HARDSWISH || !counts_negative(*by.after) || range >= kTurn;
+    return is_known ? range : NAN;
 }
 
 }  // namespace
@@ -194,59 +242,82 @@ int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const uint8_t* bits,
     });
 }
 
-int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* by, float* y, float* mean,
-                                  float* inverse, float* running_mean, float* running_variance, void* q,
-                                  int8_t* clipped, float* largest) {
+int64_t lowbit_quantized_norm_values(const lowbit_batch_norm* of, const lowbit_norm_quantizers* by,
+                                     const float* mean, const float* inverse, float* y, float* largest) {
     return lowbit::guarded([&] {
-        thread_local Scratch memory;
         const Kernels& own = kernels();
-        const bool is_signed = !by->alpha || by->grid.is_signed;
-        uint8_t* bytes = static_cast<uint8_t*>(q);
-        float* ranges = memory.get<float>(of->layout.channels);
-        for (int64_t c = 0; c < of->layout.channels; ++c) ranges[c] = 0;
+        const QuantizedRows rows = {y,
+                                    static_cast<uint8_t*>(by->q),
+                                    by->clipped,
+                                    static_cast<uint8_t*>(by->bytes),
+                                    by->after_clipped,
+                                    largest};
+        std::atomic<int64_t> nan_count{0};
         parallel_channels(of->layout, [&](Channels channels) {
-            ranges[channels.first] = own.statistics_and_range(
-                *of, channels, {mean, inverse, running_mean, running_variance}, is_signed);
+            nan_count += own.quantized_rows(*of, channels, mean, inverse, *by, rows);
         });
-        const lowbit_axes axes = {{1, 1, 1, of->layout.channels}, {0, 0, 0, 0}};
-        float range = 0;
-        lowbit::checked(lowbit_ranges(ranges, &range, &axes, is_signed));
-        lowbit::observe_range(range, *by);
-        parallel_channels(of->layout, [&](Channels channels) {
-            own.quantized_rows(*of, channels, mean, inverse, *by, y, bytes, clipped, largest);
-        });
+        return nan_count.load();
     });
 }
 
-int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_observer* by, const void* q,
-                                   const int8_t* clipped, const float* mean, const float* inverse,
-                                   const float* dy, float* dx, float* dweight, float* dbias, float* dbound) {
+int64_t lowbit_quantized_norm_forward(const lowbit_batch_norm* of, const lowbit_norm_quantizers* by,
+                                      float* mean, float* inverse, float* running_mean,
+                                      float* running_variance, float* y, float* largest) {
+    return lowbit::guarded([&]() -> int64_t {
+        thread_local Scratch of_channels, activated;
+        const Kernels& own = kernels();
+        const int64_t count = of->layout.outer * of->layout.channels * of->layout.inner;
+        float* ends = of_channels.get<float>(2 * of->layout.channels);
+        parallel_channels(of->layout, [&](Channels channels) {
+            own.statistics_and_ends(*of, channels, {mean, inverse, running_mean, running_variance}, ends);
+        });
+        if (by->before) {
+            lowbit::observe_range(range_before_activation(ends, of->layout.channels, *by->before),
+                                  *by->before);
+        }
+        const float range = by->after ? range_after_activation(ends, *of, *by) : 0;
+        if (std::isfinite(range)) {
+            if (by->after) lowbit::observe_range(range, *by->after);
+            return checked(lowbit_quantized_norm_values(of, by, mean, inverse, y, largest));
+        }
+        lowbit_norm_quantizers first = *by;
+        first.after = nullptr;
+        float* values = activated.get<float>(count);
+        checked(lowbit_quantized_norm_values(of, &first, mean, inverse, values, nullptr));
+        return checked(lowbit_observe_and_mark(values, y, by->bytes, by->after_clipped, count, by->after));
+    });
+}
+
+int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_norm_quantizers* by,
+                                   const float* mean, const float* inverse, const float* dy, float* dx,
+                                   float* dweight, float* dbias, float* dbound, float* after_dbound) {
     return lowbit::guarded([&] {
         thread_local Scratch of_channels;
         const lowbit_layout layout = of->layout;
-        double* sums = dbound ? of_channels.get<double>(layout.channels) : nullptr;
-        const uint8_t* bytes = static_cast<const uint8_t*>(q);
-        const Backward in = Backward{*of, nullptr, nullptr, mean, inverse, dy, nullptr}.after_activation(dx);
+        double* sums = of_channels.get<double>(2 * layout.channels);
+        for (int64_t c = 0; c < 2 * layout.channels; ++c) sums[c] = 0;
+        const QuantizedMarks marks = {static_cast<const uint8_t*>(by->q), by->clipped, by->after_clipped};
+        const Backward as_it_is = {*of, nullptr, nullptr, mean, inverse, dx, nullptr};
+        const Backward in = by->before ? as_it_is.after_activation(dx) : as_it_is;
         const Kernels& own = kernels();
         parallel_channels(layout, [&](Channels channels) {
             thread_local Scratch memory;
             float* scratch = memory.get<float>(4 * layout.inner);
             float common[lowbit::norm::kMaxChannels], slope[lowbit::norm::kMaxChannels];
             const ChannelTerms terms = {common, slope};
-            for (int64_t k = 0; sums && k < channels.count; ++k) sums[channels.first + k] = 0;
-            lowbit::norm::for_each_row(layout, channels, [&](int64_t k, int64_t, int64_t at) {
-                own.before_quantizer(dy + at, bytes ? bytes + at : nullptr, clipped + at, *by, of->activation,
-                                     dx + at, sums ? sums + channels.first + k : nullptr, layout.inner);
-            });
-            own.backward_sums(in, channels, dweight, dbias, nullptr, terms, scratch);
+            own.quantized_backward_sums(in, channels, dy, marks, *by, of->activation, dx, dweight, dbias,
+                                        dbound ? sums : nullptr,
+                                        after_dbound ? sums + layout.channels : nullptr, terms, scratch);
             for (int64_t image = 0; image < layout.outer; ++image) {
                 const int64_t row = image * layout.channels + channels.first;
                 own.backward_rows(in, channels, image, terms, dx + row * layout.inner, nullptr, scratch);
             }
         });
-        double total = 0;  // channel by channel: the same for every number of threads
-        for (int64_t c = 0; sums && c < layout.channels; ++c) total += sums[c];
+        double total = 0, after_total = 0;  // channel by channel: the same for every number of threads
+        for (int64_t c = 0; c < layout.channels; ++c)
+            total += sums[c], after_total += sums[layout.channels + c];
         if (dbound) *dbound = float(total);
+        if (after_dbound) *after_dbound = float(after_total);
     });
 }
 

@@ -9,7 +9,8 @@
 // Sums are in double, in the same 16 partial sums for every instruction set; a channel is summed by one
 // thread. Files: batch_norm.h (with activations), batch_norm_backward.h, quantized_norm.h, max_pool.h and
 // channel_product.h have the loops, pair_sums.h the sums; norm.cpp compiles them for baseline, AVX2 and
-// AVX-512 and runs them in parallel over channels, chunks or planes.
+// AVX-512 and runs them in parallel over channels, chunks or planes. excitation.h calls some of them
+// together.
 #pragma once
 #include "common/channel_blocks.h"
 #include "quantize/quantize.h"
@@ -57,19 +58,38 @@ LOWBIT_PUBLIC int lowbit_batch_norm_backward(const lowbit_batch_norm* of, const 
                                              float* dbias, float* dother, float* largest,
                                              const uint8_t* places);
 
-// The same with a quantizer between the batch norm and its activation, none or hard swish; without a residual
-// and a pool. It enters the range of the batch norm's result, and quantizes that, as
-// lowbit_observe_and_mark. `q` is wanted with an activation. `largest` as above.
-LOWBIT_PUBLIC int lowbit_quantized_norm_forward(const lowbit_batch_norm* of, lowbit_observer* by, float* y,
-                                                float* mean, float* inverse, float* running_mean,
-                                                float* running_variance, void* q, int8_t* clipped,
-                                                float* largest);
+// Quantizers before and after the activation that follows a batch norm, each or null, and what forward writes
+// for backward: the integers `q` of the first, wanted with an activation, and the marks of both, `clipped`
+// and `after_clipped`. `bytes`, if wanted, are the integers of the second.
+struct lowbit_norm_quantizers {
+    lowbit_observer *before, *after;
+    void* q;
+    int8_t* clipped;
+    void* bytes;
+    int8_t* after_clipped;
+};
 
-// dx, and dweight, dbias and dbound, each if wanted; dbound as lowbit_marked_grad, in another order of sums.
-LOWBIT_PUBLIC int lowbit_quantized_norm_backward(const lowbit_batch_norm* of, const lowbit_observer* by,
-                                                 const void* q, const int8_t* clipped, const float* mean,
+// lowbit_batch_norm_forward with quantizers, which do as lowbit_observe_and_mark, and without a residual and
+// a pool; before the activation, none or hard swish, or after any of those above. With a second quantizer, y
+// is written only if wanted. `largest` as above, without a second quantizer. Returns how many values were NaN
+// when they came to the second quantizer, or a negative status.
+LOWBIT_PUBLIC int64_t lowbit_quantized_norm_forward(const lowbit_batch_norm* of,
+                                                    const lowbit_norm_quantizers* by, float* mean,
+                                                    float* inverse, float* running_mean,
+                                                    float* running_variance, float* y, float* largest);
+
+// The same with statistics and scales that are there: to get y after all.
+LOWBIT_PUBLIC int64_t lowbit_quantized_norm_values(const lowbit_batch_norm* of,
+                                                   const lowbit_norm_quantizers* by, const float* mean,
+                                                   const float* inverse, float* y, float* largest);
+
+// dx, which may be dy, and the other gradients if wanted; those of the bounds as lowbit_marked_grad, in
+// another order of sums.
+LOWBIT_PUBLIC int lowbit_quantized_norm_backward(const lowbit_batch_norm* of,
+                                                 const lowbit_norm_quantizers* by, const float* mean,
                                                  const float* inverse, const float* dy, float* dx,
-                                                 float* dweight, float* dbias, float* dbound);
+                                                 float* dweight, float* dbias, float* dbound,
+                                                 float* after_dbound);
 
 // y = x where x > 0, else 0 (also for NaN, as in Paddle); `bits`, (count + 7) / 8 bytes, tell where, lowest
 // bit first.
@@ -101,6 +121,9 @@ LOWBIT_PUBLIC int lowbit_max_pool_backward(const float* dy, const uint8_t* place
 // bits, as global average pooling (channel_mean.cpp).
 LOWBIT_PUBLIC int lowbit_channel_mean_forward(const float* x, float* y, int64_t rows, int64_t inner);
 LOWBIT_PUBLIC int lowbit_channel_mean_backward(const float* dy, float* dx, int64_t rows, int64_t inner);
+
+// The same dx, added to what is there.
+LOWBIT_PUBLIC int lowbit_channel_mean_add(const float* dy, float* dx, int64_t rows, int64_t inner);
 
 // Images of channels x height x width, of which every stride-th pixel is kept in both directions;
 // `zero_channels` channels of zeros are put before and as many after them.

@@ -7,30 +7,6 @@
 
 namespace {
 
-struct Loops {
-    int32_t (*mark)(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale, const float* bound,
-                    int32_t count, lowbit_grid grid);
-    void (*marked_grad)(const float* dy, const int8_t* clipped, float* dx, double* sum, int64_t count);
-};
-
-#define LOWBIT_OBSERVED(NAME, TARGET)                                                                        \
-    namespace NAME {                                                                                         \
-    TARGET int32_t mark(const float* x, float* y, uint8_t* q, int8_t* clipped, float scale,                  \
-                        const float* bound, int32_t count, lowbit_grid grid) {                               \
-        return lowbit::mark(x, y, q, clipped, scale, bound, count, grid);                                    \
-    }                                                                                                        \
-    TARGET void marked_grad(const float* dy, const int8_t* clipped, float* dx, double* sum, int64_t count) { \
-        lowbit::marked_grad(dy, clipped, dx, sum, count);                                                    \
-    }                                                                                                        \
-    const Loops loops = {mark, marked_grad};                                                                 \
-    }
-
-#if LOWBIT_X86
-LOWBIT_OBSERVED(avx512, LOWBIT_TARGET_AVX512)
-LOWBIT_OBSERVED(avx2, LOWBIT_TARGET_AVX2)
-#endif
-LOWBIT_OBSERVED(baseline, )
-
 // A learned bound or scale as it is used; NaN stays NaN.
 float at_least_smallest(float v) { return v < lowbit::kSmallestScale ? lowbit::kSmallestScale : v; }
 
@@ -62,12 +38,11 @@ void observe_range(float range, lowbit_observer& by) {
 }  // namespace lowbit
 
 int64_t lowbit_observe_and_mark(const float* x, float* y, void* q, int8_t* clipped, int64_t count,
-                                lowbit_observer* by, const float* largest, int64_t rows) {
+                                lowbit_observer* by) {
     return lowbit::guarded([&]() -> int64_t {
-        const lowbit_axes axes = {{1, 1, 1, largest ? rows : count}, {0, 0, 0, 0}};
+        const lowbit_axes axes = {{1, 1, 1, count}, {0, 0, 0, 0}};
         float range = 0;
-        lowbit::checked(
-            lowbit_ranges(largest ? largest : x, &range, &axes, by->alpha ? by->grid.is_signed : 1));
+        lowbit::checked(lowbit_ranges(x, &range, &axes, by->alpha ? by->grid.is_signed : 1));
         lowbit::observe_range(range, *by);
         return lowbit_quantize_and_mark(x, y, q, clipped, by->scale, by->alpha ? &by->bound : nullptr, count,
                                         by->grid);
@@ -78,7 +53,7 @@ int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clip
                                  const float* bound, int64_t count, lowbit_grid grid) {
     return lowbit::guarded([&]() -> int64_t {
         constexpr int64_t kChunk = 1 << 14;
-        const Loops& own = LOWBIT_CHOOSE(loops);
+        const lowbit::MarkCalls own = lowbit::mark_calls();
         uint8_t* bytes = static_cast<uint8_t*>(q);
         std::atomic<int64_t> nan_count{0};
         lowbit::parallel_ranges(lowbit::ceil_div(count, kChunk), kChunk, [&](int64_t first, int64_t last) {
@@ -96,7 +71,7 @@ int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q, int8_t* clip
 
 int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound, int64_t count) {
     return lowbit::guarded([&] {
-        const Loops& own = LOWBIT_CHOOSE(loops);
+        const lowbit::MarkCalls own = lowbit::mark_calls();
         lowbit::for_each_channel_block(lowbit_layout{1, 1, count}, dbound,
                                        [&](lowbit::ChannelBlock block, int64_t at, int64_t, double* sum) {
                                            own.marked_grad(dy + at, clipped + at, dx ? dx + at : nullptr, sum,

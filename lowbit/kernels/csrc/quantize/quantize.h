@@ -110,11 +110,9 @@ LOWBIT_PUBLIC int64_t lowbit_quantize_and_mark(const float* x, float* y, void* q
 
 // Enters the range of x, clipped to alpha, into the average, unless it is not finite; then
 // lowbit_quantize_and_mark with the scale that the average gives, or, before any batch has entered, that of
-// this range. Without alpha, negative values count on unsigned grids, too. `largest`, if given, are `rows`
-// numbers that have the same range as x.
+// this range. Without alpha, negative values count on unsigned grids, too.
 LOWBIT_PUBLIC int64_t lowbit_observe_and_mark(const float* x, float* y, void* q, int8_t* clipped,
-                                              int64_t count, lowbit_observer* by, const float* largest,
-                                              int64_t rows);
+                                              int64_t count, lowbit_observer* by);
 
 // The gradients of lowbit_quantize_grad from these marks, each if wanted; dx may be dy.
 LOWBIT_PUBLIC int lowbit_marked_grad(const float* dy, const int8_t* clipped, float* dx, float* dbound,
