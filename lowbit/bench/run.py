@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import statistics
 import tempfile
 import time
@@ -26,7 +27,9 @@ from lowbit.errors import LowbitError
 from lowbit.formatting import Section, as_text, bytes_text, number
 from lowbit.formatting import times as ratio_text
 from lowbit.kernels import Kernels, kernels, why_missing
+from lowbit.machine import hardware_info
 from lowbit.recipe import load_recipe
+from lowbit.version import __version__
 
 Times = dict[str, list[float]]
 
@@ -96,6 +99,8 @@ def run_bench(
 ) -> list[dict[str, Any]]:
     """The figures of everything named: `layers`, `runtime`, or a case of lowbit.bench.sides.
 
+    Each has its rows, the processor, the instructions and the number of threads.
+
     With `own_loop`, your own loop against `lowbit train` instead (lowbit.bench.own_loop). With
     `instructions`, lowbit's kernels use that set; for the other libraries see lowbit.cli.bench.
 
@@ -133,11 +138,24 @@ def run_bench(
             console.print(
                 f"  fastest: {figure['fastest']}{_against_pytorch(figure['rows'])}", highlight=False
             )
+            figure |= {"case": name, "batch": case.batch}
             if found is not None and threads > 1:
                 figure["exchange_seconds"] = found.exchange_time()
                 console.print(f"  {_distance(figure['exchange_seconds'])}", highlight=False)
             figures.append(figure)
-    return figures
+    conditions = _conditions(threads, instructions)
+    return [figure | conditions for figure in figures]
+
+
+def _conditions(threads: int, instructions: str | None) -> dict[str, Any]:
+    """Where figures were measured, so that a file of them says it."""
+    return {
+        "processor": hardware_info().model,
+        "instructions": instructions or "all",
+        "threads": threads,
+        "date": datetime.date.today().isoformat(),
+        "lowbit": __version__,
+    }
 
 
 _SHARED_CACHE = 60e-9  # seconds for a cache line from one processor to another, at most

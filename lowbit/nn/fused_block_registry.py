@@ -28,7 +28,7 @@ from lowbit.nn.fused_steps import (
     run_modules,
     with_residual,
 )
-from lowbit.nn.plain_layers import function_digest
+from lowbit.nn.plain_layers import OLD_NORM, function_digest
 
 FusedForward = Callable[[Any, Tensor], Tensor]
 
@@ -86,7 +86,7 @@ def _known(
 _INNER = {"relu": Activation.RELU, "relu6": Activation.RELU6, "hard_swish": Activation.HARDSWISH}
 
 
-@_known(nn.BatchNorm, "batch norm with its activation", "f77644306d71", lambda norm: norm._act in _INNER)
+@_known(nn.BatchNorm, "batch norm with its activation", OLD_NORM, lambda norm: norm._act in _INNER)
 def _norm_with_inner_activation(self: Any, x: Tensor) -> Tensor:
     y = fused_batch_norm(self, x, activation=_INNER[self._act]) if self._act in _INNER else None
     return self._plain.forward(self, x) if y is None else y

@@ -251,7 +251,9 @@ def _unfused(net: nn.Layer) -> dict[str, str]:
             continue
         parent = layers.get(name.rpartition(".")[0], net)
         plain = getattr(parent, "_plain", type(parent))
-        if not is_norm(layer):
+        if type(layer) is nn.BatchNorm and layer._act is not None:
+            found[name] = f'there is no kernel for its activation "{layer._act}"'
+        elif not is_norm(layer):
             found[name] = f"{type(layer).__name__} is not nn.BatchNorm2D"
         elif has_hooks(layer):
             found[name] = "it has hooks"

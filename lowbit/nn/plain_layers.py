@@ -40,13 +40,31 @@ def is_activation(layer: nn.Layer | Callable[[Tensor], Tensor]) -> bool:
 
 
 def is_norm(layer: nn.Layer | None) -> bool:
-    """Whether the layer is a batch norm that the kernels compute; subclasses are not."""
+    """Whether the layer is a batch norm that the kernels compute; subclasses are not.
+
+    Of the old `nn.BatchNorm`, one without an activation within: PaddleClas's ConvBNLayers have it.
+    """
+    if type(layer) is nn.BatchNorm:
+        return layer._act is None and _OLD_NORM_IS_KNOWN
     return type(layer) is nn.BatchNorm2D
 
 
 def is_plain_norm(layer: nn.Layer) -> bool:
     """Whether it is such a batch norm, and nothing but its own code runs when it is called."""
     return is_norm(layer) and not has_hooks(layer) and "forward" not in vars(layer)
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """A short digest of the source of a function; white space does not count."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # no source: not the code that we know
+        return ""
+    return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:12]
+
+
+OLD_NORM = "f77644306d71"  # digest of the forward of nn.BatchNorm that was read
+_OLD_NORM_IS_KNOWN = function_digest(nn.BatchNorm.forward) == OLD_NORM
 
 
 def has_hooks(layer: nn.Layer) -> bool:
@@ -62,12 +80,3 @@ def is_plain_conv(conv: nn.Layer) -> bool:
         return False
     layout = (conv._padding_mode, conv._data_format)
     return conv.bias is None and conv.training and layout == ("zeros", "NCHW")
-
-
-def function_digest(function: Callable[..., Any]) -> str:
-    """A short digest of the source of a function; white space does not count."""
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # no source: not the code that we know
-        return ""
-    return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()[:12]

@@ -14,6 +14,7 @@ from lowbit.bench.run import ratio, take_turns
 from lowbit.bench.sides import Case
 from lowbit.cli.app import app
 from lowbit.errors import LowbitError
+from lowbit.machine import hardware_info
 
 
 @pytest.fixture
@@ -27,6 +28,8 @@ def test_figures_and_table(small, capsys):
     shown = capsys.readouterr().out
     assert "batch 2" in step["title"] and step["title"] in shown and "W4A4G4" in shown
     assert {row["side"]: row["faster"] for row in step["rows"]}["Paddle fp32"] == 1
+    assert (step["case"], step["threads"], step["instructions"]) == ("resnet20", 1, "all")
+    assert layer["processor"] == step["processor"] == hardware_info().model
     assert step["fastest"] == min(step["rows"], key=lambda row: row["seconds"])["side"]
     assert f"fastest: {step['fastest']}" in shown
     assert all(row["least"] <= row["faster"] <= row["most"] for row in layer["rows"])
