@@ -295,7 +295,7 @@ class QATProducts:
             self._x = QTensor(data=x.data, scale=x.scale, **bounds)
 
     def forward(self, x: Tensor | None, weight: Tensor) -> tuple[Tensor, None]:
-        """Y, whose integers nobody needs."""
+        """Y in floats; nothing is known of its integers."""
         assert self._x is not None
         operands, linear_op = (self._x, self._w), self._linear_op
         self._weight, self._version = (weight,), fused.version(weight)
