@@ -149,6 +149,11 @@ def add_batch(model: nn.Layer, batch: Batch, sums: Sums, advance: Callable[[], N
 
     def run(into: Sum) -> Tensor:
         logits = logits_of(model, batch)
+        if len(labels) and int(labels.max()) >= logits.shape[1]:
+            raise LowbitError(
+                f"the data have the label {int(labels.max())}, but the network has {logits.shape[1]} classes "
+                "(the first is 0): give data of these classes"
+            )
         loss = F.cross_entropy(logits, paddle.to_tensor(labels), reduction="sum")
         into.loss += _finite(loss, len(labels))
         into.hits += int((logits.numpy().argmax(axis=1) == labels).sum())

@@ -112,8 +112,8 @@ def accelerate(threads: int | None = None) -> Acceleration:
     [4, 3, 3, 3]
     """
     global _said
-    if threads is not None and threads < 1:
-        raise LowbitError(f"threads must be at least 1, got {threads}")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise LowbitError(f"threads must be a whole number of at least 1, got {threads!r}")
     on_cpu = paddle.device.get_device() == "cpu"
     with ExitStack() as undo:
         fix = _hold_amd_fix(undo)

@@ -191,7 +191,7 @@ def preparation_of(model: nn.Layer) -> Preparation:
     """What `prepare` did with the model."""
     found = getattr(model, _ATTRIBUTE, None)
     if found is None:
-        raise LowbitError(f"{type(model).__name__} has not been prepared: call prepare(model, recipe) first")
+        raise LowbitError(f"{type(model).__name__} is not quantized: call lowbit.quantize(net, recipe) first")
     return found
 
 

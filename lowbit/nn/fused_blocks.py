@@ -174,6 +174,8 @@ _RECTIFIED = "_lowbit_rectified"  # on a tensor: its version when it left a fuse
 def _fuse_named(net: nn.Layer, groups: Sequence[Sequence[str]], example: Tensor | None) -> dict[str, str]:
     if example is None:
         raise LowbitError("fuse by name checks its result: give an input, fuse(net, groups, example=x)")
+    if not isinstance(example, Tensor):
+        raise LowbitError(f"fuse: the example is a paddle.Tensor, got {type(example).__name__}")
     layers = dict(net.named_sublayers())
     pairs = [_pair_of(group, layers) for group in groups]
     with fast_norm_ops():

@@ -161,7 +161,8 @@ class Quantizer(nn.Layer):
         if unsigned == _UNKNOWN:
             raise LowbitError(
                 f"{self._who()}: whether it is ever negative (sign auto) is found out by calibration, which "
-                "has not been done: call lowbit.calibrate(model, batches) first"
+                "has not been done: call lowbit.calibrate(model, batches) first. Calibration evaluates the "
+                "model: let the recipe skip layers that only training calls (match: {name: …}, skip: true)"
             )
         return parse_grid(f"uint{grid.bits}") if unsigned else grid
 

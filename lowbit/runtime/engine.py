@@ -136,7 +136,7 @@ class Engine:
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1, merged: bool = True) -> None:
         if not isinstance(threads, int) or threads < 1:
-            raise LowbitError(f"threads must be at least 1, got {threads}")
+            raise LowbitError(f"threads must be a whole number of at least 1, got {threads!r}")
         self.path, self.threads, self.merged = Path(path), threads, merged
         self._handle = _Handle("lowbit_engine_close")
         content = _read(self.path)
@@ -246,5 +246,6 @@ def _read(path: Path) -> bytes:
     try:
         return bytes(without_digest(path.read_bytes(), ONNX, path))
     except OSError as error:
-        hint = did_you_mean(path.name, [file.name for file in path.parent.glob("*.onnx")])
-        raise LowbitError(f"{path}: cannot be read ({error.strerror}); {hint}") from None
+        files = [file.name for file in path.parent.glob("*.onnx")]
+        hint = f"; {did_you_mean(path.name, files)}" if files else ""
+        raise LowbitError(f"{path}: cannot be read ({error.strerror}){hint}") from None

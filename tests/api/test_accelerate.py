@@ -173,6 +173,8 @@ def test_the_result_in_all_its_forms():
 def test_impossible_threads():
     with pytest.raises(LowbitError, match="at least 1"):
         lowbit.accelerate(threads=0)
+    with pytest.raises(LowbitError, match="whole number"):
+        lowbit.accelerate(threads="two")
 
 
 def test_it_changes_no_results_of_evaluation(images):

@@ -74,6 +74,8 @@ def test_what_cannot_be_analyzed(images):
     net = lowbit.quantize(build(), QAT, data=images)
     with pytest.raises(LowbitError, match="budget"):
         lowbit.analyze(net, images, budget="small")
+    with pytest.raises(LowbitError, match="the data have the label 99, but the network has"):
+        lowbit.analyze(net, [(images, np.full(len(images), 99))])
 
 
 @pytest.mark.parametrize("steps", [0, 2])

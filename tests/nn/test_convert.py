@@ -167,7 +167,7 @@ def test_bad_input():
     model = prepare(Shared(), make_recipe({"weight_bits": 8}))
     with pytest.raises(LowbitError, match="quantized already"):
         prepare(model, make_recipe({"weight_bits": 8}))
-    with pytest.raises(LowbitError, match="has not been prepared"):
+    with pytest.raises(LowbitError, match=r"is not quantized: call lowbit\.quantize"):
         preparation_of(Shared())
     skipped = nn.Sequential(nn.Linear(2, 2))
     skipped[0].skip_quant = True

@@ -493,6 +493,8 @@ def test_a_relu_of_a_named_group_sees_what_was_overwritten(overwrite: bool) -> N
             return self.relu(y)
 
     net, x = Block(), paddle.randn([2, 3, 4, 4])
+    with pytest.raises(LowbitError, match=r"the example is a paddle\.Tensor, got ndarray"):
+        fuse(net, groups=[["bn", "relu"]], example=x.numpy())
     fuse(net, groups=[["bn", "relu"]], example=x)
     net.overwrite = overwrite
     with fast_norm_ops():

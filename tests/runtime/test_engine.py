@@ -73,12 +73,17 @@ def test_errors_say_what_does_not_fit(network, tmp_path):
         engine(images[:0])
     with pytest.raises(LowbitError, match='has no tensor "nothing"'):
         engine.run_with([images], ["nothing"])
-    with pytest.raises(LowbitError, match="threads must be at least 1"):
+    with pytest.raises(LowbitError, match="whole number of at least 1, got 0"):
         lowbit.Engine(path, threads=0)
+    with pytest.raises(LowbitError, match="whole number of at least 1, got '2'"):
+        lowbit.Engine(path, threads="2")
     with pytest.raises(LowbitError, match=r"give .*net\.onnx"):
         lowbit.Engine(tmp_path)
-    with pytest.raises(LowbitError, match="cannot be read"):
-        lowbit.Engine(tmp_path / "none.onnx")
+    with pytest.raises(LowbitError, match=r'cannot be read .*; did you mean "net\.onnx"'):
+        lowbit.Engine(path.parent / "nett.onnx")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LowbitError, match=r"cannot be read \([^;]*$"):
+        lowbit.Engine(tmp_path / "empty" / "none.onnx")
 
 
 def test_it_needs_neither_paddle_nor_onnx(network):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from lowbit.accel.process_settings import SETTING
-from lowbit.deploy.onnx.qdq import TARGETS, Target
+from lowbit.deploy.onnx.targets import TARGETS, Target
 from lowbit.kernels import kernels, runnable_variants
 from lowbit.machine import cpu_info, hardware_info
 from lowbit.machine.cpu import CPU_VARIABLE, PROCESSORS

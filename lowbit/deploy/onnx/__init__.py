@@ -6,11 +6,12 @@
 | `trace`, `converters/` | the model as a program; one function for each of Paddle's operators |
 | `graph` | the graph in between, and writing it |
 | `fold` | each layer's integers, with batch norm folded |
-| `qdq` | integer types per target, QuantizeLinear and DequantizeLinear |
+| `targets` | integer types per target |
+| `qdq` | QuantizeLinear and DequantizeLinear, integers of weights and biases |
 | `moved` | integers through operators that only move values; what keeps OpenVINO from moving scales |
 """
 
 from lowbit.deploy.onnx.export_onnx import OnnxModel, export_onnx
-from lowbit.deploy.onnx.qdq import TARGETS, Target, resolve_target
+from lowbit.deploy.onnx.targets import TARGETS, Target, resolve_target
 
 __all__ = ["TARGETS", "OnnxModel", "Target", "export_onnx", "resolve_target"]

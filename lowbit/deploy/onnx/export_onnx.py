@@ -17,7 +17,8 @@ from lowbit.deploy.engines.onnxruntime_engine import OnnxRuntimeEngine
 from lowbit.deploy.export import check_finite, check_image_shape, drafting, expected_logits, put_in_place
 from lowbit.deploy.onnx.fold import DeployedLayer, attach_layers, deployed_layers, fold
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant, to_onnx
-from lowbit.deploy.onnx.qdq import Quantized, Target, describe_form, quantize, resolve_target
+from lowbit.deploy.onnx.qdq import Quantized, quantize
+from lowbit.deploy.onnx.targets import Target, describe_form, resolve_target
 from lowbit.deploy.onnx.trace import called_layers, read_program, trace
 from lowbit.deploy.save_program import ModelInputs, answers_of
 from lowbit.digest import ONNX, add_digest

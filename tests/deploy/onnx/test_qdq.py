@@ -14,7 +14,8 @@ from paddle import nn
 from lowbit.deploy import OnnxRuntimeEngine, OpenVinoEngine
 from lowbit.deploy.engines.lowbit_engine import LowbitEngine
 from lowbit.deploy.onnx.graph import Graph, QuantizedConstant
-from lowbit.deploy.onnx.qdq import activation_type, describe_form, never_negative, resolve_target, weight_type
+from lowbit.deploy.onnx.qdq import never_negative
+from lowbit.deploy.onnx.targets import activation_type, describe_form, resolve_target, weight_type
 from lowbit.errors import LowbitError
 from lowbit.machine.cpu import PROCESSORS, CpuInfo
 from lowbit.nn import DeployedOperand
