@@ -13,6 +13,7 @@
 | `calibration`, `fidelity`, `inspect` | scales from batches; damage by quantization; statistics, modes |
 | `batch_norm`, `bn_folding` | batch norm; folded into a layer |
 | `fused_blocks`, `fused_block_registry`, `fused_steps` | conversion to fused blocks; known classes; steps |
+| `plain_layers`, `qat_steps`, `excitation` | layers without hooks; QAT in chains; squeeze-and-excitation |
 | `edges`, `edge_trace`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
 | `reparameterize` | branches of a block merged into one convolution, as they are deployed |
 | `deployed_form` | integers and scales of a layer as it is deployed |
