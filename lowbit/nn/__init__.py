@@ -14,6 +14,7 @@
 | `batch_norm`, `bn_folding` | batch norm; folded into a layer |
 | `fused_blocks`, `fused_block_registry`, `fused_steps` | conversion to fused blocks; known classes; steps |
 | `chain_forward` | forwards that only call layers one after the other, read from their source |
+| `plain_layers`, `qat_steps`, `excitation` | layers without hooks; QAT in chains; squeeze-and-excitation |
 | `edges`, `edge_trace`, `edge_quantizers`, `exact_rounding` | tensors between layers (`outputs: quantized`) |
 | `reparameterize` | branches of a block merged into one convolution, as they are deployed |
 | `deployed_form` | integers and scales of a layer as it is deployed |
