@@ -59,8 +59,7 @@ def chain_modules(layer: nn.Layer, forward: Callable[..., Any]) -> list[nn.Layer
     Also None if one of them has hooks or a class of the user's: its code could change `layer`'s attributes
     on the way, and with them the rest of the chain.
 
-    >>> chain_modules(block, type(block).forward)
-    [Conv2D(3, 4, kernel_size=[3, 3], data_format=NCHW), BatchNorm2D(...), ReLU()]
+    modules = chain_modules(block, type(block).forward)  # such as [block.conv, block.bn, block.relu]
     """
     steps = chain_of(forward)
     modules = None if steps is None else _modules(layer, steps)

@@ -41,7 +41,7 @@ def norm_act(
 ) -> Tensor:
     """`activation(norm(x) + residual)`, in one pass where that is possible, else layer by layer.
 
-    >>> norm_act(nn.BatchNorm2D(2), paddle.ones([1, 2, 3, 3]), F.relu).shape
+    >>> norm_act(nn.BatchNorm2D(2), paddle.ones([1, 2, 3, 3]), nn.ReLU()).shape
     paddle.Size([1, 2, 3, 3])
     """
     kind = activation_kind(activation)
@@ -68,7 +68,7 @@ def conv_norm_act(
 
     `ranges` are those of x that `conv_norm_act_ranges` gave with it.
 
-    >>> conv_norm_act(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2), paddle.ones([1, 1, 5, 5]), F.relu).shape
+    >>> conv_norm_act(nn.Conv2D(1, 2, 3), nn.BatchNorm2D(2), paddle.ones([1, 1, 5, 5]), nn.ReLU()).shape
     paddle.Size([1, 2, 3, 3])
     """
     found = _as_one_node(conv, norm, x, activation, residual, pool, ranges)

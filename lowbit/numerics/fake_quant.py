@@ -251,13 +251,14 @@ def pact_fake_quantize(x: Tensor, alpha: Tensor, scale: Tensor, grid: Grid) -> T
 def rounded_bound(alpha: Tensor, scale: Tensor, grid: Grid) -> Tensor:
     """A bound that gives the integers of `alpha`, and clips nothing that was clipped at `alpha` and rounded.
 
-    That is `alpha`, or where it was rounded up, the next value of the grid.
+    That is `alpha`, or where it or -`alpha` was rounded away from 0, the next magnitude of the grid.
 
     >>> rounded_bound(paddle.to_tensor([1.8]), paddle.to_tensor([0.5]), parse_grid("int4")).tolist()
     [2.0]
     """
-    alpha = usable_bound(alpha.detach())
-    return paddle.maximum(alpha, on_grid(alpha, scale.detach(), grid))
+    alpha, scale = usable_bound(alpha.detach()), scale.detach()
+    highest, lowest = (on_grid(end, scale, grid) for end in (alpha, -alpha))  # int4 goes from -8 to 7
+    return paddle.maximum(alpha, paddle.maximum(highest, -lowest))
 
 
 class _PactClip(PyLayer):
