@@ -61,6 +61,9 @@ def chain_modules(layer: nn.Layer, forward: Callable[..., Any]) -> list[nn.Layer
 
     modules = chain_modules(block, type(block).forward)  # such as [block.conv, block.bn, block.relu]
     """
+    kind = type(layer)
+    if (kind.__getattribute__, kind.__getattr__) != (object.__getattribute__, nn.Layer.__getattr__):
+        return None  # `self.conv` may be anything
     steps = chain_of(forward)
     modules = None if steps is None else _modules(layer, steps)
     return modules if modules is not None and all(map(_runs_no_other_code, modules)) else None

@@ -111,6 +111,11 @@ class Decorated(Base):
         return self.relu(self.bn(self.conv(x)))
 
 
+class OwnAttributes(Statements):
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__("bn" if name == "relu" else name)
+
+
 @pytest.mark.parametrize("kind", CHAINS)
 def test_chains(kind: type[Base]) -> None:
     block = kind()
@@ -121,7 +126,10 @@ def test_chains(kind: type[Base]) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [SecondReader, EarlierVariable, Else, OtherVariableInCondition, Keyword, OtherFunction, Decorated],
+    [
+        *(SecondReader, EarlierVariable, Else, OtherVariableInCondition, Keyword, OtherFunction, Decorated),
+        OwnAttributes,
+    ],
 )
 def test_what_is_no_chain(kind: type[Base]) -> None:
     block = kind()
