@@ -1,7 +1,7 @@
 """Convolutions of QAT, each with its batch norm and all that follows up to the next one, as one node.
 
 Between two of them stand the integers of the next one's input, which the batch norm's pass writes: nothing is
-written in fp32 that nobody reads, and no range is searched that the statistics tell.
+written in fp32 that is not read, and no range is searched that follows from the statistics.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _ConvNormChain(PyLayer):
             parameters = link.parameters()
             learning = [one is not None and not one.stop_gradient for one in parameters]
             weight, bias = link.norm_weight, link.norm_bias
-            # What comes from the next link's products is nobody else's.
+            # What comes from the next link's products has no other reader.
             in_place = {"overwrite": True} if link is not ctx.links[-1] else {}
             dproduct, *of_norm = link.norm.backward(
                 product, weight, bias, given, [True, *learning[2:]], **in_place

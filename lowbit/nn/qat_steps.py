@@ -113,7 +113,7 @@ def _plan(
 def _following(
     layers: Sequence[nn.Layer | Callable[[Tensor], Tensor]], x: Tensor, shape: Sequence[int]
 ) -> tuple[_Planned, QATProducts, MovingScale] | None:
-    """The next convolution of a chain and what quantizes its input, if nobody else reads that."""
+    """The next convolution of a chain and what quantizes its input, if that has no other reader."""
     planned = _plan(layers, x, shape)
     if planned is None or type(planned.conv.input_quantizer) is not Quantizer:
         return None
